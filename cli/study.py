@@ -72,7 +72,7 @@ def _verb(study: Study) -> Callable[..., None]:
     return verb
 
 
-for _study in STUDIES:
+for _study in STUDIES.values():
     app.command(_study.name)(_verb(_study))
 
 
@@ -113,7 +113,7 @@ def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
     if png is not None:
         from farm.pages import plots
 
-        if charts := made.findings.drawable:
+        if charts := made.drawable:
             plots.draw_charts(charts, png, made.title)
             say(f"Drawn to {png}")
         else:
@@ -128,9 +128,9 @@ def _table(made: StudyResult) -> RenderableType:
     from cli.tables import Text
     from farm.types.format import span
 
-    rows = made.findings.rows
+    rows = made.rows
     # A column without any value is left out, as power on a card that does not report it.
-    columns = [column for column in made.findings.columns if any(row.get(column.key) is not None for row in rows)]
+    columns = [column for column in made.columns if any(row.get(column.key) is not None for row in rows)]
     heads = [column.head.replace(", ", "\n") for column in columns]
     found = tables.ruled(
         *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True)),
@@ -142,16 +142,16 @@ def _table(made: StudyResult) -> RenderableType:
     versions = [f"{name} {made.software[key]}" for name, key in named if made.software.get(key)]
     parts: list[RenderableType] = [
         Text(made.title, style="bold"),
-        tables.hanging(made.study.question, "dim"),
+        tables.hanging(made.question, "dim"),
         tables.hanging(f"{made.card.id}; {', '.join(versions)}", "dim"),
         Text(),
         found,
         Text(),
-        *map(tables.hanging, made.findings.notes),
+        *map(tables.hanging, made.notes),
     ]
-    for subject, reason in list(made.failures.items())[:_MOST_FAILURES]:
+    for subject, reason in list(made.unmeasured.items())[:_MOST_FAILURES]:
         parts.append(tables.hanging(f"not measured: {subject}: {reason}", "yellow"))
-    if (left := len(made.failures) - _MOST_FAILURES) > 0:
+    if (left := len(made.unmeasured) - _MOST_FAILURES) > 0:
         parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
     kept = f"{len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
     return Group(*parts, tables.hanging(kept, "dim"))
@@ -169,7 +169,7 @@ def _list(studies: Sequence[StudyResult]) -> RenderableType:
     for made in studies:
         quick = "quick" if made.quick else ""
         age = span(time.time() - made.created_at_s)
-        tables.row(found, made.id, made.study.name, str(made.variant), made.card.model, quick, age)
+        tables.row(found, made.id, made.study, str(made.variant), made.card.model, quick, age)
     return found
 
 

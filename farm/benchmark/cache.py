@@ -1,15 +1,15 @@
 """Caches: the size of the last one, the share of a footprint that it keeps, and what cold caches add to an operator.
 
-In a loop the code of a kernel stays in the instruction caches, and its inputs were only read, never written, since the
-last pass. In a model another kernel has just run and written the inputs. On an H200 the difference is 0.2 us to some us
-a kernel, 3 to 7 % of a whole model (docs/method.md). So an operator is also timed in a second state: each pass follows
-a dozen kernels of other operators, and a kernel that writes the inputs anew. Events inside the CUDA graph surround the
-operator directly. An event adds the same time in both states, so the difference between them is the effect.
+In a loop the code of a kernel stays in the instruction caches, and its inputs are only read. In a model another kernel
+has just run and written the inputs. On an H200 the difference is 0.2 us to some us a kernel, 3 to 7 % of a whole model
+(docs/method.md). So an operator is also timed after a dozen kernels of other operators and one that writes its inputs
+anew. Events inside the CUDA graph surround the operator: they add the same time in both states.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -93,32 +93,25 @@ def _piece_us(pieces: list[torch.Tensor], device: torch.device) -> float:
     return statistics.median(times_us)
 
 
-# ------------------------------------------------------------------------------------------ among other operators
-
-
-class OtherOperators:
+def other_operators(device: torch.device) -> Callable[[], None]:
     """A dozen kernels of other operators: matrix products in four precisions, special functions, reductions.
 
     They have much code, and read and write some megabytes only: they evict no weights from the L2.
     """
+    generator = torch.Generator(device=device).manual_seed(0)
 
-    def __init__(self, device: torch.device) -> None:
-        generator = torch.Generator(device=device).manual_seed(0)
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, device=device, generator=generator) + 0.1
 
-        def random(*shape: int) -> torch.Tensor:
-            return torch.rand(*shape, device=device, generator=generator) + 0.1
+    plane = random(SIZE // 2, SIZE)
+    left, right = random(SIZE, SIZE // 8), random(SIZE // 8, SIZE)
+    products = [(left.to(dtype), right.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    # Small: double precision is slow on many cards.
+    products.append((left[:, :32].double(), right[:32, : SIZE // 2].double()))
 
-        self._plane = random(SIZE // 2, SIZE)
-        left, right = random(SIZE, SIZE // 8), random(SIZE // 8, SIZE)
-        self._products = [(left.to(dtype), right.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-        # Small: double precision is slow on many cards.
-        self._products.append((left[:, :32].double(), right[:32, : SIZE // 2].double()))
-        self.run()  # once outside of a graph: libraries load and compile
-
-    def run(self) -> None:
-        for left, right in self._products:
+    def run() -> None:
+        for left, right in products:
             torch.mm(left, right)
-        plane = self._plane
         torch.lgamma(plane)
         torch.digamma(plane)
         torch.erfinv(plane)
@@ -128,18 +121,14 @@ class OtherOperators:
         torch.var(plane, 1)
         torch.where(plane > 0.5, plane, plane)
 
-
-def write_anew(memories: Sequence[torch.Tensor]) -> None:
-    """Write every tensor with its own values."""
-    for memory in memories:
-        # Types of one byte (bool, small floats) lack arithmetic of their own.
-        (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
+    run()  # once outside of a graph: libraries load and compile
+    return run
 
 
 def time_among_others(
     run: Callable[[], object],
     memories: Sequence[torch.Tensor],
-    others: OtherOperators,
+    others: Callable[[], None],
     pass_s: float,
     device: torch.device,
 ) -> InContext:
@@ -148,6 +137,7 @@ def time_among_others(
     Args:
         run: one pass, capturable in a CUDA graph.
         memories: the inputs that another operator of the model writes just before.
+        others: runs other operators (`other_operators`).
         pass_s: approximate time of one pass.
     """
     if pass_s > LONGEST_S:
@@ -158,17 +148,16 @@ def time_among_others(
     passes = max(least, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
 
     def among_others() -> None:
-        others.run()
-        write_anew(memories)
+        others()
+        for memory in memories:  # write its own values; types of one byte (bool, small floats) lack arithmetic
+            (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
 
     pool = torch.cuda.graph_pool_handle()
     bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
     bare = capture_graph([run] * bare_passes, device, pool)
     alone, alone_events = _timed_graph(run, None, passes, device, pool)
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
-    bare_us: list[float] = []
-    alone_us: list[float] = []
-    among_us: list[float] = []
+    bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # in turns, so that all see the same clocks
         bare.replay()
@@ -197,10 +186,7 @@ def _timed_graph(
     run: Callable[[], object], before: Callable[[], None] | None, passes: int, device: torch.device, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
     """A graph of passes, with an event before and after each."""
-
-    def event() -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True, external=True)  # external: a node of the graph
-
+    event = functools.partial(torch.cuda.Event, enable_timing=True, external=True)  # external: a node of the graph
     events = [(event(), event()) for _ in range(passes)]
 
     def timed(first: torch.cuda.Event, second: torch.cuda.Event) -> Callable[[], None]:

@@ -1,11 +1,10 @@
 """Time each tuple of a model in the context of its calls: between the calls that surround it in the model.
 
-How much of an operator's code and data is still cached when it is called depends on the calls since its last run: a
-model of few kernels finds most of their code again, a model of many finds nothing. So, beside the window of a whole
-model, its calls are replayed from the tuples in one graph: in the model's order, with weights of their own wherever the
-model has, and on the memory that earlier calls wrote, which lives as long as in the model. Each call runs twice,
-between events of the graph. The first run finds the caches as its neighbours left them, the second as the first left
-them. The difference is what the context adds to a tuple that is looped with warm caches; events add the same to both.
+How much of an operator's code and data is still cached when it is called depends on the calls since its last run. So,
+beside the window of a whole model, its calls are replayed from the tuples in one graph: in the model's order, with
+weights of their own wherever the model has, and on the memory that earlier calls wrote, which lives as long as in the
+model. Each call runs twice, between events of the graph: with the caches as its neighbours left them, then as its first
+run left them. The difference is what the context adds to a tuple that is looped with warm caches.
 
 The replay uses the order of the model's calls, the lifetimes of its storages and its own integers (token ids,
 positions, masks: values computed from them are addresses of other reads), and nothing else of the model.
@@ -36,8 +35,7 @@ REPLAYS = (6, 24)  # least and most, each after one that is not counted
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[["CapturedCall", "Rebuilt"], object]
-#: Called before each call with its index, and after the last with their number; and with the memory of each live
-#: storage.
+#: Called with the memory of each live storage: before each call with its index, after the last with their number.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
@@ -75,15 +73,11 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
         for call, (first, second, third) in zip(capture.calls, events, strict=True):
             added_ms = first.elapsed_time(second) - second.elapsed_time(third)
             samples[call.tuple_id].append(added_ms * 1e3)
-    counts = capture.counts
-    return {
-        tuple_id: Place(
-            round(intervals.midmean(values), 4),
-            round(intervals.batch_half_width(values, intervals.midmean), 4),
-            counts[tuple_id],
-        )
-        for tuple_id, values in samples.items()
-    }
+    places = {}
+    for tuple_id, values in samples.items():
+        half_width_us = intervals.batch_half_width(values, intervals.midmean)
+        places[tuple_id] = Place(round(intervals.midmean(values), 4), round(half_width_us, 4), capture.counts[tuple_id])
+    return places
 
 
 class Player:
@@ -116,14 +110,11 @@ class Player:
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
                     if storage in outside and storage not in self.given:
-                        self.given[storage] = self._held(storage, base)
-
-    def _held(self, storage: int, base: torch.Tensor) -> torch.UntypedStorage:
-        """The initial content of a storage that no call makes: the model's own integers, else the tuple's values."""
-        integers = self.capture.integers.get(storage)
-        if integers is None or integers.device.type == "meta":
-            return base.clone().untyped_storage()
-        return _bytes_of(integers).to(self.device, copy=True).untyped_storage()
+                        integers = capture.integers.get(storage)  # the model's own, else the tuple's values
+                        if integers is None or integers.device.type == "meta":
+                            self.given[storage] = base.clone().untyped_storage()
+                        else:
+                            self.given[storage] = _bytes_of(integers).to(device, copy=True).untyped_storage()
 
     def with_copies(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
         """The same calls, with copies of these storages if no call makes them and they are not on the host."""

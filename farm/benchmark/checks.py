@@ -1,9 +1,9 @@
 """Checks of the card: is it healthy, and does it still measure what it measured before?
 
 The health check is a product of integers: its result is exact in every precision that a card may choose, and a CPU
-computes it in double precision for comparison. Without it, a card that computes wrong results, or very slowly, would
-give readings that look like any other. The process runs it at its start and again before an item now and then; it takes
-about a millisecond. A card that fails is quarantined until a person releases it.
+computes it in double precision for comparison. It finds cards that compute wrong results, or very slowly. The process
+runs it at its start and before an item now and then; it takes about a millisecond. A card that fails is quarantined
+until a person releases it.
 
 The canary is a reference operator that is measured again every few tuples: a product of two square matrices, the same
 on every card. A difference between two of its readings comes from the card, not from the tuples.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import torch
 
+from farm.benchmark.cuda_graph import synchronize
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.workload import Workload, prepare_canary
 from farm.types.protocol import OnPhase, Protocol, Stopping
@@ -36,6 +37,7 @@ PLAUSIBLE_S = {"cuda": (5e-7, 5e-3), "cpu": (5e-7, 5.0)}
 EVERY = 25  # tuples between two readings of the canary
 SIZE = 2048  # of the square matrices that the canary multiplies
 OFF = 0.03  # a change of the canary's power or time that makes the readings around it doubtful
+NOTED = ("time_us", "power_w", "energy_mj", "temperature_c", "sm_clock_mhz", "flags")  # of a canary's reading
 STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
 FIRST_WARM_UP_S = 2.0  # the others follow tuples; compared with a canary on a cold card they would all seem off
 
@@ -57,19 +59,15 @@ class HealthCheck:
         first = self._factors[0] @ self._factors[1]  # not timed: the first product of a process loads libraries
         shortest_s = float("inf")
         for _ in range(HEALTH_ROUNDS):
-            self._wait()
+            synchronize(self._device)
             begin_s = time.perf_counter()
             last = self._factors[0] @ self._factors[1]
-            self._wait()
+            synchronize(self._device)
             shortest_s = min(shortest_s, time.perf_counter() - begin_s)
         for product in (first, last):
             if wrong := int((product.cpu() != self._wanted).sum()):
                 return f"A product of whole numbers came out wrong in {wrong} of {HEALTH_SIZE**2} places."
         return implausible(shortest_s, self._device.type)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def implausible(took_s: float, device_type: str) -> str:
@@ -114,12 +112,7 @@ class Canary:
                 CanaryNote(
                     number=len(self._notes) + 1,
                     process=os.getpid(),
-                    time_us=reading.time_us,
-                    power_w=reading.power_w,
-                    energy_mj=reading.energy_mj,
-                    temperature_c=reading.temperature_c,
-                    sm_clock_mhz=reading.sm_clock_mhz,
-                    flags=reading.flags,
+                    **{name: getattr(reading, name) for name in NOTED},
                     time_change=time_change,
                     energy_change=energy_change,
                     cost_s=round(time.perf_counter() - started_s, 3),

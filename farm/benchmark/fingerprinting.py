@@ -47,11 +47,8 @@ def take(bench: Bench) -> dict[str, Any]:
     found["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
     found["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
     if bench.cuda:
-        for name in ("idle_power_w", "base_power_w"):
-            if (level := getattr(bench.levels, name)) is not None:
-                found[name] = level
-        if (limit_w := bench.device.power_limit_w()) is not None:
-            found["power_limit_w"] = limit_w
+        found["idle_power_w"], found["base_power_w"] = bench.levels.idle_power_w, bench.levels.base_power_w
+        found["power_limit_w"] = bench.device.power_limit_w()
     found["taken_in_s"] = time.perf_counter() - began_s
     return {name: _rounded(value) for name, value in found.items() if value is not None}
 
@@ -117,9 +114,6 @@ def _launch_floor_us(bench: Bench) -> float:
     return _seconds_each(graph.replay, bench) / nodes * 1e6
 
 
-# -------------------------------------------------------------------------------------------------- sensors
-
-
 def _sensors(bench: Bench) -> dict[str, Any]:
     """How the sensors follow a step from idle to full load, and how power then rises with the temperature."""
     left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
@@ -145,21 +139,14 @@ def _sensors(bench: Bench) -> dict[str, Any]:
     if trace is None:
         return {}
     offset_s, cool_s, end_s = (when - sampler.began_s for when in (step_s, cool_s, end_s))
-    found: dict[str, Any] = {"counter_tick_s": sampler.tick_s}
-    instant = [
-        (when - offset_s, value)
-        for when, value in zip(*trace.series.get("power_instant_w", ([], [])), strict=True)
-        if when < cool_s
-    ]
-    for name, points in (
-        ("power_instant", instant),
-        ("power_average", [(when - step_s, value) for when, value in averages]),
-    ):
-        if (answer := step_answer(points)) is not None:
-            found[name] = answer
-    found["w_per_c"] = _w_per_c(trace.series, offset_s + REACH_S, cool_s)
-    found["base_w_per_c"] = _w_per_c(trace.series, cool_s + REACH_S, end_s)
-    return found
+    instant = zip(*trace.series.get("power_instant_w", ([], [])), strict=True)
+    return {
+        "counter_tick_s": sampler.tick_s,
+        "power_instant": step_answer([(when - offset_s, value) for when, value in instant if when < cool_s]),
+        "power_average": step_answer([(when - step_s, value) for when, value in averages]),
+        "w_per_c": _w_per_c(trace.series, offset_s + REACH_S, cool_s),
+        "base_w_per_c": _w_per_c(trace.series, cool_s + REACH_S, end_s),
+    }
 
 
 def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
@@ -191,17 +178,18 @@ def _w_per_c(
     if "energy_mj" not in series or "temperature_c" not in series:
         return None
     temperatures = list(zip(*series["temperature_c"], strict=True))
-    points: list[tuple[float, float]] = []
+    near_c: list[float] = []
+    powers_w: list[float] = []
     times_s, energies_mj = series["energy_mj"]
     for first_s, next_s, power_w in intervals.power_by_step(times_s[::2], energies_mj[::2]):
         near = [value for when, value in temperatures if first_s - 0.1 <= when <= next_s + 0.1]
         if begin_s <= first_s and next_s <= end_s and near:
-            points.append((statistics.fmean(near), power_w))
-    if len(points) < 4 or max(point[0] for point in points) - min(point[0] for point in points) < 2:
+            near_c.append(statistics.fmean(near))
+            powers_w.append(power_w)
+    if len(near_c) < 4 or max(near_c) - min(near_c) < 2:
         return None
-    fit = intervals.line([point[0] for point in points], [point[1] for point in points])
-    at_w = statistics.fmean([point[1] for point in points])
-    return {"value": fit.rate, "half_width": fit.half_width, "at_w": at_w}
+    fit = intervals.line(near_c, powers_w)
+    return {"value": fit.rate, "half_width": fit.half_width, "at_w": statistics.fmean(powers_w)}
 
 
 def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
@@ -223,13 +211,8 @@ def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     listed = list(fingerprints)
     for name in ("base_w_per_c", "w_per_c"):
         known = [one[name] for one in listed if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0]
-        if not known:
-            continue
-        weights = [1 / one["half_width"] ** 2 for one in known]
-        total = math.fsum(weights)
-        found[name] = {
-            key: math.fsum(weight * one[key] for weight, one in zip(weights, known, strict=True)) / total
-            for key in ("value", "at_w")
-        }
-        found[name]["half_width"] = math.sqrt(1 / total)
+        if known:
+            weights = [1 / one["half_width"] ** 2 for one in known]
+            means = {key: statistics.fmean([one[key] for one in known], weights) for key in ("value", "at_w")}
+            found[name] = means | {"half_width": math.sqrt(1 / math.fsum(weights))}
     return found

@@ -46,8 +46,7 @@ def midmean(values: Sequence[float]) -> float:
 def batch_half_width(
     values: Sequence[float], figure: Callable[[Sequence[float]], float] = fmean, batches: int = 10
 ) -> float:
-    """95 % half-width of a figure over a window of correlated values, in the values' unit; infinite for fewer than
-    three.
+    """95 % half-width of a figure over correlated values, in their unit; infinite for fewer than three values.
 
     The values are cut into up to `batches` consecutive batches.
     """
@@ -69,8 +68,7 @@ class Slope:
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least-squares rate of y over x. The half-width of its 95 % interval assumes that the points scatter
-    independently.
+    """Least-squares rate of y over x. Its half-width assumes that the points scatter independently.
 
     Raises:
         ValueError: there are fewer than two points, or all have the same x.
@@ -147,8 +145,7 @@ def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Sl
 
 
 def power_by_step(times_s: Sequence[float], energies_mj: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Power between consecutive ticks of an energy counter: (begin in s, end in s, power in W) of each step that took
-    time."""
+    """Power between consecutive ticks of an energy counter: (begin in s, end in s, power in W) of each step."""
     ticks = itertools.pairwise(zip(times_s, energies_mj, strict=True))
     return [
         (begin_s, end_s, (end_mj - begin_mj) / (end_s - begin_s) / 1e3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from farm.benchmark import intervals
-from farm.benchmark.cache import OtherOperators, time_among_others
+from farm.benchmark.cache import other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, pass_times_us
@@ -28,16 +29,7 @@ from farm.benchmark.cuda_graph import one_stream
 from farm.benchmark.passes import Offload, applied
 from farm.benchmark.power_levels import PowerLevels
 from farm.benchmark.sampler import Sampler
-from farm.benchmark.window import (
-    DRIFT,
-    FLOOR_TICKS,
-    Energy,
-    PassTimes,
-    SteadyWindow,
-    WindowPower,
-    passes_of,
-    window_power,
-)
+from farm.benchmark.window import DRIFT, FLOOR_TICKS, SteadyWindow, WindowPower, window_power
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
@@ -56,21 +48,12 @@ class Gate:
 
     Leakage grows with temperature: a window that opens too early has another power than a long run. A whole model waits
     longer than a tuple: every sum is compared with it, and there are hundreds of tuples.
-
-    Attributes:
-        span_s: the slope is taken over this time: cards report whole degrees, ten times a second.
-        ceiling_s: of warm-up and waiting together.
-        energy: False for windows that are too short for the energy counter.
     """
 
     slope_c_per_s: float
-    span_s: float
-    ceiling_s: float
-    energy: bool = True
-
-    def ceiling(self, stopping: Stopping) -> float:
-        """Requests with short windows have short waits."""
-        return min(self.ceiling_s, 1.5 * stopping.maximum_s)
+    span_s: float  # the slope is taken over this time: cards report whole degrees, ten times a second
+    ceiling_s: float  # of warm-up and waiting together
+    energy: bool = True  # False for windows that are too short for the energy counter
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
         return window_power(sampler, begin_s, end_s) if self.energy else WindowPower(None, None, "", begin_s, end_s)
@@ -145,7 +128,7 @@ class Bench:
         self.device = device
         self.torch_device = torch.device(torch_device)
         self.cuda = self.torch_device.type == "cuda"
-        self._stream: torch.cuda.Stream | None = None
+        self._stream = None
         before = device.compute_processes() or frozenset()
         index = self.torch_device.index or 0
         if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
@@ -163,7 +146,6 @@ class Bench:
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
-        self._others: OtherOperators | None = None
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
         """Measure a subject. Half-widths in the reading are absolute.
@@ -193,10 +175,13 @@ class Bench:
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
+                if subject.kind == "variant":
+                    minimum_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
+                    stopping = dataclasses.replace(stopping, minimum_s=minimum_s)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
                     gate = TIMED if protocol.placement else GATES[subject.kind]
-                    reading = self._steady_until_good(workload, _for_kind(stopping, subject), gate, on_phase, ledger)
+                    reading = self._steady_until_good(workload, stopping, gate, on_phase, ledger)
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
                 reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
@@ -222,8 +207,7 @@ class Bench:
         on_phase: OnPhase,
         ledger: CostLedger,
     ) -> Reading:
-        """Add the subject's figures in other states: in bursts, launched eagerly, in the order of its model, among
-        others.
+        """Add figures of the subject in bursts, launched eagerly, in the order of its model, and among others.
 
         A tuple runs differently alone than among its neighbours; a whole model does not. A reading is good without such
         a figure: if one fails, the details say why, unless the context can no longer be used.
@@ -234,9 +218,6 @@ class Bench:
         in_context = self.cuda and protocol.measures_context
         limited = not whole and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities
 
-        def bursts() -> dict[str, Any]:
-            return {"burst": measure_bursts(workload, self.device)}
-
         def eager() -> dict[str, Any]:
             eager_us, half_width_us = eager_time_us(passes.first, device)
             return {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
@@ -246,22 +227,23 @@ class Bench:
             return {"places": time_in_order(passes.order(), pass_s, device)}
 
         def context() -> dict[str, Any]:
-            if self._others is None:
-                self._others = OtherOperators(device)
             return {"context": time_among_others(passes.first, passes.inputs, self._others, pass_s, device)}
 
         for phase, applies, figures, missing in (
-            ("burst", limited, bursts, None),
+            ("burst", limited, lambda: {"burst": measure_bursts(workload, self.device)}, None),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
             ("places", in_context and whole and passes.order is not None, places, "places_missing"),
             ("context", in_context and not whole, context, "context_missing"),
         ):
             with ledger.charged(phase):
-                if not applies:
-                    continue
-                on_phase(phase, {})
-                reading = self._with_figures(reading, figures, missing)
+                if applies:
+                    on_phase(phase, {})
+                    reading = self._with_figures(reading, figures, missing)
         return reading
+
+    @functools.cached_property
+    def _others(self) -> Callable[[], None]:
+        return other_operators(self.torch_device)
 
     def _with_figures(
         self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None
@@ -274,8 +256,6 @@ class Bench:
                 raise
             torch.cuda.synchronize(self.torch_device)
             return reading.noting(**{missing: f"{type(error).__name__}: {error}".split("\n")[0][:200]})
-
-    # ------------------------------------------------------------------------------------------ steady window
 
     def _steady_until_good(
         self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: CostLedger
@@ -300,7 +280,8 @@ class Bench:
             clock.step()
             while time.perf_counter() - start_s < stopping.warm_up_s:
                 clock.step()
-            slope_c_per_s = self._settle(clock, sampler, gate, start_s, start_s + gate.ceiling(stopping))
+            until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
+            slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s)
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             others_s = self.device.foreign_cpu_s()
@@ -310,36 +291,33 @@ class Bench:
             clock.finish()
         power = gate.power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
-        rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
-        foreign = foreign_before | seen.foreign_processes | self._foreign_processes()
         share = None
         if others_s is not None and others_until_s is not None:
             share = max(0.0, (others_until_s - others_s) / (end_s - begin_s))
-        has_temperature = "temperature_c" in self.device.capabilities
+        capabilities = self.device.capabilities
+        known = capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
         steady = SteadyWindow(
             workload=workload,
-            rounds=rounds,
+            rounds=clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:],
             power=power,
             seen=seen,
             converged=converged,
             ceiling_s=stopping.maximum_s,
             warm_up_s=begin_s - start_s,
             warm_up_slope_c_per_s=slope_c_per_s,
-            unsettled=has_temperature
+            unsettled="temperature_c" in capabilities
             and gate.energy
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
-            foreign=foreign,
+            foreign=foreign_before | seen.foreign_processes | self._foreign_processes(),
             foreign_cpu_share=share,
-            lacking=self._lacking(),
+            lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
-        return self._reading(steady, sampler)
-
-    def _lacking(self) -> tuple[str, ...]:
-        """The `SENSORS` that a GPU lacks; () for other cards."""
-        if self.device.card.kind != "cuda":
-            return ()
-        known = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
-        return tuple(sorted(SENSORS - known))
+        return steady.reading(
+            self.levels,
+            sampler.trace((power.begin_s, power.end_s)),
+            threads=None if self.cuda else torch.get_num_threads(),
+            sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
+        )
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Run rounds until the temperature is stable. Returns its slope at the end (C/s), None if unknown."""
@@ -369,7 +347,7 @@ class Bench:
             times, _ = sampler.ticks(now_s)
             if times:
                 return times[0]
-        sampler.do_without_counter()  # it does not change: windows need not wait for it
+        sampler.counts_energy = False  # it does not change: windows need not wait for it
         return now_s
 
     def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate) -> bool:
@@ -408,61 +386,19 @@ class Bench:
             return True
         return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= DRIFT
 
-    def _reading(self, steady: SteadyWindow, sampler: Sampler) -> Reading:
-        power, seen = steady.power, steady.seen
-        times = PassTimes.of(steady.rounds, with_power=power.power_w is not None)
-        energy = Energy.of(power, times)
-        window_s = power.end_s - power.begin_s
-        details = dataclasses.replace(
-            steady.details(times),
-            threads=None if self.cuda else torch.get_num_threads(),
-            sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
-        )
-        return Reading(
-            time_us=times.time_us,
-            time_half_width_us=times.half_width_us,
-            time_median_us=times.median_us,
-            time_trimmed_us=times.trimmed_us,
-            passes=passes_of(steady.rounds),
-            window_s=window_s,
-            warm_up_s=steady.warm_up_s,
-            power_w=power.power_w,
-            power_half_width_w=energy.power_half_width_w if energy else None,
-            power_source=power.source,
-            energy_mj=energy.energy_mj if energy else None,
-            energy_half_width_mj=energy.half_width_mj if energy else None,
-            idle_power_w=self.levels.idle_power_w,
-            base_power_w=self.levels.base_power_w,
-            sm_clock_mhz=seen.sm_clock_mhz,
-            memory_clock_mhz=seen.memory_clock_mhz,
-            temperature_c=seen.temperature_c,
-            throttle_reasons=steady.throttle_reasons,
-            flags=steady.flags,
-            details=details,
-            cost_s={"warm_up": steady.warm_up_s, "window": window_s},
-            trace=sampler.trace((power.begin_s, power.end_s)),
-        )
-
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:
-    """The ids by which NVML may know this process: those that appeared while it created its context; and if that is
-    certain.
+    """The ids by which NVML may know this process: those that appeared while it created its context.
 
-    In a container NVML uses the ids of the host. It is not certain if no id or several ids have appeared.
+    In a container NVML uses the ids of the host. The second result is False if no id or several ids have appeared.
     """
     appeared = after - before
     if pid in appeared:
         return frozenset({pid}), True
     return appeared | {pid}, len(appeared) == 1
-
-
-def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
-    if subject.kind == "operator":
-        return stopping
-    return dataclasses.replace(stopping, minimum_s=max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2)))
 
 
 def _moved(before: Sequence[float], after: Sequence[float]) -> bool:

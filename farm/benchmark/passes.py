@@ -20,7 +20,7 @@ from farm.errors import Unmeasurable
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Details
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
@@ -36,20 +36,13 @@ MEMORY_SHARE = 0.8  # of the free memory, for all copies together
 
 @dataclass(frozen=True)
 class Offloaded:
-    """An operator with some of its tensors in slow memory (`farm.slow_memory.offload.offload`).
+    """An operator with some of its tensors in slow memory (`farm.slow_memory.offload.offload`)."""
 
-    Attributes:
-        rebuilt: the operator, with the inputs of the placement in slow memory.
-        run: makes a pass of the operator or of a replica of it.
-        pool: the memory pool that a graph of it must allocate from; None: any pool.
-        memory: owns the slow memory; keep it as long as the passes.
-    """
-
-    rebuilt: Rebuilt
-    run: Callable[[Rebuilt], Pass]
+    rebuilt: Rebuilt  # with the inputs of the placement in slow memory
+    run: Callable[[Rebuilt], Pass]  # makes a pass of the operator or of a replica of it
     details: Details
-    pool: Any
-    memory: object
+    pool: Any  # the memory pool that a graph of it must allocate from; None: any pool
+    memory: object  # owns the slow memory; keep it as long as the passes
 
 
 #: Puts the tensors of a placement in slow memory.
@@ -58,11 +51,10 @@ Offload = Callable[["Rebuilt", Placement], Offloaded]
 
 @dataclass
 class Passes:
-    """A subject as passes: the first, and a function that makes another on copies of its tensors (None: nothing to
-    copy)."""
+    """A subject as passes."""
 
     first: Pass
-    copy: Callable[[int], Pass] | None
+    copy: Callable[[int], Pass] | None  # makes another pass on copies of the tensors; None: nothing to copy
     weight_bytes: int
     activation_bytes: int
     details: Details = field(default_factory=Details)
@@ -88,7 +80,14 @@ def operator_passes(
     from farm.operators.rebuild import rebuild, written_inputs
 
     spec = parse(subject.spec)
-    _guard(_tuple_bytes(spec), device)
+    storages_bytes: dict[int, int] = {}
+    for tensor in spec.tensors:
+        size_bytes = (tensor.extent + tensor.offset) * tensor.itemsize_bytes
+        storages_bytes[tensor.storage] = max(storages_bytes.get(tensor.storage, 0), size_bytes)
+    needed_bytes, free = sum(storages_bytes.values()), free_bytes(device)
+    if needed_bytes > MEMORY_SHARE * free:  # now: on a CPU the kernel would kill the process instead of refusing memory
+        text = f"Its inputs need {needed_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free."
+        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     rebuilt = rebuild(spec, device)
     set_values(rebuilt, protocol.data)
     placement = Placement.parse(protocol.placement)
@@ -103,15 +102,10 @@ def operator_passes(
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run
-    stream = protocol.residency == "stream"
-    copies_weights = bool(rebuilt.weights)
-
-    def copy(index: int) -> Pass:
-        return run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))  # of equal values
-
+    stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
     return Passes(
         first=run(rebuilt),
-        copy=copy,
+        copy=lambda index: run(rebuilt.replica(weights=copies_weights, activations=stream, index=index)),
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.activation_memory,
@@ -124,13 +118,12 @@ def operator_passes(
 
 def _chain(rebuilt: Rebuilt) -> Passes:
     """Equal layers, each with weights of its own, each on the output of the one before; the first follows the last."""
-    first_argument = rebuilt.spec.arguments[0] if rebuilt.spec.arguments else None
-    start = (
-        rebuilt.tensors[first_argument["tensor"]]
-        if isinstance(first_argument, dict) and "tensor" in first_argument
-        else None
-    )
-    output = rebuilt.run() if start is not None and not rebuilt.in_place else None
+    start: torch.Tensor | None = None
+    output: object = None
+    match rebuilt.spec.arguments:
+        case ({"tensor": number}, *_):
+            start = rebuilt.tensors[number]
+            output = None if rebuilt.in_place else rebuilt.run()
     if (
         start is None
         or not isinstance(output, torch.Tensor)
@@ -164,7 +157,6 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
-    tensors = [entry for entry in arguments if isinstance(entry, torch.Tensor)]
     parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
     def copy(index: int) -> Pass:
@@ -176,7 +168,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         copy=copy if protocol.residency == "stream" else None,
         # The weights of a whole model are as cold as the model itself leaves them: there is nothing to copy.
         weight_bytes=0,
-        activation_bytes=sum(tensor.nbytes for tensor in tensors),
+        activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
         details=_working_set(lambda: model(*arguments), parameter_bytes, protocol, device),
         order=lambda: as_launched(
             lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
@@ -204,8 +196,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         with torch.enable_grad():
             return capture_step(step, device_type=device.type, warmed_up=True)
 
-    held = [*step.model.parameters(), *step.model.buffers()]
-    parameter_bytes = sum(tensor.nbytes for tensor in held)
+    parameter_bytes = sum(tensor.nbytes for tensor in (*step.model.parameters(), *step.model.buffers()))
     memory = _memory_of_step(run, elsewhere_bytes, device)
     details = _working_set(run, parameter_bytes, protocol, device)
     return Passes(
@@ -229,11 +220,9 @@ def _allocated_without_workspaces(device: torch.device) -> int:
 
 
 def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
-    """Memory of an eager step by PyTorch's allocator, including workspaces of libraries, which are in no operator's
-    tensors.
+    """Memory of an eager step by PyTorch's allocator, with workspaces of libraries, which are in no operator's tensors.
 
-    Args:
-        elsewhere_bytes: bytes that were allocated before the step was built.
+    `elsewhere_bytes` were allocated before the step was built.
     """
     if device.type != "cuda":
         return {}
@@ -257,15 +246,10 @@ def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.d
 
     A model may ask whether it is being captured, and run something else.
     """
+    if device.type != "cuda" or protocol.launch != "graph":
+        return observe()
     found: list[Seen] = []
-
-    def watched() -> None:
-        found.append(observe())
-
-    if device.type == "cuda" and protocol.launch == "graph":
-        capture_graph([watched], device)
-    else:
-        watched()
+    capture_graph([lambda: found.append(observe())], device)
     return found[0]
 
 
@@ -305,17 +289,15 @@ def build_variant(
     key = (variant.id, str(device))
     known = _handed_over.pop(key, None)
     _handed_over.clear()
-    if known is not None:
-        return known
-    model, arguments = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
-    if hand_over:
-        give_variant(variant, device, model, arguments)
-    return model, arguments
+    if known is None:
+        known = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
+        if hand_over:
+            _handed_over[key] = known
+    return known
 
 
 def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Let the next `build_variant` of this variant on this device return this model and its positional arguments,
-    once."""
+    """Let the next `build_variant` of this variant on this device return this model and its arguments, once."""
     _handed_over[variant.id, str(device)] = (model, arguments)
 
 
@@ -360,10 +342,9 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     spec = rebuilt.spec
     written = written_inputs(spec)
     if data == "zeros":
-        tensors = enumerate(zip(rebuilt.tensors, spec.tensors, strict=True))
         return _zero(
-            tensor
-            for index, (tensor, known) in tensors
+            rebuilt.tensors[index]
+            for index, known in enumerate(spec.tensors)
             if known.role == "activation" and may_be_zero(spec, index, written)
         )
     indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
@@ -374,24 +355,23 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
         raise Unmeasurable("rejected", f"{error}.") from error
     generator = torch.Generator(device=rebuilt.device).manual_seed(1)
     done: set[int] = set()
-    for index, filling in zip(indices, wanted, strict=True):
-        storage = spec.tensors[index].storage
-        values = _values(rebuilt, index)
-        # Values that the operator writes, divides by or uses as indices stay as they are.
-        how = values_for(spec, index, written)
-        free = index not in written and how.form == "normal"
-        if free and storage not in done and values.is_floating_point():
-            done.add(storage)
-            with torch.no_grad():
+    with torch.no_grad():
+        for index, filling in zip(indices, wanted, strict=True):
+            storage = spec.tensors[index].storage
+            values = _values(rebuilt, index)
+            # Values that the operator writes, divides by or uses as indices stay as they are.
+            how = values_for(spec, index, written)
+            free = index not in written and how.form == "normal"
+            if free and storage not in done and values.is_floating_point():
+                done.add(storage)
                 if how.scale != 1:  # a data class has a standard deviation of one
                     values.normal_(generator=generator)
                 impose(values, filling.zeros, filling.positive, filling.channels, generator)
                 if how.scale != 1:
                     values.mul_(how.scale)
-    for index, held in zip([index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True):
-        values = _values(rebuilt, index)
-        if values.is_floating_point() and index not in written:
-            with torch.no_grad():
+        for index, held in zip([index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True):
+            values = _values(rebuilt, index)
+            if values.is_floating_point() and index not in written:
                 _hold(values, held, generator)
     return None
 
@@ -425,21 +405,3 @@ def free_bytes(device: torch.device) -> int:
     import psutil
 
     return psutil.virtual_memory().available
-
-
-def _tuple_bytes(spec: OperatorTuple) -> int:
-    storages: dict[int, int] = {}
-    for tensor in spec.tensors:
-        size = (tensor.extent + tensor.offset) * tensor.itemsize_bytes
-        storages[tensor.storage] = max(storages.get(tensor.storage, 0), size)
-    return sum(storages.values())
-
-
-def _guard(needed_bytes: int, device: torch.device) -> None:
-    # Before allocating: on a CPU the kernel would kill the process instead of refusing memory.
-    if needed_bytes > MEMORY_SHARE * free_bytes(device):
-        raise Unmeasurable(
-            "out_of_memory",
-            f"Its inputs need {needed_bytes / 2**30:.1f} GiB and {free_bytes(device) / 2**30:.1f} GiB are free.",
-            "Choose a smaller batch.",
-        )

@@ -19,10 +19,7 @@ class PowerLevels:
     """Idle power and base power (full clocks, almost no work) of a process's card. Unit: W; None if unknown.
 
     Readings have both, so that energy above idle can be computed. Create it before the process uses CUDA, so that the
-    card is idle.
-
-    Args:
-        idle_power_w: the idle power, if it is known.
+    card is idle; or give its idle power if it is known.
     """
 
     def __init__(self, device: Device, torch_device: torch.device, idle_power_w: float | None = None) -> None:
@@ -52,16 +49,13 @@ def tiny_kernels(device: torch.device) -> Callable[[], None]:
     return run
 
 
-def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> float | None:
+def _average_power_w(device: Device, work: Callable[[], None] = lambda: time.sleep(0.01)) -> float | None:
     """Average power over `LEVEL_S`; None if the device has no sensors."""
     with Sampler(device) as sampler:
         if not sampler.active:
             return None
         begin_s = time.perf_counter()
         while time.perf_counter() - begin_s < LEVEL_S + (0.15 if sampler.counts_energy else 0.0):
-            if work is None:
-                time.sleep(0.01)
-            else:
-                work()
+            work()
         end_s = time.perf_counter()
     return sampler.average_power_w(begin_s, end_s)

@@ -12,10 +12,9 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from types import TracebackType
 from typing import Self
 
 from farm.benchmark.intervals import power_of_ticks, slope, time_average
@@ -77,7 +76,7 @@ class Sampler:
         capabilities = device.capabilities
         self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
         self._slow_fields = tuple(name for name in SLOW_FIELDS if name in capabilities)
-        self._counts_energy = "energy_counter_mj" in capabilities
+        self.counts_energy = "energy_counter_mj" in capabilities  # its ticks bound the windows
         self._throttles = "throttle_reasons" in capabilities
         self._series: dict[str, _Series] = {
             name: _Series() for name in ("energy_mj", self._power_field, *self._slow_fields) if name
@@ -94,17 +93,8 @@ class Sampler:
         self.busy_s = 0.0  # time that the thread spent in the driver
 
     @property
-    def counts_energy(self) -> bool:
-        """True if the card has an energy counter: its ticks bound the windows."""
-        return self._counts_energy
-
-    def do_without_counter(self) -> None:
-        """Treat the energy counter as missing from now on."""
-        self._counts_energy = False
-
-    @property
     def active(self) -> bool:
-        return bool(self._series and (self._counts_energy or self._power_field or self._slow_fields))
+        return bool(self._series and (self.counts_energy or self._power_field or self._slow_fields))
 
     def start(self) -> Self:
         self.began_s = time.perf_counter()
@@ -122,9 +112,7 @@ class Sampler:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
@@ -146,8 +134,7 @@ class Sampler:
         return slope(times, values).rate if len(times) >= 2 else None
 
     def average_power_w(self, begin_s: float, end_s: float = math.inf, least_ticks: int = 3) -> float | None:
-        """Average power since a moment: from the counter's ticks, or from the sensor's samples if there are too few
-        ticks."""
+        """Average power since a moment: from the counter's ticks, or from the sensor if there are too few ticks."""
         times_s, energies_mj = self.ticks(begin_s)
         if len(times_s) >= least_ticks:
             return power_of_ticks(times_s, energies_mj).rate
@@ -162,26 +149,24 @@ class Sampler:
 
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
         """The samples in [begin_s, end_s]: means over time."""
-        means: dict[str, float | None] = {}
+        means: dict[str, float] = {}
         for name in self._slow_fields:
             # Slow fields are sampled ten times a second: a short window also uses the value just before it.
-            times, values = self._series[name].span(begin_s - SLOW_PAUSE_S * 1.5, end_s)
-            means[name] = fmean(values) if times else None
+            if values := self._series[name].span(begin_s - SLOW_PAUSE_S * 1.5, end_s)[1]:
+                means[name] = fmean(values)
         power_w = None
         if self._power_field:
             power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
         known = [(time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s]
         # Samples before a window do not count, unless the window is so short that it has none.
         reasons = [words for time_s, words in known if begin_s <= time_s] or [words for _, words in known[-1:]]
+        counts = Counter(word for words in reasons for word in words)
         return SampledWindow(
             power_w=power_w,
             power_source=self._power_field.removesuffix("_w"),
-            sm_clock_mhz=means.get("sm_clock_mhz"),
-            memory_clock_mhz=means.get("memory_clock_mhz"),
-            temperature_c=means.get("temperature_c"),
+            **{name: means.get(name) for name in SLOW_FIELDS},
             temperature_slope_c_per_s=self.temperature_slope_c_per_s(begin_s, end_s),
-            memory_temperature_c=means.get("memory_temperature_c"),
-            throttle_shares=_shares(reasons),
+            throttle_shares={word: counts[word] / len(reasons) for word in sorted(counts)},
             foreign_processes=frozenset().union(
                 *(found for time_s, found in list(self._foreign) if begin_s - PROCESS_PAUSE_S <= time_s <= end_s)
             ),
@@ -189,21 +174,20 @@ class Sampler:
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
         """All samples so far; times begin with the sampler. None if there are no samples."""
-        series: dict[str, tuple[list[float], list[float]]] = {}
-        for name, kept in self._series.items():
-            times, values = kept.span(self.began_s, float("inf"))
-            if times:
-                series[name] = ([round(moment - self.began_s, 4) for moment in times], values)
-        if not series:
+        reasons, foreign = list(self._reasons), list(self._foreign)
+        found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
+        if not any(times for times, _ in found.values()):
             return None
-        if reasons := list(self._reasons):
-            times = [round(moment - self.began_s, 4) for moment, _ in reasons]
-            series["throttle_reasons"] = (times, [len(words) for _, words in reasons])
-            for word in sorted({word for _, words in reasons for word in words}):
-                series[f"throttle_{word}"] = (times, [int(word in words) for _, words in reasons])
-        if foreign := list(self._foreign):
-            times = [round(moment - self.began_s, 4) for moment, _ in foreign]
-            series["foreign_processes"] = (times, [len(found) for _, found in foreign])
+        times = [moment for moment, _ in reasons]
+        found["throttle_reasons"] = (times, [len(words) for _, words in reasons])
+        for word in sorted({word for _, words in reasons for word in words}):
+            found[f"throttle_{word}"] = (times, [int(word in words) for _, words in reasons])
+        found["foreign_processes"] = ([moment for moment, _ in foreign], [len(ids) for _, ids in foreign])
+        series = {
+            name: ([round(moment - self.began_s, 4) for moment in times], values)
+            for name, (times, values) in found.items()
+            if times
+        }
         return Trace((window_s[0] - self.began_s, window_s[1] - self.began_s), series)
 
     def _poll(self) -> None:
@@ -214,7 +198,7 @@ class Sampler:
         """Query what is due; return the seconds until the next query."""
         energy = self._series["energy_mj"]
         now_s = begin_s = time.perf_counter()
-        if self._counts_energy:
+        if self.counts_energy:
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:
@@ -245,7 +229,7 @@ class Sampler:
             self._series[name].add(time.perf_counter(), value)
 
     def _pause_s(self, energy: _Series) -> float:
-        if not self._counts_energy or len(energy.times_s) < 2:
+        if not self.counts_energy or len(energy.times_s) < 2:
             return BASE_PAUSE_S
         period_s = energy.times_s[-1] - energy.times_s[-2]
         if period_s < 4 * BASE_PAUSE_S:  # RAPL changes every millisecond: there is no tick to wait for
@@ -254,9 +238,3 @@ class Sampler:
         if left_s > TICK_GUARD_S:
             return min(BASE_PAUSE_S, left_s - TICK_GUARD_S + 1e-4)
         return TICK_PAUSE_S if left_s > -2 * TICK_GUARD_S else BASE_PAUSE_S
-
-
-def _shares(reasons: Iterable[tuple[str, ...]]) -> dict[str, float]:
-    named = list(reasons)
-    words = sorted({word for entry in named for word in entry})
-    return {word: sum(word in entry for entry in named) / len(named) for word in words}

@@ -1,4 +1,4 @@
-"""The results of a window: its power, the time and energy of a pass, and its flags.
+"""The results of a window: its power, its flags, and its reading.
 
 `farm.benchmark.measure` runs the window. docs/method.md describes the power sources and the intervals.
 """
@@ -11,13 +11,14 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any
 
 from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
+from farm.benchmark.power_levels import PowerLevels
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.workload import Workload
-from farm.types.reading import METHOD, Details
+from farm.types.reading import METHOD, Reading, Trace
 
 THROTTLED_SHARE = 0.05  # of the samples
 STARVED = 0.005  # of a window's time
@@ -33,28 +34,19 @@ THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
 
 
-# ------------------------------------------------------------------------------------------ power
-
-
 @dataclass(frozen=True)
 class WindowPower:
-    """Mean power of a window; `power_w` is None if the card has no power source. Unit: W.
-
-    Attributes:
-        begin_s, end_s: the window, moved to ticks of the energy counter if the card has one.
-        ticks: of the energy counter, in the window.
-        integral_w: mean power of the instant sensor, beside the counter.
-    """
+    """Mean power of a window; `power_w` is None if the card has no power source. Unit: W."""
 
     power_w: float | None
     half_width_w: float | None
     source: str
-    begin_s: float
+    begin_s: float  # moved to a tick of the energy counter if the card has one
     end_s: float
     drift: float = 0.0
-    ticks: int | None = None
+    ticks: int | None = None  # of the energy counter, in the window
     ramp_ticks_dropped: int | None = None
-    integral_w: float | None = None
+    integral_w: float | None = None  # mean power of the instant sensor, beside the counter
 
     @property
     def relative(self) -> float:
@@ -66,9 +58,7 @@ class WindowPower:
     @property
     def disagrees(self) -> bool:
         """True if the counter and the instant sensor give different powers."""
-        if not self.power_w or not self.integral_w:
-            return False
-        return abs(self.integral_w / self.power_w - 1) > DISAGREE
+        return bool(self.power_w and self.integral_w and abs(self.integral_w / self.power_w - 1) > DISAGREE)
 
 
 def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
@@ -93,7 +83,7 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
             drift=drift,
             ticks=len(pairs),
             ramp_ticks_dropped=dropped,
-            integral_w=None if integral_w is None else round(integral_w, 3),
+            integral_w=_rounded(integral_w, 3),
         )
     window = sampler.window(begin_s, end_s)
     if window.power_w is None:
@@ -129,120 +119,27 @@ def _drift(times: list[float], energies: list[float]) -> float:
     return (second - first) / ((second + first) / 2)
 
 
-# ------------------------------------------------------------------------------------------ time and energy of a pass
-
-
-@dataclass(frozen=True)
-class PassTimes:
-    """Time of one pass over a window's rounds, by three figures with their 95 % half-widths. Units: us."""
-
-    figure: Literal["mean", "median"]  # which of them is `time_us`
-    time_us: float
-    half_width_us: float
-    mean_us: float
-    mean_half_width_us: float
-    median_us: float
-    median_half_width_us: float
-    trimmed_us: float
-    trimmed_half_width_us: float
-
-    @classmethod
-    def of(cls, rounds: Sequence[TimedRound], *, with_power: bool) -> Self:
-        """
-        Args:
-            rounds: at least one.
-            with_power: True if the window has a power.
-        """
-        values = pass_times_us(rounds)
-        figure: Callable[[Sequence[float]], float]
-        if with_power:
-            # Power is the mean over the window, so the time that is multiplied with it is the mean as well.
-            time_us, figure = sum(one.took_s for one in rounds) / passes_of(rounds) * 1e6, statistics.fmean
-        else:
-            # There is no energy to agree with, and on a CPU that others use too, the mean mostly measures the others.
-            time_us, figure = statistics.median(values), statistics.median
-
-        def half_width_us(figure: Callable[[Sequence[float]], float]) -> float:
-            return intervals.finite(intervals.batch_half_width(values, figure), time_us)
-
-        return cls(
-            figure="mean" if with_power else "median",
-            time_us=time_us,
-            half_width_us=half_width_us(figure),
-            mean_us=statistics.fmean(values),
-            mean_half_width_us=half_width_us(statistics.fmean),
-            median_us=statistics.median(values),
-            median_half_width_us=half_width_us(statistics.median),
-            trimmed_us=intervals.trimmed_mean(values),
-            trimmed_half_width_us=half_width_us(intervals.trimmed_mean),
-        )
-
-
-def passes_of(rounds: Sequence[TimedRound]) -> int:
-    return sum(one.passes for one in rounds)
-
-
-@dataclass(frozen=True)
-class Energy:
-    """Energy of one pass and its 95 % half-width (mJ), and the half-width of the power (W)."""
-
-    energy_mj: float
-    half_width_mj: float
-    power_half_width_w: float
-
-    @classmethod
-    def of(cls, power: WindowPower, times: PassTimes) -> Self | None:
-        """Power times time; None without a power."""
-        if power.power_w is None:
-            return None
-        power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
-        energy_mj = power.power_w * times.time_us * 1e-3
-        half_width_mj = intervals.ratio_half_width(
-            energy_mj, power.power_w, power_half_width_w, times.time_us, times.half_width_us
-        )
-        return cls(energy_mj, half_width_mj, power_half_width_w)
-
-
-# ------------------------------------------------------------------------------------------ the window
-
-
 @dataclass(frozen=True)
 class SteadyWindow:
-    """A steady window as it ran.
-
-    Attributes:
-        rounds: the rounds that ended in the window.
-        power: the mean power, and the begin and end of the window.
-        seen: the samples of the sensors.
-        converged: True if the stopping rule was met within `ceiling_s`.
-        warm_up_slope_c_per_s: rate of the chip's temperature at the end of the warm-up; None if unknown.
-        unsettled: the temperature still changed too fast or is unknown, on a card with a temperature sensor.
-        foreign: ids of processes on the card, before, during and after the window, that are not the benchmark's.
-        foreign_cpu_share: the share of a CPU's core time that other processes had; None if unknown.
-        lacking: sensors that the card lacks and a good reading needs.
-    """
+    """A steady window as it ran."""
 
     workload: Workload
-    rounds: Sequence[TimedRound]
-    power: WindowPower
+    rounds: Sequence[TimedRound]  # that ended in the window
+    power: WindowPower  # with the begin and end of the window
     seen: SampledWindow
-    converged: bool
+    converged: bool  # the stopping rule was met within `ceiling_s`
     ceiling_s: float
     warm_up_s: float
-    warm_up_slope_c_per_s: float | None
-    unsettled: bool
-    foreign: frozenset[int]
-    foreign_cpu_share: float | None
-    lacking: tuple[str, ...]
+    warm_up_slope_c_per_s: float | None  # rate of the chip's temperature at the end of the warm-up; None if unknown
+    unsettled: bool  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
+    foreign: frozenset[int]  # processes on the card, before, during and after the window, except the benchmark's
+    foreign_cpu_share: float | None  # share of a CPU's core time that other processes had; None if unknown
+    lacking: tuple[str, ...]  # sensors that the card lacks and a good reading needs
 
     @property
     def starved_share(self) -> float:
         """The share of the window in which the card waited for the host; known for replayed graphs only."""
         return starved_share(self.rounds) if self.workload.replayed else 0.0
-
-    @property
-    def throttle_reasons(self) -> tuple[str, ...]:
-        return tuple(name for name in self.seen.throttle_shares if name != "idle" and self._throttled(name))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -271,31 +168,81 @@ class SteadyWindow:
     def _throttled(self, *reasons: str) -> bool:
         return any(self.seen.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
-    def details(self, times: PassTimes) -> Details:
-        """The workload's details with those of the window."""
-        slope_c_per_s, warm_up_c_per_s = self.seen.temperature_slope_c_per_s, self.warm_up_slope_c_per_s
-        flags = self.flags
-        return dataclasses.replace(
-            self.workload.details,
-            method=METHOD,
-            rounds=len(self.rounds),
-            late_rounds=sum(one.late for one in self.rounds) or None,
-            starved_share=round(self.starved_share, 4) if "starved" in flags else None,
-            time_figure=times.figure,
-            time_mean_us=times.mean_us,
-            time_mean_half_width_us=times.mean_half_width_us,
-            time_median_half_width_us=times.median_half_width_us,
-            time_trimmed_half_width_us=times.trimmed_half_width_us,
-            ceiling_s=None if self.converged else self.ceiling_s,
-            ticks=self.power.ticks,
-            ramp_ticks_dropped=self.power.ramp_ticks_dropped,
-            power_integral_w=self.power.integral_w,
-            power_drift=round(self.power.drift, 4) if "drifting" in flags else None,
-            lacks=self.lacking or None,
-            throttle_shares={name: round(share, 3) for name, share in self.seen.throttle_shares.items()} or None,
-            foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
-            foreign_cpu_share=None if self.foreign_cpu_share is None else round(self.foreign_cpu_share, 3),
-            temperature_slope_c_per_s=None if slope_c_per_s is None else round(slope_c_per_s, 2),
-            warm_up_slope_c_per_s=None if warm_up_c_per_s is None else round(warm_up_c_per_s, 2),
-            memory_temperature_c=self.seen.memory_temperature_c,
+    def reading(self, levels: PowerLevels, trace: Trace | None, **details: Any) -> Reading:
+        """The reading of the window; `details` are added to those of the workload and of the window."""
+        power, seen, flags = self.power, self.seen, self.flags
+        values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
+        figure: Callable[[Sequence[float]], float]
+        if power.power_w is not None:
+            # Power is the mean over the window, so the time that is multiplied with it is the mean as well.
+            time_us, figure = sum(one.took_s for one in self.rounds) / passes * 1e6, statistics.fmean
+        else:
+            # There is no energy to agree with, and on a CPU that others use too, the mean mostly measures the others.
+            time_us, figure = statistics.median(values), statistics.median
+
+        def half_width_us(figure: Callable[[Sequence[float]], float]) -> float:
+            return intervals.finite(intervals.batch_half_width(values, figure), time_us)
+
+        time_half_width_us, window_s = half_width_us(figure), power.end_s - power.begin_s
+        energy: dict[str, float] = {}
+        if power.power_w is not None:
+            power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
+            energy_mj = power.power_w * time_us * 1e-3
+            half_width_mj = intervals.ratio_half_width(
+                energy_mj, power.power_w, power_half_width_w, time_us, time_half_width_us
+            )
+            energy = {
+                "power_half_width_w": power_half_width_w,
+                "energy_mj": energy_mj,
+                "energy_half_width_mj": half_width_mj,
+            }
+        return Reading(
+            time_us=time_us,
+            time_half_width_us=time_half_width_us,
+            time_median_us=statistics.median(values),
+            time_trimmed_us=intervals.trimmed_mean(values),
+            passes=passes,
+            window_s=window_s,
+            warm_up_s=self.warm_up_s,
+            power_w=power.power_w,
+            power_source=power.source,
+            **energy,
+            idle_power_w=levels.idle_power_w,
+            base_power_w=levels.base_power_w,
+            sm_clock_mhz=seen.sm_clock_mhz,
+            memory_clock_mhz=seen.memory_clock_mhz,
+            temperature_c=seen.temperature_c,
+            throttle_reasons=tuple(name for name in seen.throttle_shares if name != "idle" and self._throttled(name)),
+            flags=flags,
+            details=dataclasses.replace(
+                self.workload.details,
+                method=METHOD,
+                rounds=len(self.rounds),
+                late_rounds=sum(one.late for one in self.rounds) or None,
+                starved_share=round(self.starved_share, 4) if "starved" in flags else None,
+                time_figure="median" if power.power_w is None else "mean",
+                time_mean_us=statistics.fmean(values),
+                time_mean_half_width_us=half_width_us(statistics.fmean),
+                time_median_half_width_us=half_width_us(statistics.median),
+                time_trimmed_half_width_us=half_width_us(intervals.trimmed_mean),
+                ceiling_s=None if self.converged else self.ceiling_s,
+                ticks=power.ticks,
+                ramp_ticks_dropped=power.ramp_ticks_dropped,
+                power_integral_w=power.integral_w,
+                power_drift=round(power.drift, 4) if "drifting" in flags else None,
+                lacks=self.lacking or None,
+                throttle_shares={name: round(share, 3) for name, share in seen.throttle_shares.items()} or None,
+                foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
+                foreign_cpu_share=_rounded(self.foreign_cpu_share, 3),
+                temperature_slope_c_per_s=_rounded(seen.temperature_slope_c_per_s, 2),
+                warm_up_slope_c_per_s=_rounded(self.warm_up_slope_c_per_s, 2),
+                memory_temperature_c=seen.memory_temperature_c,
+                **details,
+            ),
+            cost_s={"warm_up": self.warm_up_s, "window": window_s},
+            trace=trace,
         )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

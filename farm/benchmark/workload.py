@@ -1,8 +1,8 @@
 """A subject as rounds of many passes, so that the launch on the CPU is not what is measured.
 
-The class is the same for a tuple and for a whole model variant. A *pass* is one run of the subject. A *round* is
-launched at once and timed as one: a replay of a CUDA graph with many passes, or a loop of passes. It takes a few
-milliseconds: long compared with the clock and the launch, short compared with a window.
+A *pass* is one run of a tuple or a whole model. A *round* is launched at once and timed as one: a replay of a CUDA
+graph with many passes, or a loop of passes. It takes a few milliseconds: long compared with the clock and the launch,
+short compared with a window.
 
 The residency policy (docs/method.md) says what is in the cache when a pass begins. It decides how many copies of a
 tuple's tensors the passes use in turn.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from farm.benchmark.passes import (
     variant_passes,
 )
 from farm.errors import TupleRejected, Unmeasurable
+from farm.operators.encoding import tensors_in
 from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
 
@@ -170,30 +172,18 @@ def out_of_memory(error: BaseException) -> Unmeasurable:
 
 
 def why_it_raised(error: Exception) -> Unmeasurable:
-    """An exception of PyTorch as the item's reason. Its CPU allocator, cuBLAS and cuDNN have no class for a lack of
-    memory."""
+    """An exception of PyTorch as the item's reason."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _MEMORY_SIGNS):
+    # The CPU allocator, cuBLAS and cuDNN have no class for a lack of memory.
+    signs = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in signs):
         return out_of_memory(error)
     return Unmeasurable("raised", f"{type(error).__name__}: {text}".split("\n")[0][:400])
 
 
-_MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
-
-
-def _output_bytes(output: object) -> int:
-    if isinstance(output, torch.Tensor):
-        return output.nbytes
-    if isinstance(output, (tuple, list)):
-        return sum(_output_bytes(entry) for entry in output)
-    if isinstance(output, dict):
-        return sum(_output_bytes(entry) for entry in output.values())
-    return 0
-
-
 def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
     cuda = device.type == "cuda"
-    output_bytes = _output_bytes(passes.first())  # also loads kernels and picks algorithms
+    output_bytes = sum(tensor.nbytes for tensor in tensors_in(passes.first()))  # also loads kernels, picks algorithms
     pass_s = _time_pass(passes.first, device)
     graph = cuda and protocol.launch == "graph"
     pool = torch.cuda.graph_pool_handle() if graph else None  # graphs run one after the other, so they can share memory
@@ -209,41 +199,41 @@ def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Worklo
     target_s = ROUND_S if cuda else CPU_ROUND_S
     count = max(1, min(MAX_PASSES, math.ceil(target_s / max(pass_s, 1e-7))))
     copies, reached = _copies(passes, protocol, output_bytes, device)
-    if copies > 1 and count < copies:
+    shared = copies > max(1, count)
+    if shared:
         copies = math.ceil(copies / count) * count  # several rounds of the same size share the copies
-        calls = _make_copies(passes, copies, device)
+    calls = [passes.first, *(passes.copy(index) for index in range(1, copies) if passes.copy is not None)]
+    synchronize(device)
+    if shared:
         groups = [calls[start : start + count] for start in range(0, len(calls), count)]
     else:
-        calls = _make_copies(passes, copies, device)
         groups = [calls * math.ceil(count / len(calls))]
-    details = dataclasses.replace(
-        passes.details,
-        copies=len(calls),
-        passes_per_round=len(groups[0]),
-        copies_wanted_more=None if reached else True,
-    )
     keep.append(calls)
     rounds: list[WorkloadRound] = []
-    if graph:
-        with _not_capturable():
-            for group in groups:
+    for group in groups:
+        launch = functools.partial(_run_all, group)
+        if graph:
+            with _not_capturable():
                 captured = capture_graph(group, device, pool)
-                keep.insert(0, captured)
-                rounds.append(WorkloadRound(captured.replay, len(group)))
+            keep.insert(0, captured)
+            launch = captured.replay
+        rounds.append(WorkloadRound(launch, len(group)))
+    if graph:
         torch.cuda.synchronize(device)
-    else:
-        rounds = [WorkloadRound(_loop(group), len(group)) for group in groups]
-    round_s = pass_s * len(groups[0])
-    not_cold = protocol.residency == "stream" and not reached
     return Workload(
         rounds,
         device,
-        round_s,
+        round_s=pass_s * len(groups[0]),
         passes=passes,
-        details=details,
+        details=dataclasses.replace(
+            passes.details,
+            copies=len(calls),
+            passes_per_round=len(groups[0]),
+            copies_wanted_more=None if reached else True,
+        ),
         keep=keep,
         replayed=graph,
-        not_cold=not_cold,
+        not_cold=protocol.residency == "stream" and not reached,
     )
 
 
@@ -260,20 +250,9 @@ def _copies(passes: Passes, protocol: Protocol, output_bytes: int, device: torch
     return copies, reached
 
 
-def _make_copies(passes: Passes, copies: int, device: torch.device) -> list[Pass]:
-    calls = [passes.first]
-    if passes.copy is not None:
-        calls += [passes.copy(index) for index in range(1, copies)]
-    synchronize(device)
-    return calls
-
-
-def _loop(calls: list[Pass]) -> Callable[[], None]:
-    def launch() -> None:
-        for call in calls:
-            call()
-
-    return launch
+def _run_all(calls: list[Pass]) -> None:
+    for call in calls:
+        call()
 
 
 def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float = 0.02) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -16,18 +17,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from farm.benchmark_process.requests import (
-    MeasureRequest,
-    ProcessRequest,
-    Verified,
-    VerifyRequest,
-    from_json,
-    to_json,
-)
+from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest, from_json, to_json
 from farm.devices.device import Card
 from farm.devices.lock import turn
 from farm.errors import CardBusy, SettingsError, Unmeasurable
@@ -88,9 +82,7 @@ class BenchmarkProcess:
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._complaints: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._ready: dict[str, Any] | None = None
-        self._count = 0
-
-    # ------------------------------------------------------------------------------------------ the process
+        self._ids = itertools.count(1)
 
     @property
     def alive(self) -> bool:
@@ -129,9 +121,9 @@ class BenchmarkProcess:
             start_new_session=True,
         )
         self.starts += 1
-        for target, arguments in (
-            (_read_events, (self._process.stdout, self._events)),
-            (_read_complaints, (self._process.stderr, self._complaints)),
+        for target, *arguments in (
+            (_read_events, self._process.stdout, self._events),
+            (_read_complaints, self._process.stderr, self._complaints),
         ):
             threading.Thread(target=target, args=arguments, name="benchmark-process", daemon=True).start()
         self._start_verifier()
@@ -149,14 +141,12 @@ class BenchmarkProcess:
             Unmeasurable: crashed, hung or not_available.
         """
         self.start()
-        if self._ready is None:
+        while self._ready is None:
             event = self._next(time.monotonic() + timeout_s, "get ready")
-            while event["event"] != "ready":
-                if event["event"] == "failed":
-                    self.kill()
-                    raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
-                event = self._next(time.monotonic() + timeout_s, "get ready")
-            self._ready = event
+            if event["event"] == "failed":
+                self.kill()
+                raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
+            self._ready = event if event["event"] == "ready" else None
         return Software.from_json(self._ready["software"])
 
     @property
@@ -175,12 +165,10 @@ class BenchmarkProcess:
         """Close the process's input, which ends it; kill it if it still runs after `timeout_s`."""
         if self._verifier is not None:
             self._verifier.close(timeout_s)
-        process = self._process
-        if process is None:
-            return
-        _close_input(process)
-        _wait_for_end(process, timeout_s)
-        self.kill()
+        if self._process is not None:
+            _close_input(self._process)
+            _wait_for_end(self._process, timeout_s)
+            self.kill()
 
     def kill(self) -> None:
         """Kill the process and everything that it started, and reap it."""
@@ -205,24 +193,26 @@ class BenchmarkProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------------------------------ requests
-
     def call(self, request: ProcessRequest[A], *, timeout_s: float = 300.0, on_phase: OnPhase | None = None) -> A:
         """Send a request and return its answer.
 
         Args:
             timeout_s: for the request, without the start of the process. Unit: s.
-            on_phase: called with each phase as it begins. An exception that it raises ends the process and is passed
-                on.
+            on_phase: called with each phase as it begins. An exception that it raises ends the process.
 
         Raises:
             Unmeasurable: with the process's own reason, or crashed or hung; then the process has ended.
         """
         self.wait_ready()
-        with _only_user_of_slow_memory(timeout_s) if request.uses_slow_memory else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if request.uses_slow_memory:
+                # The cards of a host share it: on two H200s, readings beside each other took up to 16 % longer.
+                try:
+                    stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
+                except (CardBusy, SettingsError) as error:
+                    raise Unmeasurable("not_available", error.message, error.next_step) from error
             deadline_s = time.monotonic() + timeout_s
-            self._count += 1
-            request_id = self._count
+            request_id = next(self._ids)
             self._complaints.clear()  # a crash must not quote an earlier item
             try:
                 self._send(request, request_id)
@@ -266,36 +256,25 @@ class BenchmarkProcess:
         Raises:
             Unmeasurable: see `call`.
         """
-        software = self.wait_ready()
-        card = self.card
-        verified: Verified | None = None
-        unverified = ""
-        verifies = (predicted is not None) if verify is None else verify
-        if verifies:
-            try:
-                verified = self._verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
-            except _Unverified as why:
-                unverified = str(why)
+        software, card = self.wait_ready(), self.card
+        verified: Verified | str | None = None
+        if predicted is not None if verify is None else verify:
+            verified = self._verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
         request = MeasureRequest(subject, protocol, stopping, predicted)
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
-        if verifies:
-            self._start_verifier()  # now, and not while the card measures
-        if unverified:
-            reading = reading.noting(unverified=unverified)
         if verified is None:
             return Measured(reading, software, card)
+        self._start_verifier()  # now, and not while the card measures
+        if isinstance(verified, str):
+            return Measured(reading.noting(unverified=verified), software, card)
         return Measured(reading, software, card, verified.observed, verified.verification)
 
-    def _verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified:
-        """Verify a variant on the card.
+    def _verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified | str:
+        """Verify a variant on the card, or return why it cannot be verified; it can be measured nevertheless.
 
         On a GPU, a process of its own verifies and then ends. Verifying needs PyTorch's profiler; after that, each
         kernel that the process launches takes 0.1 to 0.2 us longer. Beside the measuring process the verifier has less
         memory, and a card that admits one process only refuses it.
-
-        Raises:
-            _Unverified: the variant cannot be verified in a process of its own; it can be measured nevertheless.
-            Unmeasurable: see `call`.
         """
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
@@ -308,7 +287,7 @@ class BenchmarkProcess:
                     if error.reason == "hung":
                         raise
                     if error.reason != "crashed" or lost:
-                        raise _Unverified(f"{error.reason}: {error.message}") from error
+                        return f"{error.reason}: {error.message}"
                     lost = True  # it may have been lost before the request: try once more
         finally:
             self._verifier.close()  # only the measuring process may be on the card while it measures
@@ -341,39 +320,20 @@ class BenchmarkProcess:
         return event
 
     def _lost(self, doing: str) -> Unmeasurable:
-        process = self._process
-        code = None
+        process, how = self._process, "it closed its output"
         if process is not None:
             ended = _wait_for_end(process, 5.0)
             self.kill()
-            code = process.returncode if ended else None
+            if ended:
+                how = f"exit code {process.returncode}"
+                with contextlib.suppress(ValueError):
+                    how = f"signal {signal.Signals(-process.returncode).name}"
         last = next((line for line in reversed(self._complaints) if line.strip()), "")
         return Unmeasurable(
             "crashed",
-            f"The benchmark process ended ({_exit_text(code)}) while it should {doing}."
-            + (f" Last: {last[:300]}" if last else ""),
+            f"The benchmark process ended ({how}) while it should {doing}." + (f" Last: {last[:300]}" if last else ""),
             "Look at the worker's log.",
         )
-
-
-class _Unverified(Exception):
-    """A variant cannot be verified in a process of its own; the text says why."""
-
-
-@contextlib.contextmanager
-def _only_user_of_slow_memory(timeout_s: float) -> Iterator[None]:
-    """Hold the host-wide lock of slow memory. The cards of a host share it: on two H200s, readings beside each other
-    took up to 16 % longer.
-
-    Raises:
-        Unmeasurable: not_available: the lock was taken all the time, or cannot be used.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
-        except (CardBusy, SettingsError) as error:
-            raise Unmeasurable("not_available", error.message, error.next_step) from error
-        yield
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -397,15 +357,6 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
-
-
-def _exit_text(code: int | None) -> str:
-    if code is None:
-        return "it closed its output"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
 
 
 def _read_events(stream: Any, events: queue.Queue[dict[str, Any] | None]) -> None:

@@ -21,34 +21,28 @@ A = TypeVar("A", covariant=True)  # the type of the answer
 
 @dataclass(frozen=True)
 class Verified:
-    """The tuples that a variant has on the card.
+    """The tuples that a variant has on the card."""
 
-    Attributes:
-        observed: the capture on the card, as JSON, if it differs from the prediction.
-    """
-
-    observed: dict[str, Any] | None
+    observed: dict[str, Any] | None  # the capture on the card, as JSON, if it differs from the prediction
     verification: Verification
 
 
 @dataclass(frozen=True)
 class ProcessRequest(Generic[A]):
-    """A request whose answer is an `A`.
+    """A request whose answer is an `A`."""
 
-    Attributes:
-        name: the request's name on the wire.
-        answer: the type of the answer.
-        doing: what the process does, for messages: "The process did not `doing` in time".
-    """
+    name: ClassVar[str]  # on the wire
+    answer: ClassVar[Any]  # the type of the answer
+    doing: ClassVar[str]  # what the process does, for messages: "The process did not `doing` in time"
+    uses_slow_memory: ClassVar[bool] = False  # no other card of the host may use slow memory meanwhile
 
-    name: ClassVar[str]
-    answer: ClassVar[Any]
-    doing: ClassVar[str]
 
-    @property
-    def uses_slow_memory(self) -> bool:
-        """True if no other card of the host may use slow memory meanwhile."""
-        return False
+@dataclass(frozen=True)
+class SubjectRequest(ProcessRequest[A]):
+    """A request about a subject under a protocol."""
+
+    subject: Subject
+    protocol: Protocol
 
 
 @dataclass(frozen=True)
@@ -59,83 +53,56 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
 
 
 @dataclass(frozen=True)
-class VerifyRequest(ProcessRequest[Verified]):
-    """Compare a variant's tuples on the card with its predicted ones: tuple id -> calls
-    (`farm.benchmark.verification`)."""
+class VerifyRequest(SubjectRequest[Verified]):
+    """Compare a variant's tuples on the card with its predicted ones (`farm.benchmark.verification`)."""
 
     name, answer, doing = "verify", Verified, "verify"
-    subject: Subject
-    protocol: Protocol
-    predicted: Mapping[str, int] | None = None
+    predicted: Mapping[str, int] | None = None  # tuple id -> calls
 
 
 @dataclass(frozen=True)
-class MeasureRequest(ProcessRequest[Reading]):
+class MeasureRequest(SubjectRequest[Reading]):
     """Measure one item (`farm.benchmark.measure`). Only a simulated card uses `predicted`."""
 
     name, answer, doing = "measure", Reading, "measure"
-    subject: Subject
-    protocol: Protocol
     stopping: Stopping
     predicted: Mapping[str, int] | None = None
 
     @property
-    def uses_slow_memory(self) -> bool:
+    def uses_slow_memory(self) -> bool:  # type: ignore[override]
         return bool(self.protocol.placement)
 
 
 @dataclass(frozen=True)
-class SlowMemoryRequest(ProcessRequest[A]):
-    """A request about a variant with tensors in slow memory."""
+class InSituRequest(SubjectRequest[dict[str, Any]]):
+    """Time calls of a variant with tensors in slow memory (`farm.slow_memory.in_situ`)."""
 
-    subject: Subject
-    protocol: Protocol
-
-    @property
-    def uses_slow_memory(self) -> bool:
-        return True
+    name, answer, doing, uses_slow_memory = "in_situ", dict[str, Any], "time calls in their model", True
+    most: int | None = None  # configurations
 
 
 @dataclass(frozen=True)
-class InSituRequest(SlowMemoryRequest[dict[str, Any]]):
-    """Time calls of a variant with tensors in slow memory, in at most `most` configurations
-    (`farm.slow_memory.in_situ`)."""
-
-    name, answer, doing = "in_situ", dict[str, Any], "time calls in their model"
-    most: int | None = None
-
-
-@dataclass(frozen=True)
-class StepCaptureRequest(ProcessRequest[dict[str, Any]]):
-    """Capture a training step as the card runs it: a `CapturedPass` as JSON
-    (`farm.slow_memory.planned_step.extract_step`)."""
+class StepCaptureRequest(SubjectRequest[dict[str, Any]]):
+    """Capture a training step as the card runs it, as JSON (`farm.slow_memory.planned_step.extract_step`)."""
 
     name, answer, doing = "step_capture", dict[str, Any], "capture the step"
-    subject: Subject
-    protocol: Protocol
 
 
 @dataclass(frozen=True)
-class WireRequest(SlowMemoryRequest[Wire]):
+class WireRequest(SubjectRequest[Wire]):
     """Measure the bandwidth of copies alone and beside a step (`farm.slow_memory.planned_step.measure_wire`)."""
 
-    name, answer, doing = "wire", Wire, "time copies"
+    name, answer, doing, uses_slow_memory = "wire", Wire, "time copies", True
 
 
 @dataclass(frozen=True)
-class PlannedStepRequest(SlowMemoryRequest[AsRun]):
-    """Run a step with all tensors fast, and under plans (`farm.slow_memory.planned_step.compare`).
+class PlannedStepRequest(SubjectRequest[AsRun]):
+    """Run a step with all tensors fast, and under plans (`farm.slow_memory.planned_step.compare`)."""
 
-    Attributes:
-        calls: the tuple ids of the step's calls.
-        plans: for each plan, the numbers of the slow tensors.
-        moves: for each plan, its moves.
-    """
-
-    name, answer, doing = "planned_step", AsRun, "run the step"
-    calls: tuple[str, ...]
-    plans: tuple[tuple[int, ...], ...]
-    moves: tuple[tuple[Move, ...], ...] = ()
+    name, answer, doing, uses_slow_memory = "planned_step", AsRun, "run the step", True
+    calls: tuple[str, ...]  # the tuple ids of the step's calls
+    plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the slow tensors
+    moves: tuple[tuple[Move, ...], ...] = ()  # for each plan
 
 
 REQUESTS: dict[str, type[ProcessRequest[Any]]] = {

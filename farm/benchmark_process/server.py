@@ -12,9 +12,9 @@ process ends when its input ends, even during a measurement, and when its parent
 
     in   {"request": name, "id", and the fields of the request}     `farm.benchmark_process.requests`
     out  {"event": "ready", "pid", "card", "software", "capabilities", "unhealthy"}
-         {"event": "failed", "message", "next_step"}                it cannot get ready {"event": "phase", "id",
-         "phase", "details"}               phase: verify | canary | rebuild | warm-up | window |
-                                                                    burst | eager | places | context
+         {"event": "failed", "message", "next_step"}                it cannot get ready
+         {"event": "phase", "id", "phase", "details"}               phase: verify | canary | rebuild | warm-up |
+                                                                    window | burst | eager | places | context
          {"event": "answer", "id", "answer"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
          {"event": "refused", "message"}                            the line is not a request; nothing is done
@@ -46,6 +46,7 @@ from farm.benchmark_process.requests import (
     PlannedStepRequest,
     ProcessRequest,
     StepCaptureRequest,
+    SubjectRequest,
     Verified,
     VerifyRequest,
     WireRequest,
@@ -65,7 +66,7 @@ PR_SET_PDEATHSIG = 1
 #: An item is preceded by a health check if the last check is longer ago. Unit: s.
 CHECK_EVERY_S = 60.0
 
-Handler = Callable[[Any, OnPhase], Any]
+Handler = Callable[[Any, OnPhase], Any]  # called with the request and the function that announces phases
 
 
 class EventWriter:
@@ -95,21 +96,28 @@ def main() -> None:
     gc.disable()  # imported objects are not garbage: collecting would take a seventh of the start
     events = EventWriter(_private_output())
     _die_with_parent(options.parent)
-    _prefer_as_oom_victim()
+    # If the host runs out of memory, the kernel should end this process, not the worker or the database.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     threading.Thread(target=_listen, args=(requests, events), name="listener", daemon=True).start()
     try:
         card = find_card(options.card, settings())
-        runner = _make_runner(card, open_device(card), options.verifier, options.peer)
+        device = open_device(card)
+        runner: Runner
+        if card.kind == "simulated":
+            runner = SimulatedRunner(device)
+        else:
+            runner = TorchVerifier(device) if options.verifier else TorchRunner(device, options.peer)
         gc.freeze()  # some hundred thousand objects that live as long as the process: exclude them from collections
         gc.enable()
         unhealthy = "" if options.verifier else runner.check()
-    except FarmError as error:
-        events.send("failed", message=error.message, next_step=error.next_step)
-        os._exit(2)
     except Exception as error:
-        traceback.print_exc()
-        events.send("failed", message=f"{type(error).__name__}: {error}"[:600], next_step="")
+        if isinstance(error, FarmError):
+            events.send("failed", message=error.message, next_step=error.next_step)
+        else:
+            traceback.print_exc()
+            events.send("failed", message=f"{type(error).__name__}: {error}"[:600], next_step="")
         os._exit(2)
     events.send(
         "ready",
@@ -129,16 +137,15 @@ def main() -> None:
 def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
     """Answer one request; False if this process must not measure any more."""
     item_id = data.pop("id")
-    poisoned = False
+    poisoned, next_step = False, ""
 
     def on_phase(phase: str, details: dict[str, Any]) -> None:
         events.send("phase", id=item_id, phase=phase, details=details)
 
     try:
         request = from_json(REQUESTS[data.pop("request")], data)
-        subject = getattr(request, "subject", None)
-        if subject is not None and subject.tokens is not None:
-            hold_tokens(Tokens.from_json(subject.tokens), alone=True)
+        if isinstance(request, SubjectRequest) and request.subject.tokens is not None:
+            hold_tokens(Tokens.from_json(request.subject.tokens), alone=True)
         events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:
@@ -151,26 +158,18 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
     except Exception as error:
         traceback.print_exc()
         reason = "rejected" if isinstance(error, KeyError | TypeError | ValueError) else "raised"
-        message, next_step = f"{type(error).__name__}: {error}"[:400], ""
+        message = f"{type(error).__name__}: {error}"[:400]
         poisoned = runner.poisoned()
     events.send("unmeasurable", id=item_id, reason=reason, message=message, next_step=next_step, poisoned=poisoned)
     return not poisoned
 
 
-# ------------------------------------------------------------------------------------------ runners
-
-
 class Runner:
-    """Handles requests: with torch on a real card, without torch on a simulated one.
-
-    Attributes:
-        handlers: a function for each kind of request that this runner answers; it is called with the request and the
-            function that announces phases.
-    """
+    """Handles requests: with torch on a real card, without torch on a simulated one."""
 
     device: Device
     software: Software
-    handlers: Mapping[type[ProcessRequest[Any]], Handler]
+    handlers: Mapping[type[ProcessRequest[Any]], Handler]  # for each kind of request that this runner answers
     check_every_s = CHECK_EVERY_S
     _checked_s = float("-inf")
 
@@ -244,8 +243,7 @@ class SimulatedRunner(Runner):
 
 
 class TorchVerifier(Runner):
-    """Verifies with torch, on "cuda:0" or on the CPU. The parent has set CUDA_VISIBLE_DEVICES to this card, and at most
-    a peer after it."""
+    """Verifies with torch, on "cuda:0" or on the CPU. CUDA_VISIBLE_DEVICES has this card, and maybe a peer."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -264,7 +262,6 @@ class TorchVerifier(Runner):
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self.software = _software(torch, device.card)
-
         self.handlers = {
             VerifyRequest: lambda one, on_phase: Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
@@ -272,14 +269,13 @@ class TorchVerifier(Runner):
         }
 
     def poisoned(self) -> bool:
-        if self._torch_device.type != "cuda":
-            return False
-        try:
-            self._torch.cuda.synchronize()
-            # A random number: after a failed graph capture the generator may still be in capture mode.
-            self._torch.zeros(1, device=self._torch_device).normal_().item()
-        except RuntimeError:
-            return True
+        if self._torch_device.type == "cuda":
+            try:
+                self._torch.cuda.synchronize()
+                # A random number: after a failed graph capture the generator may still be in capture mode.
+                self._torch.zeros(1, device=self._torch_device).normal_().item()
+            except RuntimeError:
+                return True
         return False
 
 
@@ -321,33 +317,17 @@ class TorchRunner(TorchVerifier):
         return self._health().run()
 
 
-def _make_runner(card: Card, device: Device, verifier: bool, peer: bool) -> Runner:
-    if card.kind == "simulated":
-        return SimulatedRunner(device)
-    return TorchVerifier(device) if verifier else TorchRunner(device, peer)
-
-
 def _software(torch: Any, card: Card) -> Software:
     import platform
     from importlib import metadata
 
-    torchvision = ""
+    found = {"torch": torch.__version__, "python": platform.python_version(), "platform": platform.platform()}
     with contextlib.suppress(metadata.PackageNotFoundError):
-        torchvision = metadata.version("torchvision")
-    cuda = card.kind == "cuda"
-    cudnn = torch.backends.cudnn.version() if cuda else None
-    return Software(
-        torch=torch.__version__,
-        torchvision=torchvision,
-        cuda=(torch.version.cuda or "") if cuda else "",
-        cudnn=str(cudnn or ""),
-        driver=card.driver if cuda else "",
-        python=platform.python_version(),
-        platform=platform.platform(),
-    )
-
-
-# ------------------------------------------------------------------------------------------ the process
+        found["torchvision"] = metadata.version("torchvision")
+    if card.kind == "cuda":
+        found["cuda"], found["driver"] = torch.version.cuda or "", card.driver
+        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+    return Software(**found)
 
 
 def _private_output() -> TextIO:
@@ -383,12 +363,6 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
         os._exit(0)  # it died before the line above
-
-
-def _prefer_as_oom_victim() -> None:
-    # If the host runs out of memory, the kernel should end this process, not the worker or the database.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 if __name__ == "__main__":

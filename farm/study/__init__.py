@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farm.errors import UsageError
-
 
 @dataclass(frozen=True)
 class Study:
@@ -16,30 +14,23 @@ class Study:
 
     name: str
     question: str
-    module: str = ""
+    module: str
 
 
-STUDIES = (
-    Study("windows", "How long must a window be? Shorter ones against the longest.", "windows"),
-    Study("averaging", "Which average to trust: mean, median or 3-sigma-trimmed mean?", "windows"),
-    Study("residency", "What must be in the cache so that the tuples add up to the model?", "sums"),
-    Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly.", "sums"),
-    Study("data", "How much do the values in the tensors matter for power and energy?", "conditions"),
-    Study(
-        "placement",
-        "Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?",
-        "slow_memory",
-    ),
-    Study("peer", "What do tensors in another GPU's memory cost, against the host's?", "slow_memory"),
-    Study("simultaneous", "Do the readings of one card change while its neighbours measure too?", "conditions"),
-)
-
-
-def find(name: str) -> Study:
-    """Raises:
-    UsageError: there is no such study.
-    """
-    for study in STUDIES:
-        if study.name == name:
-            return study
-    raise UsageError(f"There is no study '{name}'.", f"Choose one of {', '.join(study.name for study in STUDIES)}.")
+STUDIES = {
+    study.name: study
+    for study in (
+        Study("windows", "How long must a window be? Shorter ones against the longest.", "windows"),
+        Study("averaging", "Which average to trust: mean, median or 3-sigma-trimmed mean?", "windows"),
+        Study("residency", "What must be in the cache so that the tuples add up to the model?", "sums"),
+        Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly.", "sums"),
+        Study("data", "How much do the values in the tensors matter for power and energy?", "conditions"),
+        Study(
+            "placement",
+            "Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?",
+            "slow_memory",
+        ),
+        Study("peer", "What do tensors in another GPU's memory cost, against the host's?", "slow_memory"),
+        Study("simultaneous", "Do the readings of one card change while its neighbours measure too?", "conditions"),
+    )
+}

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeVar
-
-from sqlmodel import Session
 
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import InSituRequest
 from farm.devices.device import Card
 from farm.devices.host import torch_version
+from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import ensure_card
 from farm.jobs.create import capture_for
@@ -33,8 +35,6 @@ from farm.store.content import classes
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.request import Request
-
-STUDY = "study"  # the flag of every reading of a study
 
 T = TypeVar("T")
 
@@ -52,8 +52,8 @@ class Sample:
 
     @property
     def data_class(self) -> str:
-        """The class of data of a whole, or of a tuple with a sample for each class."""
-        return self.data[0][0] if self.data else "normal"
+        """The class of data that most calls have."""
+        return max(self.data, key=itemgetter(1))[0] if self.data else "normal"
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,7 @@ class StudyOptions:
 class Laboratory:
     """A context manager that holds one card while a study runs.
 
-    Raises (on entering):
-        CardBusy, CardUnavailable, UnhealthyCard: see `hold_card`.
-        Unmeasurable: the benchmark process does not get ready.
+    On entering it raises the errors of `hold_card`, and Unmeasurable if the benchmark process does not get ready.
     """
 
     database: Database
@@ -83,8 +81,8 @@ class Laboratory:
     readings: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)  # label and protocol -> reason
     card_time_s: float = 0.0
+    expected: int = 0  # readings of the study, for its progress
     _begun: int = 0
-    _expected: int = 0
 
     def __enter__(self) -> Laboratory:
         self._held = hold_card(self.card, self.database)
@@ -152,10 +150,6 @@ class Laboratory:
         """
         return random.Random(f"{self.id}/{sample.subject.id}").sample(wanted, len(wanted))
 
-    def expect(self, readings: int) -> None:
-        """Set the number of readings of the study, for its progress."""
-        self._expected = readings
-
     def read(
         self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any
     ) -> tables.ReadingRow | None:
@@ -166,25 +160,23 @@ class Laboratory:
         """
         self._begun += 1
         words = filter(None, (_in_words(name, value) for name, value in circumstances.items()))
-        self.say(f"{self._begun} of {self._expected}: {', '.join((sample.label, *words))}")
+        self.say(f"{self._begun} of {self.expected}: {', '.join((sample.label, *words))}")
         try:
             self.check_health()  # of a process that was started again
-            answer = self._process.measure(
-                sample.subject, protocol, stopping, timeout_s=settings().item_timeout_s, verify=False
-            )
+            timeout_s = settings().item_timeout_s
+            answer = self._process.measure(sample.subject, protocol, stopping, timeout_s=timeout_s, verify=False)
         except Unmeasurable as error:
             self.failures[f"{sample.label} ({protocol})"] = f"{error.reason}: {error.message}"
             return None
         self.card_time_s += answer.reading.cost_s.get("total", 0.0)
         study = {"id": self.id, "name": self.name, **circumstances}
-        answer = dataclasses.replace(answer, reading=answer.reading.flagged(STUDY).noting(study=study))
+        answer = dataclasses.replace(answer, reading=answer.reading.flagged("study").noting(study=study))
         row = keep_reading(self.database, answer, sample.subject, protocol)
         self.readings.append(row.id)
         return row
 
     def in_situ(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """Times of the model's calls with tensors in slow memory, within the model; see
-        `farm.slow_memory.in_situ.compare`.
+        """Times of the model's calls with tensors in slow memory, by `farm.slow_memory.in_situ.compare`.
 
         Raises:
             FarmError: this card or this model does not support it.
@@ -207,7 +199,7 @@ class Laboratory:
         """The tuples of a model, sorted by estimated cost.
 
         Args:
-            most: the highest number of tuples; at most half of them have the same operator type.
+            most: the highest number of tuples; at most half of them have the same operator type if there are others.
             values: run the model for the values in its tensors, too (`Sample.data`).
         """
         data = "seen" if values else "normal"
@@ -215,9 +207,24 @@ class Laboratory:
         device_type = "cuda" if self.card.kind == "cuda" else "cpu"
         torch = torch_version() if self.card.kind == "simulated" else self.software.torch
         capture_id = capture_for(self.database, request, device_type=device_type, torch=torch)
+        found = []
         with self.database.read() as session:
-            found = self._samples(session, capture_id, variant, data)
-        return found if most is None else _varied(found, most)
+            by_tuple: dict[str, dict[str, int]] = defaultdict(dict)
+            for (operator_id, name), calls in classes(session, capture_id, data).items():
+                by_tuple[operator_id][name] = calls
+            card = session.get_one(tables.CardRow, self.card.id)  # with a fingerprint if a worker ever served it
+            roofline = roofline_of(card.kind, card.model, card.fingerprint, dtype=variant.dtype, tf32=False)
+            for operator_id, named in by_tuple.items():
+                one = session.get_one(tables.Operator, operator_id)
+                count = sum(named.values())
+                weight_us = count * roofline.estimate_us(one.flops, one.bytes_moved)
+                subject = Subject("operator", operator_id, one.spec)
+                found.append(Sample(subject, one.label, one.short_name, count, weight_us, tuple(named.items())))
+        found.sort(key=lambda sample: -sample.weight_us)
+        if most is None:
+            return found
+        ranks: dict[str, Iterator[int]] = defaultdict(itertools.count)  # within an operator type
+        return sorted(found, key=lambda sample: next(ranks[sample.short_name]) >= max(1, most // 2))[:most]
 
     def parts(self, variant: Variant, most: int | None = None) -> list[Sample]:
         """The tuples of a model as in the sum of a job: a tuple with two classes of data is two samples."""
@@ -230,20 +237,13 @@ class Laboratory:
             for name, calls in sample.data
         ]
 
-    def _samples(self, session: Session, capture_id: int, variant: Variant, data: str) -> list[Sample]:
-        by_tuple: dict[str, dict[str, int]] = {}
-        for (operator_id, name), calls in classes(session, capture_id, data).items():
-            by_tuple.setdefault(operator_id, {})[name] = calls
-        card = session.get_one(tables.CardRow, self.card.id)  # with a fingerprint if a worker ever served it
-        roofline = roofline_of(card.kind, card.model, card.fingerprint, dtype=variant.dtype, tf32=False)
-        samples = []
-        for operator_id, named in by_tuple.items():
-            operator = session.get_one(tables.Operator, operator_id)
-            count = sum(named.values())
-            weight_us = count * roofline.estimate_us(operator.flops, operator.bytes_moved)
-            subject = Subject("operator", operator_id, operator.spec)
-            samples.append(Sample(subject, operator.label, operator.short_name, count, weight_us, tuple(named.items())))
-        return sorted(samples, key=lambda sample: -sample.weight_us)
+    def require(self, readings: Sequence[object]) -> None:
+        """Raises:
+        FarmError: nothing was measured; with the first reason.
+        """
+        if not any(readings):
+            reason = next(iter(self.failures.values()), "nothing was measured")
+            raise FarmError(f"The study found nothing to compare: {reason}", "Choose another model, batch or card.")
 
 
 def _in_words(circumstance: str, value: Any) -> str:
@@ -260,32 +260,19 @@ def _in_words(circumstance: str, value: Any) -> str:
             return f"{circumstance} {value}"
 
 
-def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:
-    chosen: list[Sample] = []
-    allowed = max(1, most // 2)
-    for sample in samples:
-        if len(chosen) < most and sum(one.short_name == sample.short_name for one in chosen) < allowed:
-            chosen.append(sample)
-    for sample in samples:
-        if len(chosen) < most and sample not in chosen:
-            chosen.append(sample)
-    return chosen
+@contextlib.contextmanager
+def holding(cards: Sequence[Card], laboratory: Laboratory) -> Iterator[None]:
+    """Hold the locks of neighbours: no worker may measure on them, even while they idle.
 
-
-def require_neighbours(laboratory: Laboratory, options: StudyOptions) -> None:
-    """Raises:
-    UsageError: the host has only one card of the kind.
+    Raises:
+        UsageError: there are none.
+        CardBusy: a worker serves a neighbour, or somebody else measures on it.
     """
-    if not options.neighbours:
+    if not cards:
         raise UsageError(
             f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
         )
-
-
-def require(readings: Sequence[tables.ReadingRow | None], laboratory: Laboratory) -> None:
-    """Raises:
-    FarmError: nothing was measured; with the first reason.
-    """
-    if not any(readings):
-        reason = next(iter(laboratory.failures.values()), "nothing was measured")
-        raise FarmError(f"The study found nothing to compare: {reason}", "Choose another model, batch or card.")
+    with contextlib.ExitStack() as held:
+        for card in cards:
+            held.enter_context(CardLock(card.id, settings().lock_dir))
+        yield

@@ -22,13 +22,9 @@ from farm.types.protocol import Protocol, Subject, Variant
 
 @dataclass(frozen=True)
 class StepOnCard:
-    """A step as its card runs it, which may use other operators than a capture without a card predicts.
+    """A step as its card runs it, which may use other operators than a capture without a card predicts."""
 
-    Attributes:
-        memory: the memory that it needs, with estimated times.
-    """
-
-    memory: StepMemory
+    memory: StepMemory  # with estimated times
     subject: Subject
     protocol: Protocol
     process: BenchmarkProcess

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from pydantic import TypeAdapter
 
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
@@ -21,120 +24,121 @@ from farm.jobs.spool import write_whole
 from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.store.database import Database
-from farm.study import STUDIES, Study
+from farm.study import Study
 from farm.study.laboratory import Laboratory, StudyOptions
 from farm.types.protocol import Variant
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
+QUANTITIES: tuple[tuple[str, Kind], ...] = (("time", "time_us"), ("energy", "energy_mj"))  # of a pass
 
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """The head and the format of one key of the rows. `change` is a signed fraction, `share` an unsigned one."""
+    """The key, the head and the format of a value; without a head the table does not show it.
+
+    `change` is a signed fraction, `share` an unsigned one.
+    """
 
     key: str
-    head: str
+    head: str = ""
     kind: Kind = "text"
+
+
+ResultRow = dict[ResultColumn, Any]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of one study. Keys of rows carry their unit; changes, gaps and shares are fractions.
-
-    `variant` is the measured variant if it differs from the requested one.
-    """
+    """The result of one study. Keys of rows carry their unit; changes, gaps and shares are fractions."""
 
     columns: tuple[ResultColumn, ...]
     rows: tuple[Mapping[str, Any], ...]
-    notes: tuple[str, ...] = ()
-    charts: tuple[Chart, ...] = ()
-    variant: Variant | None = None
+    notes: tuple[str, ...]
+    charts: tuple[Chart, ...]
+    variant: Variant  # that was measured
 
     @property
     def drawable(self) -> tuple[Chart, ...]:
         """The charts that are not empty."""
         return tuple(chart for chart in self.charts if not chart.empty)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "columns": [dataclasses.asdict(column) for column in self.columns],
-            "rows": [dict(row) for row in self.rows],
-            "notes": list(self.notes),
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From JSON with `charts`, which are stored but not printed."""
-        return cls(
-            tuple(ResultColumn(**column) for column in data["columns"]),
-            tuple(data["rows"]),
-            tuple(data["notes"]),
-            tuple(
-                Chart(**{**chart, "lines": tuple(Line(**line) for line in chart["lines"])}) for chart in data["charts"]
-            ),
-        )
+def tabulated(rows: Iterable[ResultRow]) -> tuple[tuple[ResultColumn, ...], tuple[dict[str, Any], ...]]:
+    """The columns that the table shows, and the rows by key."""
+    rows = list(rows)
+    columns = dict.fromkeys(column for row in rows for column in row if column.head)
+    return tuple(columns), tuple({column.key: value for column, value in row.items()} for row in rows)
 
 
 def change(value: float | None, reference: float | None) -> float | None:
-    """``value / reference - 1``; None where either is missing."""
+    """``value / reference - 1``; None if one of them is missing."""
     return value / reference - 1 if value is not None and reference else None
 
 
-def known(values: Sequence[float | None]) -> list[float]:
+def change_of(reading: object, reference: object, name: str) -> float | None:
+    """The change of a field from one reading to another; None if a reading or its field is missing."""
+    return change(getattr(reading, name, None), getattr(reference, name, None))
+
+
+def known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-@dataclass(frozen=True)
-class StudyResult:
+def median_and_most(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The median, and the value of the largest size; None without values."""
+    return statistics.median(values) if values else None, max(values, key=abs, default=None)
+
+
+def bar_chart(title: str, rows: Iterable[Mapping[str, Any]], label: str, series: Mapping[str, str]) -> Chart:
+    """Bars of fractions in %, without groups that have no value.
+
+    Args:
+        label: the key of a group's label.
+        series: the name of a bar -> the key of its value.
+    """
+    bars = {row[label]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None} for row in rows}
+    return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
+
+
+def scatter_chart(
+    title: str, x_name: str, rows: Sequence[Mapping[str, Any]], x: str, series: Mapping[str, str]
+) -> Chart:
+    """Points of fractions in %, over the values of the key `x`. `series`: the name of points -> their key."""
+    lines = []
+    for name, key in series.items():
+        if points := sorted((row[x], row[key] * 100) for row in rows if row[key] is not None):
+            lines.append(Line(name, *map(list, zip(*points, strict=True)), alone=True))
+    return Chart(title, x_name, "%", tuple(lines), x_log=True, zero=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(Findings):
     """The findings of a study with their provenance."""
 
-    study: Study
+    study: str
+    question: str
     id: str
     created_at_s: float  # when the study ended, seconds since 1970
-    variant: Variant
     card: Card
     software: dict[str, Any]
     quick: bool
-    findings: Findings
     readings: tuple[str, ...]
-    failures: dict[str, str]
+    unmeasured: dict[str, str]  # label and protocol -> reason
     card_time_s: float
 
     @property
     def title(self) -> str:
-        return f"{self.study.name}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
+        return f"{self.study}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "study": self.study.name,
-            "question": self.study.question,
-            "id": self.id,
-            "created_at_s": self.created_at_s,
-            "variant": self.variant.to_json(),
-            "card": self.card.to_json(),
-            "software": self.software,
-            "quick": self.quick,
-            **self.findings.to_json(),
-            "unmeasured": self.failures,
-            "card_time_s": round(self.card_time_s, 2),
-            "readings": list(self.readings),
-        }
+        """All but the charts, which are stored but not printed."""
+        data = TypeAdapter(type(self)).dump_python(self, mode="json", exclude={"charts"})
+        return {**data, "variant": self.variant.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(
-            Study(data["study"], data["question"]),
-            data["id"],
-            data["created_at_s"],
-            Variant.from_json(data["variant"]),
-            Card.from_json(data["card"]),
-            data["software"],
-            data["quick"],
-            Findings.from_json(data),
-            tuple(data["readings"]),
-            data["unmeasured"],
-            data["card_time_s"],
-        )
+        """From JSON with `charts`."""
+        return TypeAdapter(cls).validate_python({**data, "variant": Variant.from_json(data["variant"])})
 
 
 def folder() -> Path:
@@ -142,15 +146,14 @@ def folder() -> Path:
     return settings().state_dir / "studies"
 
 
-def keep(made: StudyResult) -> Path:
+def keep(made: StudyResult) -> None:
     """Store a result as one JSON file, atomically.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
-    path = folder() / f"{made.id}.json"
-    write_whole(path, {**made.to_json(), "charts": [dataclasses.asdict(chart) for chart in made.findings.charts]})
-    return path
+    charts = [dataclasses.asdict(chart) for chart in made.charts]
+    write_whole(folder() / f"{made.id}.json", {**made.to_json(), "charts": charts})
 
 
 def kept(say: Callable[[str], None] = lambda line: None) -> list[StudyResult]:
@@ -171,15 +174,13 @@ def find_kept(beginning: str) -> StudyResult:
         UsageError: no id begins so, several do, or the beginning is empty.
         FarmError: the file cannot be read.
     """
-    if not beginning.strip():
-        raise UsageError("The id of a study is empty.", "`farm study show` lists those of this host.")
     found = [path for path in folder().glob("*.json") if path.stem.startswith(beginning)]
-    if len(found) != 1:
-        problem = "No study has" if not found else "Several studies have"
-        raise UsageError(
-            f"{problem} an id that begins with '{beginning}'.", "`farm study show` lists those of this host."
-        )
-    return _read(found[0])
+    if beginning.strip() and len(found) == 1:
+        return _read(found[0])
+    problem = f"{'Several studies have' if found else 'No study has'} an id that begins with '{beginning}'."
+    raise UsageError(
+        problem if beginning.strip() else "The id of a study is empty.", "`farm study show` lists those of this host."
+    )
 
 
 def _read(path: Path) -> StudyResult:
@@ -201,22 +202,21 @@ def perform(
         CardUnavailable, UnhealthyCard: the card is in quarantine, or fails its health check.
         FarmError: nothing could be measured.
     """
-    known = STUDIES[STUDIES.index(study)]  # a module of a fixed list, not a name from outside
-    measure = getattr(importlib.import_module(f"farm.study.{known.module}"), known.name)
+    measure: Callable[[Laboratory, StudyOptions], Findings]
+    measure = getattr(importlib.import_module(f"farm.study.{study.module}"), study.name)
     with Laboratory(database, card, study.name, say) as laboratory:
-        findings = measure(laboratory, options)
         made = StudyResult(
-            study,
-            laboratory.id,
-            time.time(),
-            findings.variant or options.variant,
-            card,
-            laboratory.software.to_json(),
-            options.quick,
-            findings,
-            tuple(laboratory.readings),
-            dict(laboratory.failures),
-            laboratory.card_time_s,
+            **vars(measure(laboratory, options)),
+            study=study.name,
+            question=study.question,
+            id=laboratory.id,
+            created_at_s=time.time(),
+            card=card,
+            software=laboratory.software.to_json(),
+            quick=options.quick,
+            readings=tuple(laboratory.readings),
+            unmeasured=laboratory.failures,
+            card_time_s=round(laboratory.card_time_s, 2),
         )
     try:
         keep(made)

@@ -7,12 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.devices.lock import CardLock
 from farm.errors import FarmError
-from farm.pages.plots import Chart, Line
-from farm.settings import settings
-from farm.study.laboratory import Laboratory, Sample, StudyOptions, require, require_neighbours
-from farm.study.results import Findings, ResultColumn, change, known
+from farm.study.laboratory import Laboratory, Sample, StudyOptions, holding
+from farm.study.results import Findings, ResultColumn, ResultRow, change, known, scatter_chart, tabulated
 from farm.types.format import percent
 from farm.types.tuple import parse
 
@@ -32,68 +29,55 @@ def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
     found = laboratory.in_situ(
         options.variant, options.tuples or (QUICK_CONFIGURATIONS if options.quick else MOST_CONFIGURATIONS)
     )
-    if not found["changes"]:
+    changes = found["changes"]
+    if not changes:
         why = next((one["why"] for one in found["left_out"]), "the model has no calls")
         raise FarmError(f"No tensor of {options.variant} could be placed: {why}", "Choose another model.")
-    isolated = {} if options.quick else _isolated(laboratory, options, found["changes"])
-    rows = tuple(_placement_row(one, isolated.get((one["tuple_id"], one["placement"]))) for one in found["changes"])
-    columns = (
-        ResultColumn("operator", "operator tuple"),
-        ResultColumn("placement", "slow"),
-        ResultColumn("alone_time_us", "one a run", "time_us"),
-        ResultColumn("together_time_us", "many a run", "time_us"),
-        ResultColumn("change", "change", "change"),
-        ResultColumn("half_width", "±", "share"),
-        *(
-            (
-                ResultColumn("isolated_time_us", "by itself", "time_us"),
-                ResultColumn("change_isolated", "in place", "change"),
-            )
-            if isolated
-            else ()
-        ),
+    isolated_us: dict[tuple[str, str], float] = {}
+    if not options.quick:
+        samples = {sample.subject.id: sample for sample in laboratory.samples(options.variant)}
+        wanted = [(one["tuple_id"], one["placement"]) for one in changes if one["tuple_id"] in samples]
+        laboratory.expected = len(wanted)
+        stopping = laboratory.stopping(quick=True)
+        for tuple_id, word in wanted:
+            protocol = laboratory.protocol(placement=word)
+            if (row := laboratory.read(samples[tuple_id], protocol, stopping, placement=word)) is not None:
+                isolated_us[tuple_id, word] = row.time_us
+    rows: list[ResultRow] = []
+    for one in changes:
+        alone_us, together_us = one["alone"]["time_us"], one["together"]["time_us"]
+        half_width_us = math.hypot(one["alone"]["half_width_us"], one["together"]["half_width_us"])
+        by_itself_us = isolated_us.get((one["tuple_id"], one["placement"]))
+        rows.append(
+            {
+                ResultColumn("operator", "operator tuple"): one["label"],
+                ResultColumn("placement", "slow"): one["placement"],
+                ResultColumn("alone_time_us", "one a run", "time_us"): alone_us,
+                ResultColumn("together_time_us", "many a run", "time_us"): together_us,
+                ResultColumn("change", "change", "change"): change(together_us, alone_us),
+                ResultColumn("half_width", "±", "share"): half_width_us / alone_us if alone_us > 0 else None,
+                ResultColumn("isolated_time_us", "by itself", "time_us"): by_itself_us,
+                ResultColumn("change_isolated", "in place", "change"): change(alone_us, by_itself_us),
+            }
+        )
+    columns, table = tabulated(rows)
+    chart = scatter_chart(
+        "calls in place with tensors in slow memory",
+        "time with one a run, µs",
+        table,
+        "alone_time_us",
+        {"many a run": "change", "against the tuple by itself": "change_isolated"},
     )
-    return Findings(columns, rows, tuple(_placement_notes(found, rows)), _placement_charts(rows))
+    return Findings(columns, table, tuple(_placement_notes(found, table)), (chart,), options.variant)
 
 
-def _isolated(
-    laboratory: Laboratory, options: StudyOptions, changes: list[dict[str, Any]]
-) -> dict[tuple[str, str], float]:
-    samples = {sample.subject.id: sample for sample in laboratory.samples(options.variant)}
-    wanted = [one for one in changes if one["tuple_id"] in samples]
-    laboratory.expect(len(wanted))
-    stopping = laboratory.stopping(quick=True)
-    read = {}
-    for one in wanted:
-        word = one["placement"]
-        row = laboratory.read(samples[one["tuple_id"]], laboratory.protocol(placement=word), stopping, placement=word)
-        if row is not None:
-            read[one["tuple_id"], word] = row.time_us
-    return read
-
-
-def _placement_row(one: dict[str, Any], isolated_us: float | None) -> dict[str, Any]:
-    alone, together = one["alone"], one["together"]
-    half_width_us = math.hypot(alone["half_width_us"], together["half_width_us"])
-    return {
-        "operator": one["label"],
-        "placement": one["placement"],
-        "alone_time_us": alone["time_us"],
-        "together_time_us": together["time_us"],
-        "change": change(together["time_us"], alone["time_us"]),
-        "half_width": half_width_us / alone["time_us"] if alone["time_us"] > 0 else None,
-        "isolated_time_us": isolated_us,
-        "change_isolated": change(alone["time_us"], isolated_us),
-    }
-
-
-def _placement_notes(found: dict[str, Any], rows: tuple[dict[str, Any], ...]) -> list[str]:
+def _placement_notes(found: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     runs, took_s = found["runs"], found["took_s"]
     notes = [
         f"{runs['alone']} runs one at a time, {runs['together']} with many together: "
         f"{runs['alone'] / runs['together']:.1f} times fewer; {took_s['alone']:.1f} s and {took_s['together']:.1f} s."
     ]
-    changes = known([row["change"] for row in rows])
+    changes = known(row["change"] for row in rows)
     if len(changes) > 1:
         low, *_, high = statistics.quantiles(changes, n=20)
         within = statistics.fmean(
@@ -105,7 +89,7 @@ def _placement_notes(found: dict[str, Any], rows: tuple[dict[str, Any], ...]) ->
             f"Many against one: {statistics.median(changes):+.2%} in the median of {len(changes)}, "
             f"nine tenths between {low:+.2%} and {high:+.2%}; {percent(within, 0)} within their intervals."
         )
-    if apart := known([row["change_isolated"] for row in rows]):
+    if apart := known(row["change_isolated"] for row in rows):
         size = statistics.median(map(abs, apart))
         notes.append(
             f"In place against by itself: {statistics.median(apart):+.2%} in the median of {len(apart)}, "
@@ -119,24 +103,9 @@ def _placement_notes(found: dict[str, Any], rows: tuple[dict[str, Any], ...]) ->
     return notes
 
 
-def _placement_charts(rows: tuple[dict[str, Any], ...]) -> tuple[Chart, ...]:
-    def against(key: str) -> Line | None:
-        points = sorted((row["alone_time_us"], row[key] * 100) for row in rows if row[key] is not None)
-        names = {"change": "many a run", "change_isolated": "against the tuple by itself"}
-        return Line(names[key], *map(list, zip(*points, strict=True)), alone=True) if points else None
-
-    lines = tuple(line for key in ("change", "change_isolated") if (line := against(key)) is not None)
-    return (
-        Chart(
-            "calls in place with tensors in slow memory", "time with one a run, µs", "%", lines, x_log=True, zero=True
-        ),
-    )
-
-
 QUICK_TUPLES = 4  # a dozen configurations
 FAST = ""  # no tensor is in slow memory
 
-Configurations = Sequence[tuple[Sample, Sequence[str]]]
 Times = Mapping[tuple[str, str], float]  # (tuple id, placement) -> us
 
 
@@ -147,41 +116,49 @@ def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
     memory of the first neighbour, which is idle meanwhile, then with that of the host.
 
     Raises:
-        UsageError: the host has one card.
-        CardBusy: a worker serves the neighbour, or somebody else measures on it.
-        Unmeasurable: the card does not reach its memory.
+        UsageError, CardBusy: see `holding`.
+        Unmeasurable: the card does not reach the neighbour's memory.
         FarmError: nothing could be read.
     """
     from farm.operators.replay import placements_of
 
-    require_neighbours(laboratory, options)
-    peer = options.neighbours[0]
-    with CardLock(peer.id, settings().lock_dir):
+    with holding(options.neighbours[:1], laboratory):
+        peer = options.neighbours[0]
         samples = laboratory.samples(options.variant, options.tuples or (QUICK_TUPLES if options.quick else None))
         wanted = [(sample, placements_of(parse(sample.subject.spec), "each")) for sample in samples]
-        laboratory.expect(2 * sum(1 + len(words) for _, words in wanted))
+        laboratory.expected = 2 * sum(1 + len(words) for _, words in wanted)
         with laboratory.slow_on(peer):  # first: if the card does not reach it, nothing is measured
             there = _measure_placements(laboratory, wanted, "of another GPU")
         here = _measure_placements(laboratory, wanted, "of the host")
-    rows = tuple(_peer_row(sample, word, here, there) for sample, words in wanted for word in words)
-    columns = (
-        ResultColumn("operator", "operator tuple"),
-        ResultColumn("placement", "slow"),
-        ResultColumn("fast_time_us", "time, all fast", "time_us"),
-        ResultColumn("host_time_us", "time, host", "time_us"),
-        ResultColumn("peer_time_us", "time, other GPU", "time_us"),
-        ResultColumn("change_fast", "other GPU, to all fast", "change"),
-        ResultColumn("change_host", "other GPU, to host", "change"),
+    rows: list[ResultRow] = []
+    for sample, words in wanted:
+        fast = (sample.subject.id, FAST)
+        for word in words:
+            host_us, peer_us = (times.get((sample.subject.id, word)) for times in (here, there))
+            rows.append(
+                {
+                    ResultColumn("operator", "operator tuple"): sample.label,
+                    ResultColumn("placement", "slow"): word,
+                    ResultColumn("fast_time_us", "time, all fast", "time_us"): here.get(fast),
+                    ResultColumn("host_time_us", "time, host", "time_us"): host_us,
+                    ResultColumn("peer_time_us", "time, other GPU", "time_us"): peer_us,
+                    ResultColumn("change_fast", "other GPU, to all fast", "change"): change(peer_us, there.get(fast)),
+                    ResultColumn("change_host", "other GPU, to host", "change"): change(peer_us, host_us),
+                }
+            )
+    columns, table = tabulated(rows)
+    chart = scatter_chart(
+        "in another GPU's memory, against the host's",
+        "time in the host's, µs",
+        table,
+        "host_time_us",
+        {"another GPU's memory": "change_host"},
     )
-    points = sorted((row["host_time_us"], row["change_host"] * 100) for row in rows if row["change_host"] is not None)
-    lines = (Line("another GPU's memory", *map(list, zip(*points, strict=True)), alone=True),) if points else ()
-    chart = Chart(
-        "in another GPU's memory, against the host's", "time in the host's, µs", "%", lines, x_log=True, zero=True
-    )
-    return Findings(columns, rows, (f"The other GPU is {peer}.", *_peer_notes(rows, here, there)), (chart,))
+    notes = (f"The other GPU is {peer}.", *_peer_notes(table, here, there))
+    return Findings(columns, table, notes, (chart,), options.variant)
 
 
-def _measure_placements(laboratory: Laboratory, wanted: Configurations, memory: str) -> Times:
+def _measure_placements(laboratory: Laboratory, wanted: Sequence[tuple[Sample, Sequence[str]]], memory: str) -> Times:
     stopping = laboratory.stopping(quick=True)
     times, rows = {}, []
     for sample, words in wanted:
@@ -192,22 +169,8 @@ def _measure_placements(laboratory: Laboratory, wanted: Configurations, memory: 
                 # The median of the passes, as in readings without energy.
                 times[sample.subject.id, word] = row.time_median_us
                 rows.append(row if word else None)
-    require(rows, laboratory)
+    laboratory.require(rows)
     return times
-
-
-def _peer_row(sample: Sample, word: str, here: Times, there: Times) -> dict[str, Any]:
-    tuple_id = sample.subject.id
-    host_us, peer_us = here.get((tuple_id, word)), there.get((tuple_id, word))
-    return {
-        "operator": sample.label,
-        "placement": word,
-        "fast_time_us": here.get((tuple_id, FAST)),
-        "host_time_us": host_us,
-        "peer_time_us": peer_us,
-        "change_fast": change(peer_us, there.get((tuple_id, FAST))),
-        "change_host": change(peer_us, host_us),
-    }
 
 
 def _peer_notes(rows: Sequence[Mapping[str, Any]], here: Times, there: Times) -> list[str]:
@@ -223,12 +186,12 @@ def _peer_notes(rows: Sequence[Mapping[str, Any]], here: Times, there: Times) ->
                 f"Slow in {name}: {statistics.median(slower):.3g} times all fast in the median of {len(slower)}, "
                 f"{min(slower):.3g} to {max(slower):.3g}."
             )
-    if shares := [1 + off for off in known([row["change_host"] for row in rows])]:
+    if shares := [1 + off for off in known(row["change_host"] for row in rows)]:
         notes.append(
             f"The other GPU's memory takes {percent(statistics.median(shares))} of the host's time in the median, "
             f"{percent(min(shares))} to {percent(max(shares))}."
         )
-    fast = known([change(there.get(key), time_us) for key, time_us in here.items() if key[1] == FAST])
+    fast = known(change(there.get(key), time_us) for key, time_us in here.items() if key[1] == FAST)
     if fast:
         notes.append(
             f"All fast, read beside both: {statistics.median(fast):+.2%} in the median of {len(fast)}, "

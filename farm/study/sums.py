@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from farm.pages.plots import Chart
 from farm.store import tables
-from farm.study.laboratory import Laboratory, Sample, StudyOptions, require
-from farm.study.results import Findings, ResultColumn, change, known
+from farm.study.laboratory import Laboratory, Sample, StudyOptions
+from farm.study.results import Findings, ResultColumn, bar_chart, change, change_of, known, median_and_most
 from farm.types.reading import Details
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Part, ReadingView, Whole
@@ -26,40 +25,28 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
     stopping = laboratory.stopping(quick=options.quick)
     samples = laboratory.parts(options.variant, options.tuples)
     policies = POLICIES[:3] if options.quick else POLICIES
-    laboratory.expect(1 + len(policies) * len(samples))
+    laboratory.expected = 1 + len(policies) * len(samples)
     whole = laboratory.read(laboratory.whole(options.variant), laboratory.protocol(), stopping, of="whole")
-    read: dict[str, list[tables.ReadingRow | None]] = {}
-    for policy in policies:
-        read[policy] = [
+    read = {
+        policy: [
             laboratory.read(
                 sample, laboratory.protocol(residency=policy, data=sample.data_class), stopping, residency=policy
             )
             for sample in samples
         ]
-    require([row for rows in read.values() for row in rows], laboratory)
+        for policy in policies
+    }
+    laboratory.require([row for rows in read.values() for row in rows])
     table = []
     states = [(policy, policy, True) for policy in read]
     if any(Details.from_json(row.details).context for row in read["resident"] if row):
         states.insert(0, ("resident, among others", "resident", False))
     for name, policy, looped in states:
-        rows = read[policy]
-        changes = known(
-            [
-                change(row.time_us, usual.time_us)
-                for row, usual in zip(rows, read["resident"], strict=True)
-                if row and usual
-            ]
-        )
-        pairs = zip(samples, rows, strict=True)
+        changes = known(change_of(*pair, "time_us") for pair in zip(read[policy], read["resident"], strict=True))
+        median, most = median_and_most(changes)
+        pairs = zip(samples, read[policy], strict=True)
         sums = against_whole(pairs, whole, laboratory.launches[0], all_tuples=options.tuples is None, looped=looped)
-        table.append(
-            {
-                "residency": name,
-                **sums,
-                "change_median": statistics.median(changes) if changes else None,
-                "change_most": max(changes, key=abs, default=None),
-            }
-        )
+        table.append({"residency": name, **sums, "change_median": median, "change_most": most})
     columns = (
         ResultColumn("residency", "residency"),
         ResultColumn("tuples", "tuples", "count"),
@@ -73,23 +60,13 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
     notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
     if options.tuples is not None:
         notes.append(f"Only the {options.tuples} heaviest tuples were read: their sum is not the model's.")
+    others = [row for row in table if not row["residency"].startswith("resident")]
+    gaps, drawn = {"time": "gap_time", "energy": "gap_energy"}, {"median": "change_median", "most": "change_most"}
     charts = (
-        _residency_chart("gap of the sum to the whole", table, {"time": "gap_time", "energy": "gap_energy"}),
-        _residency_chart(
-            "time of a tuple to `resident`",
-            [row for row in table if not row["residency"].startswith("resident")],
-            {"median": "change_median", "most": "change_most"},
-        ),
+        bar_chart("gap of the sum to the whole", table, "residency", gaps),
+        bar_chart("time of a tuple to `resident`", others, "residency", drawn),
     )
-    return Findings(columns, tuple(table), tuple(notes), charts)
-
-
-def _residency_chart(title: str, rows: Sequence[Mapping[str, Any]], series: Mapping[str, str]) -> Chart:
-    """Bars of the policies that have a figure. `series`: name of a bar -> key of the row."""
-    bars = {
-        row["residency"]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None} for row in rows
-    }
-    return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
+    return Findings(columns, tuple(table), tuple(notes), charts, options.variant)
 
 
 def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
@@ -99,41 +76,39 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """
     stopping = laboratory.stopping(quick=options.quick)
     batches = [1] if options.quick else sorted({1, options.variant.batch})
-    table: list[dict[str, object]] = []
-    everything: list[tables.ReadingRow | None] = []
+    table: list[dict[str, Any]] = []
     notes = []
     variants = [dataclasses.replace(options.variant, batch=batch) for batch in batches]
     parts = [laboratory.parts(variant, options.tuples) for variant in variants]
-    laboratory.expect(len(laboratory.launches) * sum(1 + len(samples) for samples in parts))
+    laboratory.expected = len(laboratory.launches) * sum(1 + len(samples) for samples in parts)
     for batch, variant, samples in zip(batches, variants, parts, strict=True):
         wholes: dict[str, float] = {}
         for launch in laboratory.launches:
-            protocol = laboratory.protocol(launch=launch)
-            whole = laboratory.read(laboratory.whole(variant), protocol, stopping, launch=launch, batch=batch)
-            read = [
-                (
-                    one,
-                    laboratory.read(
-                        one, dataclasses.replace(protocol, data=one.data_class), stopping, launch=launch, batch=batch
-                    ),
+            whole, *read = (
+                laboratory.read(
+                    sample,
+                    laboratory.protocol(launch=launch, data=sample.data_class),
+                    stopping,
+                    launch=launch,
+                    batch=batch,
                 )
-                for one in samples
-            ]
-            everything += [whole, *(row for _, row in read)]
+                for sample in (laboratory.whole(variant), *samples)
+            )
+            pairs = zip(samples, read, strict=True)
             if whole is not None:
                 wholes[launch] = whole.time_us
             table.append(
                 {
                     "batch": batch,
                     "launch": launch,
-                    **against_whole(read, whole, launch, all_tuples=options.tuples is None),
+                    **against_whole(pairs, whole, launch, all_tuples=options.tuples is None),
                     "over_graph": change(whole.time_us, wholes.get("graph")) if whole and launch != "graph" else None,
                 }
             )
         if {"graph", "eager"} <= set(wholes):
             gap_us = wholes["eager"] - wholes["graph"]
             notes.append(f"Launch gap of {variant}: {gap_us:+.0f} µs a pass ({gap_us / wholes['graph']:+.1%}).")
-    require(everything, laboratory)
+    laboratory.require(laboratory.readings)
     if options.tuples is not None:
         notes.append(
             f"Only the {options.tuples} heaviest tuples were read: their sum is not the model's, and is not drawn."
@@ -151,12 +126,13 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
         ResultColumn("whole_energy_mj", "whole, energy", "energy_mj"),
         ResultColumn("gap_energy", "gap", "change"),
     )
-    bars: dict[str, dict[str, float]] = {}
-    for row in table:
-        named = {"whole": row["whole_time_us"], "sum": row["sum_time_us"] if options.tuples is None else None}
-        bars[f"batch {row['batch']}, {row['launch']}"] = {
-            name: value / 1e3 for name, value in named.items() if isinstance(value, float)
+    drawn = {"whole": "whole_time_us"} | ({"sum": "sum_time_us"} if options.tuples is None else {})
+    bars = {
+        f"batch {row['batch']}, {row['launch']}": {
+            name: row[key] / 1e3 for name, key in drawn.items() if row[key] is not None
         }
+        for row in table
+    }
     chart = Chart("time of one pass", y_name="ms", bars=bars)
     return Findings(columns, tuple(table), tuple(notes), (chart,), variants[-1])
 
@@ -175,24 +151,22 @@ def against_whole(
         all_tuples: these are all tuples of the model. Otherwise, or if one has no reading, there is no gap.
         looped: use the time of every tuple in its loop, even if it was also timed among other operators.
     """
-
-    def view(row: tables.ReadingRow) -> ReadingView:
-        found = ReadingView.of(row)
-        if not looped:
-            return found
-        return dataclasses.replace(found, details=dataclasses.replace(found.details, context=None))
-
-    parts = [
-        Part(
-            sample.subject.id,
-            sample.short_name,
-            sample.label,
-            sample.count,
-            estimated_us=sample.weight_us / max(1, sample.count),
-            reading=view(row) if row else None,
+    parts = []
+    for sample, row in read:
+        view = ReadingView.of(row) if row else None
+        if view and looped:
+            view = dataclasses.replace(view, details=dataclasses.replace(view.details, context=None))
+        estimated_us = sample.weight_us / max(1, sample.count)
+        parts.append(
+            Part(
+                sample.subject.id,
+                sample.short_name,
+                sample.label,
+                sample.count,
+                estimated_us=estimated_us,
+                reading=view,
+            )
         )
-        for sample, row in read
-    ]
     wholes = [Whole(whole.card_id, ReadingView.of(whole), "", launch)] if whole else []
     verdict = aggregate(parts, wholes, target=0.95, launch=launch)
     complete = verdict.measured == verdict.parts

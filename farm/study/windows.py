@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from operator import attrgetter
 from typing import Any
 
 from farm.pages.plots import Chart, Line
 from farm.store import tables
-from farm.study.laboratory import Laboratory, Sample, StudyOptions, require
-from farm.study.results import Findings, ResultColumn, change, known
+from farm.study.laboratory import Laboratory, Sample, StudyOptions
+from farm.study.results import (
+    QUANTITIES,
+    Findings,
+    ResultColumn,
+    ResultRow,
+    bar_chart,
+    change_of,
+    known,
+    median_and_most,
+    tabulated,
+)
 from farm.types.reading import Details
 
 #: (window in s, readings of each tuple).
@@ -24,79 +33,56 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
     lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if options.quick else LENGTHS)]
     samples = laboratory.samples(options.variant, options.tuples or (3 if options.quick else 4))
     protocol = laboratory.protocol()
-    read: dict[float, list[tuple[Sample, tables.ReadingRow]]] = defaultdict(list)
-    longest: dict[str, tables.ReadingRow] = {}
+    read: dict[float, list[tuple[Sample, tables.ReadingRow]]] = {window_s: [] for window_s, _ in lengths}
     wanted = [window_s for window_s, times in lengths for _ in range(times)]
-    laboratory.expect(len(samples) * len(wanted))
+    laboratory.expected = len(samples) * len(wanted)
     for sample in samples:
-        longest_s = 0.0
         # In random order: the temperature of the card would rise with the length.
         for window_s in laboratory.shuffled(sample, wanted):
             row = laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
             if row is not None:
                 read[window_s].append((sample, row))
-                if window_s > longest_s:
-                    longest_s, longest[sample.subject.id] = window_s, row
-    require(list(longest.values()), laboratory)
-    rows = []
-    for window_s, _ in lengths:
-        pairs = [(row, longest[sample.subject.id]) for sample, row in read[window_s]]
-        found: dict[str, Any] = {"window_s": window_s, "readings": len(pairs)}
-        for name, unit in (("time", "us"), ("energy", "mj")):
-            value, width = attrgetter(f"{name}_{unit}"), attrgetter(f"{name}_half_width_{unit}")
-            offs = [abs(off) for off in known([change(value(row), value(ref)) for row, ref in pairs])]
+    longest = {sample.subject.id: row for pairs in read.values() for sample, row in reversed(pairs)}
+    laboratory.require(list(longest.values()))
+    rows: list[ResultRow] = []
+    for window_s, found in read.items():
+        pairs = [(row, longest[sample.subject.id]) for sample, row in found]
+        line: ResultRow = {
+            ResultColumn("window_s", "window", "seconds"): window_s,
+            ResultColumn("readings", "readings", "count"): len(pairs),
+        }
+        for name, quantity in QUANTITIES:
+            width = quantity.replace("_", "_half_width_")
+            off, off_most = median_and_most([abs(off) for off in known(change_of(*pair, quantity) for pair in pairs)])
             inside = [
-                abs(value(row) - value(ref)) <= math.hypot(width(row) or 0, width(ref) or 0)
-                for row, ref in pairs
-                if value(row) is not None and value(ref) is not None
+                abs(getattr(row, quantity) - getattr(reference, quantity))
+                <= math.hypot(getattr(row, width) or 0, getattr(reference, width) or 0)
+                for row, reference in pairs
+                if getattr(row, quantity) is not None and getattr(reference, quantity) is not None
             ]
-            found |= {
-                f"{name}_off": statistics.median(offs) if offs else None,
-                f"{name}_off_most": max(offs, default=None),
-                f"{name}_inside": sum(inside) / len(inside) if inside else None,
+            held = statistics.fmean(inside) if inside else None
+            line |= {
+                ResultColumn(f"{name}_off", f"{name} off, median", "share"): off,
+                ResultColumn(f"{name}_off_most", "most", "share"): off_most,
+                ResultColumn(f"{name}_inside", f"interval, holds {name}", "share"): held,
             }
-        card_s = [row.cost_s.get("total", 0.0) for row, _ in pairs]
-        rows.append({**found, "card_s": statistics.median(card_s) if card_s else None})
-    columns = (
-        ResultColumn("window_s", "window", "seconds"),
-        ResultColumn("readings", "readings", "count"),
-        ResultColumn("time_off", "time off, median", "share"),
-        ResultColumn("time_off_most", "most", "share"),
-        ResultColumn("time_inside", "interval, holds time", "share"),
-        ResultColumn("energy_off", "energy off, median", "share"),
-        ResultColumn("energy_off_most", "most", "share"),
-        ResultColumn("energy_inside", "interval, holds energy", "share"),
-        ResultColumn("card_s", "card time, of a reading", "seconds"),
-    )
-    notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is compared with itself.",)
-    return Findings(columns, tuple(rows), notes, _window_charts(samples, read, longest))
-
-
-def _window_charts(
-    samples: list[Sample],
-    read: dict[float, list[tuple[Sample, tables.ReadingRow]]],
-    longest: dict[str, tables.ReadingRow],
-) -> tuple[Chart, ...]:
+        card_s, _ = median_and_most([row.cost_s.get("total", 0.0) for row, _ in pairs])
+        rows.append({**line, ResultColumn("card_s", "card time, of a reading", "seconds"): card_s})
     charts = []
-    for quantity, name in (("time_us", "time"), ("energy_mj", "energy")):
-        lines = []
-        for sample in samples:
-            points = [
-                (window_s, off * 100)
-                for window_s, pairs in sorted(read.items())
-                for one, row in pairs
-                if one is sample
-                and (off := change(getattr(row, quantity), getattr(longest[sample.subject.id], quantity))) is not None
-            ]
-            if points:
-                lines.append(Line(sample.label, [x for x, _ in points], [y for _, y in points]))
-        if lines:
-            title = f"{name}: deviation from the longest window"
-            charts.append(Chart(title, "window in s", "%", tuple(lines), x_log=True, zero=True))
-    return tuple(charts)
+    for name, quantity in QUANTITIES:
+        points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for window_s, found in read.items():
+            for sample, row in found:
+                if (off := change_of(row, longest[sample.subject.id], quantity)) is not None:
+                    points[sample.label, sample.subject.id].append((window_s, off * 100))
+        lines = tuple(Line(label, *map(list, zip(*several, strict=True))) for (label, _), several in points.items())
+        title = f"{name}: deviation from the longest window"
+        charts.append(Chart(title, "window in s", "%", lines, x_log=True, zero=True))
+    notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is compared with itself.",)
+    return Findings(*tabulated(rows), notes, tuple(charts), options.variant)
 
 
-FIGURES = ("mean", "median", "trimmed mean")
+AVERAGES = ("mean", "median", "trimmed mean")
 
 
 def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
@@ -104,69 +90,48 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
     short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if options.quick else 10.0)
     times = 5 if options.quick else 10
     protocol = laboratory.protocol()
-    found: list[tuple[Sample, dict[str, tuple[float, float]]]] = []
-    everything: list[tables.ReadingRow | None] = []
+    found = []
     samples = laboratory.samples(options.variant, options.tuples or (4 if options.quick else 8))
-    laboratory.expect(len(samples) * (1 + times))
+    laboratory.expected = len(samples) * (1 + times)
     for sample in samples:
-        reference = laboratory.read(sample, protocol, laboratory.exactly(long_s), window_s=long_s)
-        again = [laboratory.read(sample, protocol, laboratory.exactly(short_s), window_s=short_s) for _ in range(times)]
-        everything += [reference, *again]
-        rows = [row for row in again if row is not None]
-        if reference is None or len(rows) < 2:
-            continue
-        # The mean of the long window: its product with the power is the energy.
-        true_us = _figures(reference)["mean"]
-        found.append(
-            (
-                sample,
-                {
-                    name: (
-                        statistics.mean(_figures(row)[name] for row in rows) / true_us - 1,
-                        statistics.stdev(_figures(row)[name] for row in rows) / true_us,
-                    )
-                    for name in FIGURES
-                },
-            )
+        reference, *again = (
+            laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
+            for window_s in (long_s, *[short_s] * times)
         )
-    require(everything, laboratory)
-    table: list[dict[str, Any]] = []
-    for name in FIGURES:
-        off = [figures[name][0] for _, figures in found]
-        spread = [figures[name][1] for _, figures in found]
-        table.append(
+        figures = [_averages(row) for row in again if row is not None]
+        if reference is None or len(figures) < 2:
+            continue
+        true_us = _averages(reference)["mean"]  # its product with the power is the energy
+        deviations: dict[str, Any] = {"tuple": sample.label}
+        for name in AVERAGES:
+            values = [one[name] / true_us for one in figures]
+            deviations |= {f"{name} off": statistics.mean(values) - 1, f"{name} spread": statistics.stdev(values)}
+        found.append(deviations)
+    laboratory.require(laboratory.readings)
+    rows: list[ResultRow] = []
+    for name in AVERAGES:
+        off, off_most = median_and_most([one[f"{name} off"] for one in found])
+        spread, spread_most = median_and_most([one[f"{name} spread"] for one in found])
+        rows.append(
             {
-                "figure": name,
-                "tuples": len(off),
-                "off": statistics.median(off) if off else None,
-                "off_most": max(off, key=abs, default=None),
-                "spread": statistics.median(spread) if spread else None,
-                "spread_most": max(spread, default=None),
+                ResultColumn("figure", "figure"): name,
+                ResultColumn("tuples", "tuples", "count"): len(found),
+                ResultColumn("off", "off, median", "change"): off,
+                ResultColumn("off_most", "most", "change"): off_most,
+                ResultColumn("spread", "scatter, median", "share"): spread,
+                ResultColumn("spread_most", "most", "share"): spread_most,
             }
         )
-    columns = (
-        ResultColumn("figure", "figure"),
-        ResultColumn("tuples", "tuples", "count"),
-        ResultColumn("off", "off, median", "change"),
-        ResultColumn("off_most", "most", "change"),
-        ResultColumn("spread", "scatter, median", "share"),
-        ResultColumn("spread_most", "most", "share"),
-    )
     notes = (
         f"{times} windows of {short_s:g} s against the mean of one of {long_s:g} s; scatter is the standard deviation.",
     )
+    titles = {"off": "deviation from the long window's mean", "spread": "scatter between short windows"}
     charts = tuple(
-        Chart(
-            title,
-            y_name="%",
-            bars={sample.label: {name: figures[name][position] * 100 for name in FIGURES} for sample, figures in found},
-            zero=True,
-        )
-        for position, title in ((0, "deviation from the long window's mean"), (1, "scatter between short windows"))
+        bar_chart(title, found, "tuple", {name: f"{name} {key}" for name in AVERAGES}) for key, title in titles.items()
     )
-    return Findings(columns, tuple(table), notes, charts if found else ())
+    return Findings(*tabulated(rows), notes, charts, options.variant)
 
 
-def _figures(row: tables.ReadingRow) -> dict[str, float]:
+def _averages(row: tables.ReadingRow) -> dict[str, float]:
     mean_us = Details.from_json(row.details).time_mean_us or row.time_us
-    return {"mean": mean_us, "median": row.time_median_us, "trimmed mean": row.time_trimmed_us}
+    return dict(zip(AVERAGES, (mean_us, row.time_median_us, row.time_trimmed_us), strict=True))

@@ -27,7 +27,7 @@ from farm.slow_memory import memory_tier
 from farm.slow_memory.in_situ import changes_of, time_changes, together
 from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
 from farm.slow_memory.offload import offload
-from farm.study import find, results
+from farm.study import STUDIES, results
 from farm.study.laboratory import StudyOptions
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
@@ -238,11 +238,11 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
 def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> None:  # type: ignore[no-untyped-def]
     before = memory_tier._of_gpu
     plan = StudyOptions(Variant("resnet18", 8, 224), True, 2, (pair[1],))
-    made = results.perform(find("peer"), database, pair[0], plan, print)
-    for row in made.findings.rows:
+    made = results.perform(STUDIES["peer"], database, pair[0], plan, print)
+    for row in made.rows:
         print(row)  # noqa: T201 - for who runs it with -s
-    print(*made.findings.notes, made.failures, sep="\n")  # noqa: T201
-    assert made.findings.rows
-    assert made.findings.drawable
-    assert any(row["change_host"] is not None for row in made.findings.rows)
+    print(*made.notes, made.failures, sep="\n")  # noqa: T201
+    assert made.rows
+    assert made.drawable
+    assert any(row["change_host"] is not None for row in made.rows)
     assert memory_tier._of_gpu is before  # it is the process's, not this one's

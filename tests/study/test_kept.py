@@ -57,13 +57,13 @@ def test_every_study_comes_back_whole(name):
     printed = json.loads(made(name, "--json").stdout)
     (again,) = results.kept()
     assert again.to_json() == printed == json.loads(farm("show", again.id, "--json").stdout)
-    assert again.findings.drawable
+    assert again.drawable
 
 
 def test_findings_with_nothing_to_draw_draw_nothing(tmp_path):
     made()
     (found,) = results.kept()
-    results.keep(dataclasses.replace(found, findings=dataclasses.replace(found.findings, charts=())))
+    results.keep(dataclasses.replace(found, charts=()))
     path = tmp_path / "nothing.png"
     done = farm("show", found.id, "--png", str(path))
     assert done.exit_code == 0

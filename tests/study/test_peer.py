@@ -14,7 +14,7 @@ from farm.memory_report.slow_costs import read_slow
 from farm.settings import settings
 from farm.slow_memory import memory_tier
 from farm.store import tables
-from farm.study import find, results
+from farm.study import STUDIES, results
 from farm.study.laboratory import Laboratory, StudyOptions
 from farm.study.slow_memory import peer
 from farm.types.protocol import Variant
@@ -37,12 +37,12 @@ def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(d
                 CardLock(card.id, settings().lock_dir).acquire()
         held.append(line)
 
-    made = results.perform(find("peer"), database, cards[0], plan(cards, 2), say)
+    made = results.perform(STUDIES["peer"], database, cards[0], plan(cards, 2), say)
     with database.read() as session:
         rows = list(session.exec(select(tables.ReadingRow)))
     told = [(row.details["study"]["memory"], row.subject_id, row.details["study"]["placement"]) for row in rows]
     slow = [one for one in told if one[2] != "none"]
-    assert len(made.findings.rows) == len(slow) / 2 >= 2
+    assert len(made.rows) == len(slow) / 2 >= 2
     assert len(held) == len(set(told)) == len(told) == len(slow) + 2 * 2  # all fast in between
     assert {memory for memory, *_ in told} == {"of the host", "of another GPU"}
     assert {row.card_id for row in rows} == {cards[0].id}
@@ -110,9 +110,9 @@ def test_a_process_with_a_peer_sees_both_cards_its_own_first():
 
 def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
     with pytest.raises(UsageError, match="no neighbour"):
-        results.perform(find("peer"), database, cards[0], StudyOptions(VARIANT, True))
+        results.perform(STUDIES["peer"], database, cards[0], StudyOptions(VARIANT, True))
     with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
-        results.perform(find("peer"), database, cards[0], plan(cards))
+        results.perform(STUDIES["peer"], database, cards[0], plan(cards))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there is a second GPU")

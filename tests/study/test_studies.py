@@ -15,7 +15,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.reuse import satisfies
-from farm.study import STUDIES, find, results
+from farm.study import STUDIES, results
 from farm.study.conditions import data, simultaneous
 from farm.study.laboratory import Laboratory, Sample, StudyOptions
 from farm.study.sums import against_whole
@@ -28,7 +28,7 @@ VARIANT = Variant("squeezenet1_1", 1, 224)
 @pytest.fixture
 def perform(database, cards):
     def run(name, **plan):
-        return results.perform(find(name), database, cards[0], StudyOptions(VARIANT, True, **plan))
+        return results.perform(STUDIES[name], database, cards[0], StudyOptions(VARIANT, True, **plan))
 
     return run
 
@@ -48,8 +48,8 @@ def test_readings_of_a_study_are_kept_with_their_circumstances_and_never_reused(
         assert row.details["study"]["window_s"] in (0.05, 0.1, 0.2, 0.5)
         assert "study" in row.flags
         assert not satisfies(row, Stopping())
-    assert [row["window_s"] for row in made.findings.rows] == [0.05, 0.1, 0.2, 0.5]
-    assert made.findings.rows[-1]["time_off_most"] == 0
+    assert [row["window_s"] for row in made.rows] == [0.05, 0.1, 0.2, 0.5]
+    assert made.rows[-1]["time_off_most"] == 0
 
 
 class Scripted(Laboratory):
@@ -75,6 +75,7 @@ class Scripted(Laboratory):
         energy_mj = self.energy_mj(sample, circumstances)
         figures = {"energy_mj": energy_mj, "energy_half_width_mj": 3.0, "power_w": 300.0}
         figures |= {"time_us": self.time_us(sample, circumstances), "time_half_width_us": 0.3}
+        self.readings.append(str(len(self.asked)))
         return tables.ReadingRow(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
 
 
@@ -166,13 +167,13 @@ def test_the_interval_of_time_is_judged_too_and_alone_where_there_is_no_energy(c
 
 def test_averaging_tells_how_far_off_each_figure_is(perform):
     made = perform("averaging", tuples=2)
-    assert [row["figure"] for row in made.findings.rows] == ["mean", "median", "trimmed mean"]
-    assert all(row["off"] == pytest.approx(0) and row["spread"] == pytest.approx(0) for row in made.findings.rows)
+    assert [row["figure"] for row in made.rows] == ["mean", "median", "trimmed mean"]
+    assert all(row["off"] == pytest.approx(0) and row["spread"] == pytest.approx(0) for row in made.rows)
 
 
 def test_residency_holds_the_sum_of_each_policy_against_the_same_whole(database, perform):
     made = perform("residency")
-    rows = {row["residency"]: row for row in made.findings.rows}
+    rows = {row["residency"]: row for row in made.rows}
     assert set(rows) == {"resident", "reuse", "stream"}
     assert len({row["sum_time_us"] for row in rows.values()}) == 1  # a simulated card has no cache
     assert rows["stream"]["gap_time"] == pytest.approx(
@@ -206,7 +207,7 @@ def test_progress_counts_the_readings_and_says_them_in_words(database, cards):
     said = []
     for name in ("windows", "averaging", "residency", "launch", "data"):
         lines = []
-        made = results.perform(find(name), database, cards[0], StudyOptions(VARIANT, True, 1), lines.append)
+        made = results.perform(STUDIES[name], database, cards[0], StudyOptions(VARIANT, True, 1), lines.append)
         counts = [line.partition(":")[0] for line in lines]
         assert counts == [f"{number} of {len(made.readings)}" for number in range(1, len(lines) + 1)]
         said += lines
@@ -217,28 +218,28 @@ def test_progress_counts_the_readings_and_says_them_in_words(database, cards):
 
 def test_a_sum_of_some_tuples_is_not_drawn_beside_the_whole_and_the_title_says_what_was_read(database, cards):
     asked = dataclasses.replace(VARIANT, batch=2)
-    made = results.perform(find("launch"), database, cards[0], StudyOptions(asked, True, 2))
-    assert {name for bar in made.findings.charts[0].bars.values() for name in bar} == {"whole"}
+    made = results.perform(STUDIES["launch"], database, cards[0], StudyOptions(asked, True, 2))
+    assert {name for bar in made.charts[0].bars.values() for name in bar} == {"whole"}
     assert made.variant == VARIANT  # a quick go reads batch 1 alone
     assert "1x224" in made.title
-    made = results.perform(find("launch"), database, cards[0], StudyOptions(VARIANT, True))
-    assert {name for bar in made.findings.charts[0].bars.values() for name in bar} == {"whole", "sum"}
+    made = results.perform(STUDIES["launch"], database, cards[0], StudyOptions(VARIANT, True))
+    assert {name for bar in made.charts[0].bars.values() for name in bar} == {"whole", "sum"}
 
 
 def test_without_all_tuples_what_is_drawn_of_residency_is_the_change_of_time(perform):
-    (chart,) = perform("residency", tuples=2).findings.drawable
+    (chart,) = perform("residency", tuples=2).drawable
     assert {name: set(row) for name, row in chart.bars.items()} == {
         "reuse": {"median", "most"},
         "stream": {"median", "most"},
     }
-    assert len(perform("residency").findings.drawable) == 2
+    assert len(perform("residency").drawable) == 2
 
 
 def test_launch_never_mixes_the_two(database, perform):
     made = perform("launch", tuples=3)
-    assert all(row["gap_time"] is None for row in made.findings.rows)  # three tuples are not the model
-    assert [row["launch"] for row in made.findings.rows] == ["graph", "eager"]
-    assert any("Launch gap" in note for note in made.findings.notes)
+    assert all(row["gap_time"] is None for row in made.rows)  # three tuples are not the model
+    assert [row["launch"] for row in made.rows] == ["graph", "eager"]
+    assert any("Launch gap" in note for note in made.notes)
     with database.read() as session:
         protocols = {row.id: row.launch for row in session.exec(select(tables.ProtocolRow))}
     assert {(protocols[row.protocol_id], row.details["study"]["launch"]) for row in rows_of(database)} == {
@@ -249,14 +250,14 @@ def test_launch_never_mixes_the_two(database, perform):
 
 def test_data_reads_each_tuple_with_the_values_that_the_model_shows_it(database, perform):
     made = perform("data", tuples=4)
-    assert len(made.findings.rows) == 4
+    assert len(made.rows) == 4
     assert {row.details["study"]["data"] for row in rows_of(database)} >= {"normal", "zeros"}
 
 
 def test_simultaneous_reads_the_same_list_alone_and_beside_its_neighbours(database, cards, perform):
     made = perform("simultaneous", tuples=3, neighbours=tuple(cards[1:]))
-    assert len(made.findings.rows) == 4  # the whole as well
-    assert all(row["change_time"] == pytest.approx(0) for row in made.findings.rows)
+    assert len(made.rows) == 4  # the whole as well
+    assert all(row["change_time"] == pytest.approx(0) for row in made.rows)
     assert {row.card_id for row in rows_of(database)} == {cards[0].id}
     for card in cards:
         CardLock(card.id, settings().lock_dir).acquire().release()
@@ -272,9 +273,9 @@ def test_the_neighbours_are_held_while_the_card_is_read_alone(database, cards):
             held.append(line)
 
     plan = StudyOptions(VARIANT, True, 1, (cards[1],))
-    made = results.perform(find("simultaneous"), database, cards[0], plan, say)
+    made = results.perform(STUDIES["simultaneous"], database, cards[0], plan, say)
     assert len(held) == 2  # the whole and a tuple
-    (count,) = [int(note.split()[4]) for note in made.findings.notes if note.endswith("on card 1.")]
+    (count,) = [int(note.split()[4]) for note in made.notes if note.endswith("on card 1.")]
     assert count >= 1
 
 
@@ -400,10 +401,8 @@ def test_a_drawing_that_fails_costs_no_findings(cards, tmp_path):
     assert "7 readings kept" in done.stdout
 
 
-def test_every_study_has_its_measurement_and_no_other_name_is_taken():
+def test_every_study_has_its_measurement():
     import importlib
 
-    for study in STUDIES:
+    for study in STUDIES.values():
         assert callable(getattr(importlib.import_module(f"farm.study.{study.module}"), study.name))
-    with pytest.raises(UsageError, match="no study"):
-        find("findings")
