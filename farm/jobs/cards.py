@@ -291,15 +291,15 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
 
     Counted from the last item that it began or that was published for it. Cards without waiting items are left out.
     """
-    item, farms = Item, {card.id: farm_of(card.worker) for card in found}
+    farms = {card.id: farm_of(card.worker) for card in found}
     if not farms:
         return {}
-    published_at_s = case((col(item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(item.published_at_s)))
+    published_at_s = case((col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(Item.published_at_s)))
     asked = (
-        select(item.card_id, Job.farm, func.max(published_at_s), func.max(item.started_at_s))
-        .join(Job, col(Job.id) == col(item.job_id))
-        .where(col(item.card_id).in_(farms))
-        .group_by(col(item.card_id), col(Job.farm))
+        select(Item.card_id, Job.farm, func.max(published_at_s), func.max(Item.started_at_s))
+        .join(Job, col(Job.id) == col(Item.job_id))
+        .where(col(Item.card_id).in_(farms))
+        .group_by(col(Item.card_id), col(Job.farm))
     )
     now_s = read_clock_s(session)
     return {

@@ -108,7 +108,8 @@ def claim(
     while True:
         try:
             with database.write() as session:
-                taken = _claim(session, item_id, card_id, claimable, holder, software_id, lease_s, max_attempts)
+                held = {"holder": holder, "lease_until_s": database_now() + lease_s}
+                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held)
             break
         except IntegrityError:  # another item has the key: it is being measured, or was until its lease ended
             if not _free_key(database, item_id, software_id):
@@ -117,8 +118,7 @@ def claim(
             with database.write() as session:
                 closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
                 rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-            closed = Closed(True, tuple((job_id, number) for job_id, number in rounds))
-            taken = Declined(DeclineReason.REFUSED, closed)
+            taken = Declined(DeclineReason.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
             break
     if isinstance(taken, Claim):
         return taken
@@ -130,11 +130,10 @@ def _claim(
     session: Session,
     item_id: int,
     card_id: str,
-    claimable: ColumnElement[bool],
-    holder: str,
     software_id: str,
-    lease_s: float,
     max_attempts: int,
+    claimable: ColumnElement[bool],
+    held: Mapping[str, Any],
 ) -> Claim | Declined:
     """The claim or the reason against it, with the rounds that may have no open item any more."""
     # One query for all three: on a busy card these queries are most of the pause between two items.
@@ -159,10 +158,7 @@ def _claim(
         return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
     key = subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
-    lease_until_s = database_now() + lease_s
-    taken = item_state.CLAIM.update(
-        claimable, token=token, holder=holder, claim_key=key, lease_until_s=lease_until_s, subject_key=key
-    )
+    taken = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
     return _describe(session, item, job, request, token) if session.exec(taken).rowcount else _GONE
 
 
