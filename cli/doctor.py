@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,22 @@ if TYPE_CHECKING:
 
 def doctor(as_json: AsJson = False) -> None:
     """Check this host and its farm: each line says ok, or what to do."""
-    from farm.doctor import summary, wrong_settings
+    from farm.doctor import problem
     from farm.doctor.database import database_checks
     from farm.doctor.host import host_checks
-    from farm.settings import settings_but_wrong_ones
+    from farm.settings import NEXT_STEP, settings_but_wrong_ones
 
     current, wrong = settings_but_wrong_ones()
-    checks = list(wrong_settings(wrong))
-    if not wrong:
+    checks = [problem("settings", one, NEXT_STEP) for one in wrong]
+    if not wrong:  # else the other checks use defaults, and the broker is not asked
         from tasks.broker_checks import broker_checks
 
         checks += broker_checks(current)
     checks += [*database_checks(current), *host_checks(current)]
-    counts = summary(checks)
+    levels = Counter(check.level for check in checks)
+    counts = {level: levels[level] for level in ("ok", "warning", "problem")}
     if as_json:
-        emit_json({"checks": [check.to_json() for check in checks], "counts": dict(counts)})
+        emit_json({"checks": [check.to_json() for check in checks], "counts": counts})
     else:
         with writing():
             _print(checks, counts)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.output import console, emit, emit_json, say, show
 from farm.types.format import plural, span
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from farm.jobs.create import JobPreview
     from farm.jobs.jobs import Progress
     from farm.report.report import Report
@@ -66,11 +64,45 @@ def follow(
     """
     if not job_ids:
         return
+    from cli import lists
+
     out = console(stderr=not on_stdout)
-    if out.file.isatty():
-        _follow_live(database, job_ids, tend, out, transient=not on_stdout)
-    else:
-        _follow_plainly(database, job_ids, tend)
+    with contextlib.ExitStack() as stack:
+        show_progress = _plain_lines()
+        if out.file.isatty():
+            from rich.live import Live
+
+            live = stack.enter_context(Live(console=out, refresh_per_second=4, transient=not on_stdout))
+
+            def show_progress(progresses: list[Progress]) -> None:
+                live.update(lists.progress_bars(progresses))
+
+        while True:
+            progresses = next_progress(database, job_ids)
+            show_progress(progresses)
+            if ended(progresses):
+                return
+            time.sleep(POLL_S)
+            tend()
+
+
+def _plain_lines() -> Callable[[list[Progress]], None]:
+    """A function that prints a line for each job that has changed, every few seconds and at the end."""
+    from cli import lists
+
+    last: dict[str, str] = {}
+    said_at_s = 0.0
+
+    def lines(progresses: list[Progress]) -> None:
+        nonlocal said_at_s
+        if ended(progresses) or time.monotonic() - said_at_s >= PLAIN_LINE_S:
+            for job in progresses:
+                if (text := lists.progress_line(job)) != last.get(job.job_id):
+                    say(text)
+                    last[job.job_id] = text
+            said_at_s = time.monotonic()
+
+    return lines
 
 
 def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
@@ -101,42 +133,6 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
             time.sleep(5.0)
 
 
-def _follow_live(
-    database: Database, job_ids: Sequence[str], tend: Callable[[], None], out: Console, *, transient: bool
-) -> None:
-    from rich.live import Live
-
-    from cli import lists
-
-    progresses = progress_of(database, job_ids)
-    with Live(lists.progress_bars(progresses), console=out, refresh_per_second=4, transient=transient) as live:
-        while not ended(progresses):
-            time.sleep(POLL_S)
-            tend()
-            progresses = next_progress(database, job_ids)
-            live.update(lists.progress_bars(progresses))
-
-
-def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
-    from cli import lists
-
-    last: dict[str, str] = {}
-    said_at_s = 0.0
-    while True:
-        progresses = next_progress(database, job_ids)
-        over = ended(progresses)
-        if over or time.monotonic() - said_at_s >= PLAIN_LINE_S:
-            for job in progresses:
-                if (text := lists.progress_line(job)) != last.get(job.job_id):
-                    say(text)
-                    last[job.job_id] = text
-            said_at_s = time.monotonic()
-        if over:
-            return
-        time.sleep(POLL_S)
-        tend()
-
-
 def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submissions, *, as_json: bool) -> None:
     """Print what jobs would measure.
 
@@ -147,8 +143,7 @@ def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submiss
     new = sum(one.new for _, one in found)
     if as_json:
         jobs = [one.to_json() for _, one in found]
-        left_out = {"skipped": submissions.skipped, "refused": submissions.refused}
-        emit_json({"jobs": jobs, **left_out, "expected_s": expected_s})
+        emit_json({"jobs": jobs, **left_out(submissions), "expected_s": expected_s})
     else:
         for job, one in found:
             cards = f"{len(job.cards)} {plural('card', len(job.cards))} ({job.cards[0].model})"
@@ -160,6 +155,11 @@ def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submiss
         time_left = f", {span(expected_s)} or more" if new else ""
         emit(f"In all {new} to measure{time_left}. Nothing was started (--dry-run).")
     submissions.check_refused(len(found) + len(submissions.skipped))
+
+
+def left_out(submissions: Submissions) -> dict[str, Any]:
+    """The JSON of what has no job."""
+    return {"skipped": submissions.skipped, "refused": submissions.refused}
 
 
 def conclude(database: Database, submissions: Submissions, *, as_json: bool, check: bool) -> None:
@@ -174,8 +174,7 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
     with database.read() as session:
         built = [reports.build(session, job_id) for job_id in submissions.shown_ids]
     if as_json:
-        left_out = {"skipped": submissions.skipped, "refused": submissions.refused}
-        emit_json({"reports": [one.to_json() for one in built], **left_out})
+        emit_json({"reports": [one.to_json() for one in built], **left_out(submissions)})
     else:
         from cli import report_tables
 

@@ -1,6 +1,6 @@
 """Lists as tables: jobs and their progress, cards, tuples, models, readings, comparisons. Formatting, no logic.
 
-The lists take the rows that the verbs print with ``--json``, so that both show the same. A missing key is a dash.
+The lists take the rows that the commands print with ``--json``, so that both show the same. A missing key is a dash.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from cli import tables
 from cli.tables import Row, Text, cell, clipped
@@ -48,15 +47,15 @@ def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
     return tables.filled(
         rows,
         [
-            ("job", lambda row: cell(row, "id")),
-            ("title", lambda row: cell(row, "title")),
+            ("job", "id"),
+            ("title", "title"),
             ("state", lambda row: tables.state(f"of {row['origin']}" if row.get("origin") else row.get("state"))),
             (">items", lambda row: part_of(row.get("closed", 0), row.get("items", 0))),
-            (">accuracy\ntime", lambda row: percent(row.get("accuracy_time"))),
-            (">accuracy\nenergy", lambda row: percent(row.get("accuracy_energy"))),
-            (">coverage", lambda row: percent(row.get("coverage"))),
+            (">accuracy\ntime", "accuracy_time", percent),
+            (">accuracy\nenergy", "accuracy_energy", percent),
+            (">coverage", "coverage", percent),
             ("verdict", lambda row: tables.outcome(row["outcome"]) if row.get("outcome") else ""),
-            (">age", lambda row: span(None if row.get("created_at_s") is None else now_s - row["created_at_s"])),
+            (">age", "created_at_s", lambda made_s: span(None if made_s is None else now_s - made_s)),
         ],
         drops=("coverage", "items", "age", "accuracy energy", "accuracy time"),
     )
@@ -78,43 +77,41 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             ("model", lambda row: clipped(cell(row, "model"), 24)),
             ("host", host),
             ("state", lambda row: tables.state(row.get("state"), str(row.get("state_reason") or ""))),
-            (">waiting", lambda row: cell(row, "waiting")),
-            (">items/h", lambda row: cell(row, "done_last_hour")),
-            (">seen", lambda row: span(row.get("last_seen_ago_s"))),
+            (">waiting", "waiting"),
+            (">items/h", "done_last_hour"),
+            (">seen", "last_seen_ago_s", span),
             ("measuring", lambda row: clipped(str(row.get("measuring") or ""), 60)),
         ],
         drops=("items/h", "seen", "waiting", "host", "measuring"),
     )
 
 
-def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
+def operators(rows: Sequence[Row], title: str) -> RenderableType:
     """Keys: label, count, flops_per_call, bytes_per_call, estimated_cost_share (a fraction)."""
 
-    def total(key: str) -> int:
-        return sum(row.get("count", 0) * (row.get(key) or 0) for row in rows)
+    def total(key: str, unit: str) -> str:
+        return count_of(sum(row.get("count", 0) * (row.get(key) or 0) for row in rows), unit)
 
+    calls = str(sum(row.get("count", 0) for row in rows))
     table = tables.filled(
         rows,
         [
-            ("operator tuple", lambda row: cell(row, "label")),
-            (">calls", lambda row: cell(row, "count")),
-            (">FLOP a call", lambda row: count_of(row.get("flops_per_call"), "FLOP")),
-            (">bytes a call", lambda row: count_of(row.get("bytes_per_call"), "B")),
-            (">of the cost", lambda row: percent(row.get("estimated_cost_share"))),
+            ("operator tuple", "label"),
+            (">calls", "count"),
+            (">FLOP a call", "flops_per_call", "FLOP"),
+            (">bytes a call", "bytes_per_call", "B"),
+            (">of the cost", "estimated_cost_share", percent),
         ],
         drops=("bytes a call", "FLOP a call"),
+        total=(
+            f"{len(rows)} {plural('tuple', len(rows))}",
+            calls,
+            total("flops_per_call", "FLOP"),
+            total("bytes_per_call", "B"),
+            "",
+        ),
     )
-    table.add_section()
-    tables.row(
-        table,
-        f"{len(rows)} {plural('tuple', len(rows))}",
-        str(sum(row.get("count", 0) for row in rows)),
-        count_of(total("flops_per_call"), "FLOP"),
-        count_of(total("bytes_per_call"), "B"),
-        "",
-        style="bold",
-    )
-    return Group(Text(title, style="bold"), table) if title else table
+    return Group(Text(title, style="bold"), table)
 
 
 def models(rows: Sequence[Row]) -> RenderableType:
@@ -124,18 +121,18 @@ def models(rows: Sequence[Row]) -> RenderableType:
 
     def sizes(row: Row) -> str:
         size, length = row.get("input_size"), row.get("length")
-        words = [f"{length}{' tokens' if row.get('phases') else ''}"] if length else []
-        return " + ".join([*words, *([f"{size} px"] if size else [])]) or NOTHING
+        words = [f"{length}{' tokens' if row.get('phases') else ''}" if length else "", f"{size} px" if size else ""]
+        return " + ".join(filter(None, words)) or NOTHING
 
     return tables.filled(
         rows,
         [
-            ("model", lambda row: cell(row, "name")),
-            ("task", lambda row: cell(row, "task")),
+            ("model", "name"),
+            ("task", "task"),
             (">input", sizes),
-            (">parameters", lambda row: count_of(row.get("parameters"), "").strip()),
-            (">FLOP a pass", lambda row: count_of(row.get("flops"), "FLOP")),
-            ("", lambda row: str(row.get("note") or "")),
+            (">parameters", "parameters", ""),
+            (">FLOP a pass", "flops", "FLOP"),
+            ("", lambda row: row.get("note") or ""),
         ],
         drops=("task", ""),
     )
@@ -143,20 +140,21 @@ def models(rows: Sequence[Row]) -> RenderableType:
 
 def readings(rows: Sequence[Row]) -> RenderableType:
     """Keys as of `farm.report.lookup.LookupRow`."""
+
+    def label(row: Row) -> str:
+        return row["label"] + ("" if row["data_class"] == "normal" else f", {row['data_class']}")
+
     imported = any(row["origin"] for row in rows)
     return tables.filled(
         rows,
         [
-            (
-                "reading of",
-                lambda row: row["label"] + ("" if row["data_class"] == "normal" else f", {row['data_class']}"),
-            ),
-            (">time", lambda row: quantity(row["time_us"], TIME)),
-            (">energy", lambda row: quantity(row["energy_mj"], ENERGY)),
-            (">power", lambda row: quantity(row["power_w"], POWER)),
+            ("reading of", label),
+            (">time", "time_us", TIME),
+            (">energy", "energy_mj", ENERGY),
+            (">power", "power_w", POWER),
             ("card", lambda row: clipped(cell(row, "card_model").removeprefix("NVIDIA "), 16)),
             ("torch", lambda row: clipped(cell(row, "torch").partition("+")[0], 12)),
-            (">age", lambda row: span(row["age_s"])),
+            (">age", "age_s", span),
             *([("from", lambda row: clipped(row["origin"] or "here", 16))] if imported else []),
         ],
         drops=("from", "torch", "age", "power", "card"),
@@ -166,26 +164,23 @@ def readings(rows: Sequence[Row]) -> RenderableType:
 # ------------------------------------------------------------------------------------------------- progress
 
 
-def progress_bars(jobs: Sequence[Progress], *, width: int = 16) -> RenderableType:
+def progress_bars(jobs: Sequence[Progress]) -> RenderableType:
     """The progress of jobs for a terminal: a bar of each job's items, and what each card measures now."""
     blocks: list[RenderableType] = []
     for job in jobs:
         line = tables.grid(4)
         line.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
-        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=width, finished_style="green")
+        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=16, finished_style="green")
         title = Text(job.title, style="bold")
         tables.row(line, title, bar, f"{job.closed}/{job.total}", Text(_job_details(job), style="dim"))
         blocks.append(line)
-        if job.state != "open":
-            continue
         measuring = tables.grid(3)
-        for card_id, label in job.current:
+        for card_id, label in job.current if job.state == "open" else ():
             card = Text(tables.short_id(card_id), style="cyan")
             tables.row(measuring, " ", card, Text(label, no_wrap=True, overflow="ellipsis"))
-        if job.message:
+        if job.message and job.state == "open":
             tables.row(measuring, " ", "", Text(job.message, style="yellow"))
-        if measuring.row_count:
-            blocks.append(measuring)
+        blocks += [measuring] if measuring.row_count else []
     return Group(*blocks)
 
 
@@ -197,12 +192,14 @@ def progress_line(job: Progress) -> str:
 
 def _job_details(job: Progress) -> str:
     failed = job.counts.get("failed", 0)
-    words = [f"{job.reused} reused" if job.reused else "", f"{failed} failed" if failed else ""]
-    words.append(f"round {job.round}" if job.round > 1 else "")
-    if job.state == "open":
-        words.append(f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else "")
-    else:
-        words.append(f"{job.state} in {span(job.elapsed_s)}")
+    ended = f"{job.state} in {span(job.elapsed_s)}"
+    left = f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else ""
+    words = (
+        f"{job.reused} reused" if job.reused else "",
+        f"{failed} failed" if failed else "",
+        f"round {job.round}" if job.round > 1 else "",
+        left if job.state == "open" else ended,
+    )
     return ", ".join(filter(None, words))
 
 
@@ -219,30 +216,23 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     if found.total is None:
         parts += [Text(), Text("They have no tuple in common.")]
     else:
-        types = _differences("operator", found.types)
-        types.add_section()
-        tables.row(types, *_difference_cells(found.total), style="bold")
-        parts += [Text(), types]
+        parts += [Text(), _differences("operator", found.types, total=_difference_cells(found.total))]
         if limit and found.tuples:
             parts += [Text(), _differences("tuple", found.tuples[:limit])]
-            if len(found.tuples) > limit:
-                left = len(found.tuples) - limit
+            if (left := len(found.tuples) - limit) > 0:
                 parts.append(Text(f"  {left} more with smaller changes; -n shows them.", style="dim"))
     for name, only in (("A", found.only_a), ("B", found.only_b)):
         if only:
             parts += [Text(), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
             parts += [Text(f"  {label}") for label in only[: limit or SHOWN]]
-            if len(only) > (limit or SHOWN):
-                parts.append(Text(f"  {len(only) - (limit or SHOWN)} more", style="dim"))
+            if (left := len(only) - (limit or SHOWN)) > 0:
+                parts.append(Text(f"  {left} more", style="dim"))
     return Group(*parts)
 
 
-def _differences(head: str, rows: Sequence[ComparedRow]) -> Table:
+def _differences(head: str, rows: Sequence[ComparedRow], total: Sequence[Any] = ()) -> RenderableType:
     heads = (head, ">calls", ">time A", ">time B", ">change", ">energy A", ">energy B", ">change")
-    table = tables.ruled(*heads, drops=("calls", "energy A", "energy B", "time A"))
-    for entry in rows:
-        tables.row(table, *_difference_cells(entry))
-    return table
+    return tables.ruled(heads, map(_difference_cells, rows), ("calls", "energy A", "energy B", "time A"), total)
 
 
 def _difference_cells(entry: ComparedRow) -> list[Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 
-from cli.tables import Text, grid, row, ruled
+from cli.tables import Text, filled, grid, row, ruled
 from farm.estimate.estimate import PerToken
 from farm.types.format import ENERGY, NOTHING, TIME, Units, interval, percent, plural, quantity, span
 
@@ -29,25 +29,19 @@ _SHARES = {"measured": "measured", "predicted": "predicted", "unseen_types": "of
 def generation(found: Generation) -> RenderableType:
     """A generated text: the prompt, a decode at each measured length of the cache, and the sum."""
     prompt = found.prefill.variant
-    table = ruled("", ">time", ">energy", drops=())
-    for one in (found.prefill, *found.decodes):
-        energy = one.whole_energy or one.energy
-        row(table, str(one.variant), interval(one.whole_time or one.time, TIME), interval(energy, ENERGY))
-    table.add_section()
-    sums = (interval(found.time, TIME), interval(found.energy, ENERGY))
-    row(table, f"{found.tokens} tokens after it", *sums, style="bold")
+    rows = [
+        (str(one.variant), interval(one.whole_time or one.time, TIME), interval(one.whole_energy or one.energy, ENERGY))
+        for one in (found.prefill, *found.decodes)
+    ]
+    total = (f"{found.tokens} tokens after it", interval(found.time, TIME), interval(found.energy, ENERGY))
     per_token = str(PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj))
-    return Group(
-        Text(f"{prompt}, then {found.tokens} tokens each", style="bold"),
-        table,
-        Text(f"  {per_token.replace('a pass', 'generated')}"),
-        *(Text(f"  {note}") for note in found.notes),
-    )
+    notes = (per_token.replace("a pass", "generated"), *found.notes)
+    title = Text(f"{prompt}, then {found.tokens} tokens each", style="bold")
+    return Group(title, ruled(("", ">time", ">energy"), rows, total=total), *(Text(f"  {note}") for note in notes))
 
 
 def estimate(found: Estimate) -> RenderableType:
-    table = grid(2)
-    software = found.software
+    software, number = found.software, len(found.missing)
     lines = {
         "card": found.card_model,
         "software": f"torch {software.torch}, CUDA {software.cuda or NOTHING}, driver {software.driver or NOTHING}",
@@ -59,9 +53,8 @@ def estimate(found: Estimate) -> RenderableType:
     if found.whole_time:
         energy = f", {interval(found.whole_energy, ENERGY)}" if found.whole_energy else ""
         lines["whole model"] = f"{interval(found.whole_time, TIME)}{energy}, measured"
-    if per_token := str(found.per_token):
-        lines["tokens"] = per_token
-    if found.predicted_us is not None and found.missing:
+    lines["tokens"] = str(found.per_token)
+    if found.predicted_us is not None and number:
         bound = " at least" if found.total_time and found.total_time.low is None else ""
         lines["the rest"] = f"predicted {quantity(found.predicted_us, TIME)}{bound} (model `{found.predictor}`)"
         if not bound:
@@ -69,33 +62,38 @@ def estimate(found: Estimate) -> RenderableType:
             lines["together"] = ", ".join(filter(None, totals))
             shares = (f"{percent(share)} {_SHARES[name]}" for name, share in found.shares.items() if share)
             lines["made of"] = ", ".join(shares)
-    if number := len(found.missing):
+    if number:
         card_time = f"measuring takes about {span(found.measuring_rest_s)} of a card"
         lines["missing"] = f"{number} {plural('tuple', number)}; {card_time}"
     if found.other_data_calls:
         lines["data"] = f"{found.other_data_calls} calls in another class of data than in the model"
-    if found.flags:
-        lines["flags"] = ", ".join(f"{name} ×{number}" for name, number in found.flags.items())
-    if foreign := [f"{number} from {name}" for name, number in found.origins.items() if name]:
-        lines["readings"] = ", ".join(foreign)
+    lines["flags"] = ", ".join(f"{name} ×{flagged}" for name, flagged in found.flags.items())
+    lines["readings"] = ", ".join(f"{count} from {name}" for name, count in found.origins.items() if name)
     if found.oldest_at_s:
         lines["age"] = f"the oldest reading is {span(time.time() - found.oldest_at_s)} old"
+    table = grid(2)
     for name, value in lines.items():
-        row(table, f"  {name}", value)
-    notes = [Text(f"  {note}") for note in found.notes]
-    parts: list[RenderableType] = [Text(str(found.variant), style="bold"), table, *notes]
-    if found.missing:
-        extra = ["predicted"] if found.predictor else []
-        entries = {entry.operator_id: entry for entry in found.missing}
-        head = "without a reading, what would narrow it most first" if found.narrowing else "not covered"
-        missing = ruled(head, ">calls", ">of the cost", *(f">{name}" for name in extra), drops=extra)
-        for entry in [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING]:
-            values = [predicted_call(entry)] if extra else []
-            row(missing, entry.label, str(entry.calls), percent(entry.share), *values)
-        parts += [Text(""), missing]
-        if (more := len(found.missing) - MOST_MISSING) > 0:
-            parts.append(Text(f"  {more} more; --json lists them.", style="dim"))
-    return Group(*parts)
+        if value:
+            row(table, f"  {name}", value)
+    parts = [Text(f"  {note}") for note in found.notes] + ([Text(""), _missing(found)] if number else [])
+    return Group(Text(str(found.variant), style="bold"), table, *parts)
+
+
+def _missing(found: Estimate) -> RenderableType:
+    """The tuples without a reading."""
+    extra = [(">predicted", _predicted_call)] if found.predictor else []
+    entries = {entry.operator_id: entry for entry in found.missing}
+    head = "without a reading, what would narrow it most first" if found.narrowing else "not covered"
+    missing = filled(
+        [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
+        [(head, "label"), (">calls", "calls"), (">of the cost", "share", percent), *extra],
+        drops=["predicted"] if extra else (),
+    )
+    return Group(missing, *_more(len(entries) - MOST_MISSING))
+
+
+def _more(number: int) -> list[Text]:
+    return [Text(f"  {number} more; --json lists them.", style="dim")] if number > 0 else []
 
 
 def predicted(found: PredictedValue | None, units: Units) -> str:
@@ -106,7 +104,7 @@ def predicted(found: PredictedValue | None, units: Units) -> str:
     return quantity(found.value, units) + (f" ({ends})" if ends != NOTHING else "")
 
 
-def predicted_call(entry: MissingTuple) -> str:
+def _predicted_call(entry: MissingTuple) -> str:
     """One call, with a mark if its operator type has no reading."""
     if entry.predicted_low_us is None or entry.predicted_high_us is None:
         return quantity(entry.predicted_us, TIME)
@@ -117,20 +115,16 @@ def predicted_call(entry: MissingTuple) -> str:
 
 def curve(found: Sequence[Estimate]) -> RenderableType:
     """A row for each size."""
-    table = ruled("", ">time", ">90 %", ">energy", ">90 %", ">measured", ">predicted", drops=())
+    rows = []
     for one in found:
-        time, energy, shares = one.total_time, one.total_energy, one.shares
-        row(
-            table,
-            str(one.variant),
-            quantity(time.value if time else one.time.value, TIME),
-            _ends(time, TIME),
-            quantity(energy.value if energy else one.energy.value if one.energy else None, ENERGY),
-            _ends(energy, ENERGY),
-            percent(shares["measured"]) if shares else percent(one.coverage),
-            percent(1 - shares["measured"]) if shares else NOTHING,
-        )
+        time, energy = one.total_time or one.time, one.total_energy or one.energy
+        times = quantity(time.value, TIME), _ends(one.total_time, TIME)
+        energies = quantity(energy.value if energy else None, ENERGY), _ends(one.total_energy, ENERGY)
+        measured = one.shares.get("measured", one.coverage)
+        shares = percent(measured), percent(1 - measured) if one.shares else NOTHING
+        rows.append((str(one.variant), *times, *energies, *shares))
     notes = dict.fromkeys(note for one in found for note in one.notes)
+    table = ruled(("", ">time", ">90 %", ">energy", ">90 %", ">measured", ">predicted"), rows)
     return Group(Text(f"on {found[0].card_model}", style="bold"), table, *(Text(f"  {note}") for note in notes))
 
 
@@ -142,16 +136,16 @@ def _ends(found: PredictedValue | None, units: Units) -> str:
 
 def narrowed(before: Estimate, after: Estimate) -> RenderableType:
     """An estimate before and after some measurements."""
-    table = ruled("", ">time", ">energy", ">measured", drops=())
-    for name, one in (("before", before), ("with the new readings", after)):
-        row(
-            table,
+    rows = [
+        (
             name,
             predicted(one.total_time, TIME) or interval(one.time, TIME),
             predicted(one.total_energy, ENERGY) or interval(one.energy, ENERGY),
             percent(one.shares.get("measured", one.coverage)),
         )
-    return Group(table, Text(""))
+        for name, one in (("before", before), ("with the new readings", after))
+    ]
+    return Group(ruled(("", ">time", ">energy", ">measured"), rows), Text(""))
 
 
 # -- farm predict
@@ -160,103 +154,89 @@ def narrowed(before: Estimate, after: Estimate) -> RenderableType:
 def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> RenderableType:
     """All predictors in one table, and the errors of the best one in detail."""
     best = min(found, key=lambda one: score.median if (score := one.families["time_us"]) else 1.0)
-    parts: list[RenderableType] = [Text(about, style="bold"), Text("")]
-    if any(one.cross_validation for one in found):
-        parts += [_scores("ten folds", found, "cross_validation"), Text("")]
-    parts += [_scores(left_out, found, "families"), Text("")]
-    parts += [_sums(found), Text(""), _intervals(found), Text("")]
-    for group, scores in (
-        ("type", list(best.by_type.items())[:MOST_PROPOSED]),
-        ("family", list(best.by_family.items())),
-    ):
-        table = ruled(f"time by {group}, {best.predictor}", ">tuples", ">mean", ">median", drops=())
-        for name, score in scores:
-            row(table, name, str(score.count), percent(score.mean), percent(score.median))
-        parts += [table, Text("")]
-    parts.append(_models(best))
+
+    def errors(group: str, scores: Iterable[tuple[str, Score]]) -> RenderableType:
+        heads = (f"time by {group}, {best.predictor}", ">tuples", ">mean", ">median")
+        rows = ((name, str(one.count), percent(one.mean), percent(one.median)) for name, one in scores)
+        return ruled(heads, rows)
+
+    shown = [
+        Text(about, style="bold"),
+        *([_scores("ten folds", found, "cross_validation")] if any(one.cross_validation for one in found) else []),
+        _scores(left_out, found, "families"),
+        _sums(found),
+        _intervals(found),
+        errors("type", list(best.by_type.items())[:MOST_PROPOSED]),
+        errors("family", best.by_family.items()),
+        _models(best),
+    ]
+    parts = [line for part in shown for line in (part, Text(""))][:-1]
     if best.unseen:
         unseen = f"{best.unseen.count} tuples of types that were not learned: median {percent(best.unseen.median)}"
         parts.append(Text(f"  {unseen}"))
-    curves = [one for one in found if one.curve]
-    if curves:
-        table = ruled("tuples learned", *(f">{number}" for number, _ in curves[0].curve), drops=())
-        for one in curves:
-            row(table, one.predictor, *(percent(median) for _, median in one.curve))
-        parts += [Text(""), table]
+    if curves := [one for one in found if one.curve]:
+        heads = ("tuples learned", *(f">{number}" for number, _ in curves[0].curve))
+        rows = ((one.predictor, *(percent(median) for _, median in one.curve)) for one in curves)
+        parts += [Text(""), ruled(heads, rows)]
     return Group(*parts)
 
 
 def plan(found: MeasurementPlan) -> RenderableType:
     """The tuples to measure, those with the largest gain first."""
-    table = ruled("to measure", ">of the uncertainty", ">predicted", "models", drops=["models"])
-    for one in found.proposals[:MOST_PROPOSED]:
-        models = ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")
-        gain = percent(one.gain / found.uncertain)
-        row(table, one.entry.label, gain, quantity(one.entry.predicted_us, TIME), models)
+    table = filled(
+        found.proposals[:MOST_PROPOSED],
+        [
+            ("to measure", lambda one: one.entry.label),
+            (">of the uncertainty", lambda one: one.gain / found.uncertain, percent),
+            (">predicted", lambda one: one.entry.predicted_us, TIME),
+            ("models", lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")),
+        ],
+        drops=["models"],
+    )
     number = len(found.proposals)
-    more = number - MOST_PROPOSED
-    parts = [Text(f"  {more} more; --json lists them.", style="dim")] if more > 0 else []
     gain = percent(min(1.0, sum(one.gain for one in found.proposals) / found.uncertain))
     tuples = f"{number} {plural('tuple', number)}, {gain} of the uncertainty"
-    return Group(table, *parts, Text(f"  {tuples}; about {span(found.seconds)} of a card"))
+    return Group(table, *_more(number - MOST_PROPOSED), Text(f"  {tuples}; about {span(found.seconds)} of a card"))
 
 
 def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
-    heads = [f">{name}" for name in ("time", "within 10 %", "20 %", "power", "energy")]
-    table = ruled(f"{title}: mean, median", *heads, drops=())
-    for one in found:
-        scores = getattr(one, of)
+    def cells(predictor: str, scores: Mapping[str, Score | None]) -> Sequence[str]:
         time = scores.get("time_us")
         within = [percent(time.within_10), percent(time.within_20)] if time else [NOTHING, NOTHING]
-        row(table, one.predictor, _pair(time), *within, _pair(scores.get("power_w")), _pair(scores.get("energy_mj")))
-    return table
+        return predictor, _pair(time), *within, _pair(scores.get("power_w")), _pair(scores.get("energy_mj"))
+
+    heads = (f"{title}: mean, median", ">time", ">within 10 %", ">20 %", ">power", ">energy")
+    return ruled(heads, (cells(one.predictor, getattr(one, of)) for one in found))
 
 
 def _models(best: Evaluation) -> RenderableType:
-    table = ruled(f"whole models, {best.predictor}", ">time", ">measured", ">error", ">energy", ">error", drops=())
-    for one in best.models:
-        energies = one["energy_mj"], one["whole_energy_mj"]
-        row(
-            table,
-            one["model"],
-            quantity(one["time_us"], TIME),
-            quantity(one["whole_time_us"], TIME),
-            f"{100 * (one['time_us'] / one['whole_time_us'] - 1):+.1f} %",
-            quantity(energies[0], ENERGY),
-            f"{100 * (energies[0] / energies[1] - 1):+.1f} %" if all(energies) else NOTHING,
-        )
-    return table
+    def cells(one: Mapping[str, Any], name: str, units: Units) -> Sequence[str]:
+        value, whole = one[name], one[f"whole_{name}"]
+        error = f"{100 * (value / whole - 1):+.1f} %" if value and whole else NOTHING
+        return quantity(value, units), quantity(whole, units), error
+
+    heads = (f"whole models, {best.predictor}", ">time", ">measured", ">error", ">energy", ">error")
+    rows = ((one["model"], *cells(one, "time_us", TIME), *cells(one, "energy_mj", ENERGY)[::2]) for one in best.models)
+    return ruled(heads, rows)
 
 
 def _sums(found: Sequence[Evaluation]) -> RenderableType:
-    table = ruled(
-        "sums of whole models: mean, median",
-        ">time",
-        ">energy",
-        ">5 tuples measured",
-        ">12 measured",
-        ">models",
-        drops=(),
-    )
+    heads = ("sums of whole models: mean, median", ">time", ">energy", ">5 tuples measured", ">12 measured", ">models")
+    rows = []
     for one in found:
-        time = one.sums["time_us"]
-        narrowed = [_pair(one.narrowed.get(number)) for number in (5, 12)]
-        row(table, one.predictor, _pair(time), _pair(one.sums["energy_mj"]), *narrowed, str(time.count if time else 0))
-    return table
+        scores = (one.sums["time_us"], one.sums["energy_mj"], one.narrowed.get(5), one.narrowed.get(12))
+        rows.append((one.predictor, *map(_pair, scores), str(scores[0].count if scores[0] else 0)))
+    return ruled(heads, rows)
 
 
 def _intervals(found: Sequence[Evaluation]) -> RenderableType:
-    table = ruled("90 % intervals: cover, worst, width", ">time", ">power", ">sums, time", ">sums, energy", drops=())
+    heads = ("90 % intervals: cover, worst, width", ">time", ">power", ">sums, time", ">sums, energy")
+    rows = []
     for one in found:
-        row(
-            table,
-            one.predictor,
-            _interval(one.intervals.get("time_us")),
-            _interval(one.intervals.get("power_w")),
-            _interval(one.sum_intervals.get("time_us")),
-            _interval(one.sum_intervals.get("energy_mj")),
-        )
-    return table
+        singles = (one.intervals.get(name) for name in ("time_us", "power_w"))
+        sums = (one.sum_intervals.get(name) for name in ("time_us", "energy_mj"))
+        rows.append((one.predictor, *map(_interval, (*singles, *sums))))
+    return ruled(heads, rows)
 
 
 def _pair(score: Score | None) -> str:

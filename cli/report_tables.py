@@ -50,22 +50,22 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
     Args:
         tuples: the number of heaviest tuples to list as well. A sweep lists all its tuples.
     """
-    sweep, blank = report.kind == "sweep", Text()
-    parts: list[RenderableType] = [_header(report)]
-    if sweep:
-        parts += [blank, _tuples(report, _MOST_SWEEP_ROWS)]
-    else:
-        parts += [blank, _types(report)]
-        parts += [blank, _owners(report)] if report.owners else []
-        parts += [blank, _tuples(report, tuples)] if tuples else []
-        parts += [blank, _comparison(report.verdict)]
-    parts += [blank, *_placements(report)] if report.placements else []
-    if not sweep or report.verdict.flags:
-        parts += [blank, tables.facts(remarks(report))]
-    parts += [blank, _rounds(report)] if len(report.rounds) > 1 else []
-    parts += [blank, *_unmeasured(report.verdict)] if not sweep and report.verdict.unmeasured else []
-    parts += [blank, _verdict(report), Text("  `farm help WORD` explains a word of this report.", style="dim")]
-    return Group(*parts)
+    sweep, verdict = report.kind == "sweep", report.verdict
+    tuples = _MOST_SWEEP_ROWS if sweep else tuples
+    parts = [
+        _header(report),
+        None if sweep else _types(report),
+        _owners(report) if report.owners and not sweep else None,
+        _tuples(report, tuples) if tuples else None,
+        None if sweep else _comparison(verdict),
+        _placements(report) if report.placements else None,
+        tables.facts(remarks(report)) if not sweep or verdict.flags else None,
+        _rounds(report) if len(report.rounds) > 1 else None,
+        _unmeasured(verdict) if not sweep and verdict.unmeasured else None,
+        _verdict(report),
+    ]
+    shown = [line for part in parts if part is not None for line in (Text(), part)][1:]
+    return Group(*shown, Text("  `farm help WORD` explains a word of this report.", style="dim"))
 
 
 def _header(report: Report) -> RenderableType:
@@ -97,67 +97,54 @@ def _header(report: Report) -> RenderableType:
     return Group(Text(report.title, style="bold"), facts)
 
 
-def _types(report: Report) -> Table:
+def _types(report: Report) -> RenderableType:
     rows, verdict = report.types, report.verdict
-    with_energy = any(row.energy_mj is not None for row in rows)
     in_model = [row.in_model_us for row in rows if row.in_model_us is not None]
+    in_model_total = quantity(sum(in_model), TIME, 4) if len(in_model) == len(rows) else NOTHING
+    measured, tuples = sum(row.measured_tuples for row in rows), sum(row.tuples for row in rows)
+    energy = quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available"
+    of_energy = [(">energy", "energy_mj", ENERGY, energy), (">share", "energy_share", percent, "")]
     # Each column with its total.
-    columns: list[tuple[str, tables.Cell, str]] = [
-        ("operator", lambda row: row.short_name, "sum"),
-        (">calls", lambda row: str(row.calls), str(sum(row.calls for row in rows))),
-        (
-            ">tuples",
-            lambda row: part_of(row.measured_tuples, row.tuples),
-            part_of(sum(row.measured_tuples for row in rows), sum(row.tuples for row in rows)),
-        ),
-        (
-            ">time",
-            lambda row: quantity(row.time_us, TIME),
-            quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
-        ),
+    columns: list[Any] = [
+        ("operator", "short_name", None, "sum"),
+        (">calls", "calls", None, str(sum(row.calls for row in rows))),
+        (">tuples", lambda row: part_of(row.measured_tuples, row.tuples), None, part_of(measured, tuples)),
+        (">time", "time_us", TIME, quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING),
+        *([(">in model", "in_model_us", TIME, in_model_total)] if in_model else []),
+        (">share", "time_share", percent, ""),
+        *(of_energy if any(row.energy_mj is not None for row in rows) else []),
+        (">estimate", "estimated_share", percent, ""),
     ]
-    if in_model:
-        total = quantity(sum(in_model), TIME, 4) if len(in_model) == len(rows) else NOTHING
-        columns.append((">in model", lambda row: quantity(row.in_model_us, TIME), total))
-    columns.append((">share", lambda row: percent(row.time_share), ""))
-    if with_energy:
-        total = quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available"
-        columns.append((">energy", lambda row: quantity(row.energy_mj, ENERGY), total))
-        columns.append((">share", lambda row: percent(row.energy_share), ""))
-    columns.append((">estimate", lambda row: percent(row.estimated_share), ""))
-    table = tables.filled(
+    return tables.filled(
         rows,
-        [(head, cell) for head, cell, _ in columns],
+        [column[:-1] for column in columns],
         drops=("estimate", "tuples", "share", "in model", "calls"),
-        style=lambda row: "" if row.measured_tuples else "dim",
+        dim=lambda row: not row.measured_tuples,
+        total=[column[-1] for column in columns],
     )
-    table.add_section()
-    tables.row(table, *(total for *_, total in columns), style="bold")
-    return table
 
 
-def _placements(report: Report) -> list[RenderableType]:
+def _placements(report: Report) -> RenderableType:
     """Tuples with tensors in slow memory, the heaviest first."""
-    shown = report.placements[:_MOST_PLACEMENTS]
-    first = {id(row) for n, row in enumerate(shown) if not n or shown[n - 1].operator_id != row.operator_id}
-    table = tables.filled(
-        shown,
+    rows = report.placements
+    first = {id(row) for n, row in enumerate(rows) if not n or rows[n - 1].operator_id != row.operator_id}
+    return tables.filled(
+        rows,
         [
             ("tuple", lambda row: row.label if id(row) in first else ""),
             ("slow", lambda row: row.placement),
             ("", lambda row: row.tensors),
             (">time", lambda row: quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"),
-            (">all fast", lambda row: quantity(row.fast_time_us, TIME)),
-            (">times", lambda row: f"{row.times_fast:.2f}" if row.times_fast is not None else NOTHING),
+            (">all fast", "fast_time_us", TIME),
+            (">times", "times_fast", lambda times: f"{times:.2f}" if times is not None else NOTHING),
             ("workspaces", lambda row: row.workspaces),
         ],
         drops=("workspaces", "all fast"),
+        most=_MOST_PLACEMENTS,
     )
-    left = len(report.placements) - len(shown)
-    return [table, *([tables.more(left, "; --json lists all")] if left else [])]
 
 
-def _owners(report: Report) -> Table:
+def _owners(report: Report) -> RenderableType:
     """Forward and backward of each kind of module side by side; parts without an owner in separate lines."""
     shown = [part for part in OF_OWNERS if any(row.part == part for row in report.owners)]
 
@@ -167,43 +154,38 @@ def _owners(report: Report) -> Table:
     return tables.filled(
         grouped(report.owners),
         [
-            ("of a step", lambda group: group.name),
+            ("of a step", "name"),
             *((f">{part}", time_of(part)) for part in shown),
-            (">total", lambda group: quantity(group.time_us, TIME)),
-            (">share", lambda group: percent(group.time_share)),
-            (">energy", lambda group: quantity(group.energy_mj, ENERGY)),
+            (">total", "time_us", TIME),
+            (">share", "time_share", percent),
+            (">energy", "energy_mj", ENERGY),
         ],
         drops=("energy",),
     )
 
 
 def _tuples(report: Report, most: int) -> RenderableType:
-    with_energy = any(row.energy_mj is not None for row in report.tuples)
-
     def time_of(row: TupleRow) -> str:
-        half_width = row.time_half_width_us or 0.0
-        return quantity(row.time_us, TIME) + (
-            f" ± {half_width / row.time_us * 100:.1f} %" if row.time_us and half_width else ""
-        )
+        spread = row.time_us and row.time_half_width_us and f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
+        return quantity(row.time_us, TIME) + (spread or "")
 
     def remarks_of(row: TupleRow) -> str:
         return ", ".join(filter(None, (row.reason, "" if row.used == "steady" else row.used, *row.flags)))
 
-    columns: list[tuple[str, tables.Cell]] = [("operator tuple", lambda row: row.label)]
-    columns += [(">calls", lambda row: str(row.calls))] if report.kind != "sweep" else []
-    columns.append((">time", time_of))
-    if with_energy:
-        columns.append((">power", lambda row: quantity(row.power_w, POWER)))
-        columns.append((">energy", lambda row: quantity(row.energy_mj, ENERGY)))
-    columns.append(("remarks", remarks_of))
-    table = tables.filled(report.tuples[:most], columns, drops=("power", "calls", "remarks", "energy"))
-    left = len(report.tuples) - most
-    return Group(table, tables.more(left, "; --json lists all")) if left > 0 else table
+    energies = [(">power", "power_w", POWER), (">energy", "energy_mj", ENERGY)]
+    columns = [
+        ("operator tuple", "label"),
+        *([(">calls", "calls")] if report.kind != "sweep" else []),
+        (">time", time_of),
+        *(energies if any(row.energy_mj is not None for row in report.tuples) else []),
+        ("remarks", remarks_of),
+    ]
+    return tables.filled(report.tuples, columns, drops=("power", "calls", "remarks", "energy"), most=most)
 
 
 def readings(report: Report) -> RenderableType:
     """The readings of a job, wholes first, with the beginning of each id."""
-    rows: list[tuple[str | None, str, str, float | None, Sequence[str]]] = [
+    rows: list[tuple[str, str, str, float | None, Sequence[str]]] = [
         (
             whole.reading.reading_id,
             f"whole model, {whole.launch}" if whole.launch else "whole model",
@@ -225,7 +207,7 @@ def readings(report: Report) -> RenderableType:
             ("reading", lambda row: row[0][:12]),
             ("of", lambda row: row[1]),
             ("card", lambda row: tables.short_id(row[2])),
-            (">time", lambda row: quantity(row[3], TIME)),
+            (">time", lambda row: row[3], TIME),
             ("flags", lambda row: ", ".join(row[4])),
         ],
         drops=("card", "flags", "time"),
@@ -233,62 +215,60 @@ def readings(report: Report) -> RenderableType:
 
 
 def _comparison(verdict: Verdict) -> Table:
-    table = tables.ruled("", ">sum of the parts", ">whole model", ">gap", ">accuracy", drops=("accuracy",))
-    lines = (
+    table = tables.ruled(("", ">sum of the parts", ">whole model", ">gap", ">accuracy"), drops=("accuracy",))
+    for name, comparison, units in (
         ("time", verdict.time if verdict.measured or verdict.time.whole else None, TIME),
         ("power", verdict.power, POWER),
         ("energy", verdict.energy, ENERGY),
         ("energy above idle", verdict.energy_above_idle, ENERGY),
-    )
-    for name, comparison, units in lines:
+    ):
         judged = name in ("time", "energy")
         if comparison is not None:
-            figures = interval(comparison.total, units), interval(comparison.whole, units)
-            accuracy = percent(comparison.accuracy) if judged else ""
-            tables.row(table, name, *figures, gap(comparison.gap), accuracy)
+            values = interval(comparison.total, units), interval(comparison.whole, units), gap(comparison.gap)
+            tables.row(table, name, *values, percent(comparison.accuracy) if judged else "")
         elif judged:
             tables.row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
     return table
 
 
-def _rounds(report: Report) -> Table:
+def _rounds(report: Report) -> RenderableType:
     seen: set[str] = set()
 
-    def new_operators(row: Any) -> str:
-        added = [name for name in row.operators if name not in seen]
+    def new_operators(names: Sequence[str]) -> str:
+        added = [name for name in names if name not in seen]
         seen.update(added)
         return ", ".join(added[:6]) + (f" and {len(added) - 6} more" if len(added) > 6 else "")
 
     return tables.filled(
         report.rounds,
         [
-            (">round", lambda row: str(row.number)),
+            (">round", "number"),
             ("why", lambda row: row.reason),
-            ("operators added", new_operators),
-            (">items", lambda row: str(row.items)),
-            (">accuracy\ntime", lambda row: percent(row.accuracy_time)),
-            (">accuracy\nenergy", lambda row: percent(row.accuracy_energy)),
-            (">coverage", lambda row: percent(row.coverage)),
+            ("operators added", "operators", new_operators),
+            (">items", "items"),
+            (">accuracy\ntime", "accuracy_time", percent),
+            (">accuracy\nenergy", "accuracy_energy", percent),
+            (">coverage", "coverage", percent),
             ("outcome", lambda row: tables.outcome(row.outcome) if row.outcome else Text("open", style="cyan")),
         ],
         drops=("items", "why", "coverage", "accuracy energy", "accuracy time"),
     )
 
 
-def _unmeasured(verdict: Verdict) -> list[RenderableType]:
-    table = tables.filled(
-        verdict.unmeasured[:_MOST_UNMEASURED],
+def _unmeasured(verdict: Verdict) -> RenderableType:
+    share = percent(sum(entry.share for entry in verdict.unmeasured[_MOST_UNMEASURED:]))
+    return tables.filled(
+        verdict.unmeasured,
         [
-            ("not measured", lambda entry: entry.label),
-            (">calls", lambda entry: str(entry.count)),
-            (">of the cost", lambda entry: percent(entry.share)),
+            ("not measured", "label"),
+            (">calls", "count"),
+            (">of the cost", "share", percent),
             ("why", lambda entry: entry.reason),
         ],
         drops=("calls", "of the cost"),
+        most=_MOST_UNMEASURED,
+        rest=f" ({share} of the cost); --json lists all",
     )
-    left = verdict.unmeasured[_MOST_UNMEASURED:]
-    share = percent(sum(entry.share for entry in left))
-    return [table, *([tables.more(len(left), f" ({share} of the cost); --json lists all")] if left else [])]
 
 
 def _verdict(report: Report) -> RenderableType:
@@ -316,33 +296,33 @@ def _verdict(report: Report) -> RenderableType:
 def layer_table(layers: Layers) -> RenderableType:
     """A job's calls, tuples, types or modules with sizes, parameters and cost. Unmeasured rows are dim."""
     by = layers.by
-    columns: list[tuple[str, tables.Cell]] = [("module", lambda row: _path(row.module_path))] if by == "call" else []
     head = {"module": "module", "type": "operator"}.get(by, "operator, parameters")
-    columns.append((head, lambda row: _layer_name(row, layers)))
-    if by != "call":
-        columns.append((">calls", lambda row: part_of(row.measured_calls, row.calls)))
-    if by in ("call", "tuple"):
-        columns.append(("input", lambda row: sizes_text(row.input_sizes) or NOTHING))
-        columns.append(("output", lambda row: sizes_text(row.output_sizes) or NOTHING))
-    columns += [
+    sizes = [
+        ("input", lambda row: sizes_text(row.input_sizes) or NOTHING),
+        ("output", lambda row: sizes_text(row.output_sizes) or NOTHING),
+    ]
+    energies = [(">energy", "energy_mj", ENERGY), (">share of\nenergy", "energy_share", percent)]
+    columns: list[Any] = [
+        *([("module", "module_path", _path)] if by == "call" else []),
+        (head, lambda row: _layer_name(row, layers)),
+        *([(">calls", lambda row: part_of(row.measured_calls, row.calls))] if by != "call" else []),
+        *(sizes if by in ("call", "tuple") else []),
         (">weights", lambda row: count_of(row.held_parameters, "") if row.held_parameters != 0 else NOTHING),
         (">FLOP", lambda row: count_of(row.flops, "")),
-        (">bytes", lambda row: count_of(row.bytes_moved, "B")),
-        (">time", lambda row: quantity(row.time_us, TIME)),
-        (">share", lambda row: percent(row.time_share)),
+        (">bytes", "bytes_moved", "B"),
+        (">time", "time_us", TIME),
+        (">share", "time_share", percent),
+        *(energies if any(row.energy_mj is not None for row in layers.rows) else []),
     ]
-    if any(row.energy_mj is not None for row in layers.rows):
-        columns.append((">energy", lambda row: quantity(row.energy_mj, ENERGY)))
-        columns.append((">share of\nenergy", lambda row: percent(row.energy_share)))
     table = tables.filled(
-        layers.rows[:_MOST_LAYERS],
+        layers.rows,
         columns,
         drops=("bytes", "weights", "calls", "output", "share of energy", "FLOP", "input", "energy"),
-        style=lambda row: "" if row.measured_calls else "dim",
+        dim=lambda row: not row.measured_calls,
+        most=_MOST_LAYERS,
+        rest="; --csv and --json list all",
     )
-    left = len(layers.rows) - _MOST_LAYERS
-    end = [tables.more(left, "; --csv and --json list all")] if left > 0 else []
-    return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table, *end)
+    return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table)
 
 
 def _path(path: str) -> str:

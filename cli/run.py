@@ -111,7 +111,7 @@ class _Ending:
 
 def _run(options: CliOptions, ending: _Ending) -> None:
     from farm.settings import settings
-    from farm.store.database import Database, is_there
+    from farm.store.database import is_there
     from tasks.submissions import Submissions, plan
 
     requests = options.requests()
@@ -123,14 +123,10 @@ def _run(options: CliOptions, ending: _Ending) -> None:
         there = opening.open_database() if is_there(settings().database) else None
         follow.preview(submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json)
         return
-    database = Database(settings().database)
-    try:
-        database.upgrade()
+    with opening.upgraded_database() as database:
         if left := submissions.still_to_do(database, planned):
             _measure(database, left, cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
-    finally:
-        database.close()
 
 
 def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
@@ -147,11 +143,7 @@ def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
 
 
 def _measure(
-    database: Database,
-    planned: list[PlannedJob],
-    cards: list[Card],
-    submissions: Submissions,
-    ending: _Ending,
+    database: Database, planned: list[PlannedJob], cards: list[Card], submissions: Submissions, ending: _Ending
 ) -> None:
     # Celery loads only when there is something to do.
     from farm.doctor.host import disturbances

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from cli.options import AsJson
 from cli.output import emit_json, show
-
-_SECRETS = ("flower_basic_auth",)
 
 
 def settings(as_json: AsJson = False) -> None:
     """Show the settings in force; secrets are masked."""
     from farm.settings import settings as in_force
 
-    rows = [
-        {"setting": name, "variable": f"FARM_{name.upper()}", "value": _shown(name, value), "source": _source(name)}
-        for name, value in in_force().model_dump(mode="json").items()
-    ]
-    derived = {"database": in_force().database, "cpu_card_id": in_force().cpu_card_id}
-    rows += [
-        {"setting": name, "variable": "", "value": _shown(name, value), "source": "derived"}
-        for name, value in derived.items()
-    ]
+    current = in_force()
+    set_here = {key.upper() for key in os.environ}
+    rows = []
+    for name, value in current.model_dump(mode="json").items():
+        variable = f"FARM_{name.upper()}"
+        source = "environment" if variable in set_here else "file" if name in current.model_fields_set else "default"
+        rows.append({"setting": name, "variable": variable, "value": _shown(name, value), "source": source})
+    for name in ("database", "cpu_card_id"):
+        value = _shown(name, getattr(current, name))
+        rows.append({"setting": name, "variable": "", "value": value, "source": "derived"})
     if as_json:
         emit_json({"settings": rows})
         return
@@ -40,18 +40,6 @@ def _shown(name: str, value: Any) -> Any:
     """Return the value with passwords masked."""
     from farm.types.format import masked
 
-    if name in _SECRETS:
+    if name == "flower_basic_auth":
         return "***" if value else ""
     return masked(value) if isinstance(value, str) else value
-
-
-def _source(name: str) -> str:
-    import os
-
-    from farm.settings import settings as in_force
-
-    if any(key.upper() == f"FARM_{name.upper()}" for key in os.environ):
-        return "environment"
-    if name in in_force().model_fields_set:
-        return "file"
-    return "default"

@@ -28,13 +28,16 @@ def status(
     database = opening.open_database()
     job_ids = _jobs(database, job or [])
     if not job_ids:
-        if as_json:
-            emit_json({"jobs": []})
-        else:
-            say("There is no job yet. Start one with `farm run resnet18`.")
+        emit_json({"jobs": []}) if as_json else say("There is no job yet. Start one with `farm run resnet18`.")
         return
     try:
-        _show(database, job_ids, watch, as_json)
+        if watch and not as_json:
+            follow.follow(database, job_ids, on_stdout=True)
+            ended = [one.job_id for one in follow.progress_of(database, job_ids) if not one.abandoned]
+            if shown := [f"`farm report {job_id}`" for job_id in ended]:
+                say(f"→ {', '.join(shown)} {'shows the result' if len(shown) == 1 else 'show the results'}.")
+        else:
+            _show(database, job_ids, watch, as_json)
     except KeyboardInterrupt as interruption:
         if not watch:
             raise
@@ -42,13 +45,6 @@ def status(
 
 
 def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) -> None:
-    if watch and not as_json:
-        follow.follow(database, job_ids, on_stdout=True)
-        abandoned = {progress.job_id for progress in follow.progress_of(database, job_ids) if progress.abandoned}
-        shown = [f"`farm report {job_id}`" for job_id in job_ids if job_id not in abandoned]
-        if shown:
-            say(f"→ {', '.join(shown)} {'shows the result' if len(shown) == 1 else 'show the results'}.")
-        return
     while True:
         progresses = follow.progress_of(database, job_ids)
         if as_json:

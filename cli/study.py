@@ -44,7 +44,6 @@ def _verb(study: Study) -> Callable[..., None]:
         from farm.pages import plots
         from farm.requests.partial_request import PartialRequest, complete
         from farm.settings import settings
-        from farm.store.database import Database
         from farm.study import results
         from farm.study.laboratory import StudyOptions
 
@@ -60,12 +59,8 @@ def _verb(study: Study) -> Callable[..., None]:
             if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
         )
         options = StudyOptions(request.variant, quick, tuples, neighbours)
-        database = Database(settings().database)
-        try:
-            database.upgrade()
+        with opening.upgraded_database() as database:
             made = results.perform(study, database, chosen, options, say)
-        finally:
-            database.close()
         _output(made, png, as_json)
 
     verb.__name__, verb.__doc__ = study.name, study.question
@@ -131,13 +126,11 @@ def _table(made: StudyResult) -> RenderableType:
     rows = made.rows
     # A column without any value is left out, as power on a card that does not report it.
     columns = [column for column in made.columns if any(row.get(column.key) is not None for row in rows)]
-    heads = [column.head.replace(", ", "\n") for column in columns]
     found = tables.ruled(
-        *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True)),
+        [("" if column.kind == "text" else ">") + column.head.replace(", ", "\n") for column in columns],
+        ([_cell(column, row.get(column.key)) for column in columns] for row in rows),
         drops=[column.head.replace(", ", " ") for column in columns[:1:-1]],
     )
-    for row in rows:
-        tables.row(found, *(_cell(column, row.get(column.key)) for column in columns))
     named = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
     versions = [f"{name} {made.software[key]}" for name, key in named if made.software.get(key)]
     parts: list[RenderableType] = [
@@ -165,33 +158,30 @@ def _list(studies: Sequence[StudyResult]) -> RenderableType:
 
     if not studies:
         return Text("No studies yet. Start one with `farm study windows --quick`.")
-    found = tables.ruled("id", "study", "model", "card", "", ">age", drops=("age", "", "card"))
-    for made in studies:
-        quick = "quick" if made.quick else ""
-        age = span(time.time() - made.created_at_s)
-        tables.row(found, made.id, made.study, str(made.variant), made.card.model, quick, age)
-    return found
+    rows = [
+        (
+            made.id,
+            made.study,
+            str(made.variant),
+            made.card.model,
+            "quick" if made.quick else "",
+            span(time.time() - made.created_at_s),
+        )
+        for made in studies
+    ]
+    return tables.ruled(("id", "study", "model", "card", "", ">age"), rows, drops=("age", "", "card"))
 
 
 def _cell(column: ResultColumn, value: Any) -> str:
     from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity
 
-    if value is None:
-        return NOTHING
-    match column.kind:
-        case "time_us":
-            return quantity(value, TIME, 4)
-        case "energy_mj":
-            return quantity(value, ENERGY, 4)
-        case "power_w":
-            return quantity(value, POWER)
-        case "seconds":
-            return f"{value:.2g} s"
-        case "change":
-            return f"{value * 100:+.2f} %"
-        case "share":
-            return percent(value, 2)
-        case "count":
-            return f"{value:g}"
-        case _:
-            return str(value)
+    formats: dict[str, Callable[[Any], str]] = {
+        "time_us": lambda value: quantity(value, TIME, 4),
+        "energy_mj": lambda value: quantity(value, ENERGY, 4),
+        "power_w": lambda value: quantity(value, POWER),
+        "seconds": lambda value: f"{value:.2g} s",
+        "change": lambda value: f"{value * 100:+.2f} %",
+        "share": lambda value: percent(value, 2),
+        "count": lambda value: f"{value:g}",
+    }
+    return NOTHING if value is None else formats.get(column.kind, str)(value)

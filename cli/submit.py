@@ -45,8 +45,7 @@ def submit(
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
         return
     if options.as_json:
-        jobs_json = [one.to_json() for one in submissions.submitted]
-        emit_json({"jobs": jobs_json, "skipped": submissions.skipped, "refused": submissions.refused})
+        emit_json({"jobs": [one.to_json() for one in submissions.submitted], **follow.left_out(submissions)})
     elif submissions.job_ids:
         say(f"→ Follow with `farm status {' '.join(submissions.job_ids)} --watch`.")
     submissions.check_refused(len(submissions.submitted) + len(submissions.skipped))

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import measure_renderables
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text as RichText
 
-from farm.types.format import NOTHING, printable
+from farm.types.format import NOTHING, count_of, printable, quantity
 
 Row = Mapping[str, Any]
 Cell = Callable[[Any], RenderableType]  # the cell of a row
@@ -140,28 +140,77 @@ def _head(column: Column) -> str:
     return str(column.header).replace("\n", " ")
 
 
-def ruled(*heads: str, drops: Sequence[str] = ()) -> Table:
-    """An empty table with a head and lines. ">" at the beginning of a head aligns the column to the right.
+def ruled(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[RenderableType]] = (),
+    drops: Sequence[str] = (),
+    total: Sequence[RenderableType] = (),
+) -> Table:
+    """A table with a head and lines.
 
     Args:
+        heads: ">" at the beginning aligns the column to the right.
+        rows: the cells of each row.
         drops: heads of the columns that a narrow terminal drops, the least important first.
+        total: the cells of a last row below a line.
     """
     table = ResponsiveTable(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     table.drops = drops
     for head in heads:
         right = head.startswith(">")
         table.add_column(head.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for cells in rows:
+        row(table, *cells)
+    if total:
+        table.add_section()
+        row(table, *total, style="bold")
     return table
 
 
 def filled(
-    rows: Iterable[Any], columns: Sequence[tuple[str, Cell]], drops: Sequence[str] = (), style: Cell | None = None
-) -> Table:
-    """A table of rows: each column is its head (as of `ruled`) and the function that makes its cell from a row."""
-    table = ruled(*(head for head, _ in columns), drops=drops)
-    for one in rows:
-        row(table, *(cell_of(one) for _, cell_of in columns), style=str(style(one)) if style else "")
-    return table
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    drops: Sequence[str] = (),
+    *,
+    total: Sequence[RenderableType] = (),
+    dim: Callable[[Any], bool] = lambda _: False,
+    most: int | None = None,
+    rest: str = "; --json lists all",
+) -> RenderableType:
+    """A table of rows, see `ruled`.
+
+    Args:
+        columns: (head; key or function of a row; optional format) of each, see `_cell_of`.
+        dim: whether a row is dim.
+        most: the number of rows to show; a line with their number and `rest` replaces the others.
+    """
+    table = ruled([head for head, *_ in columns], drops=drops)
+    for one in rows[:most]:
+        row(table, *(_cell_of(one, *column[1:]) for column in columns), style="dim" if dim(one) else "")
+    if total:
+        table.add_section()
+        row(table, *total, style="bold")
+    left = 0 if most is None else len(rows) - most
+    return Group(table, Text(f"  and {left} more{rest}", style="dim")) if left > 0 else table
+
+
+def _cell_of(values: Any, key: str | Cell, form: Any = None) -> RenderableType:
+    """One cell.
+
+    Args:
+        key: a key of a mapping, an attribute, or a function of the row.
+        form: `Units`, the unit of a count, or a function that formats the value. Without it, a dash for None and "".
+    """
+    if callable(key):
+        value = key(values)
+    else:
+        value = values.get(key) if isinstance(values, Mapping) else getattr(values, key)
+        value = NOTHING if form is None and value in (None, "") else value
+    if form is None:
+        return value if isinstance(value, str | RichText) else str(value)
+    if isinstance(form, str):
+        return count_of(value, form).strip()
+    return str(form(value)) if callable(form) else quantity(value, form)
 
 
 def row(table: Table, *cells: RenderableType, style: str = "") -> None:
@@ -218,11 +267,6 @@ def clipped(text: str, most: int) -> Text:
     """One line. A terminal shows at most `most` characters, and fewer if the table is narrow; a pipe gets all."""
     most = most if sys.stdout.isatty() else len(text)
     return Text(text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis")
-
-
-def more(number: int, what: str) -> Text:
-    """A last line for rows that are not shown."""
-    return Text(f"  and {number} more{what}", style="dim")
 
 
 def short_id(card_id: str) -> str:

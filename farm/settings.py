@@ -1,6 +1,6 @@
 """All settings of the farm, read once from the environment (``FARM_*``) and an optional TOML file.
 
-A setting is documented here and in ``docs/settings.md``; a test holds the two together.
+A setting is documented here and in ``docs/settings.md``; a test compares the two.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from farm.errors import SettingsError
 
@@ -33,10 +28,6 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 NEXT_STEP = "Correct the setting; all are listed in docs/settings.md."
 
 
-def _state_dir() -> Path:
-    return Path(platformdirs.user_data_dir("farm"))
-
-
 def _lock_dir() -> Path:
     # Host-wide on purpose: two users' workers must meet at the same lock, whatever TMPDIR says. Mount it into
     # containers.
@@ -46,136 +37,83 @@ def _lock_dir() -> Path:
     return (temporary if temporary.is_dir() else Path(tempfile.gettempdir())) / "farm-card-locks"
 
 
-def _host() -> str:
-    return socket.gethostname()
-
-
 class Settings(BaseSettings):
     """Environment variables win over the file named by ``FARM_CONFIG``."""
 
-    model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid", use_attribute_docstrings=True)
 
-    broker_url: str = Field(
-        "",
-        description=(
-            "Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own."
-        ),
-    )
-    database_url: str = Field(
-        "", description="SQLAlchemy URL of the farm's database. Empty: SQLite in the state directory."
-    )
-    state_dir: Path = Field(
-        default_factory=_state_dir,
-        description="Where the default database, the spool, what studies found and Flower's state live.",
-    )
-    lock_dir: Path = Field(
-        default_factory=_lock_dir,
-        description="Host-wide directory of the cards' locks; share it between all workers of a host.",
-    )
-    host: str = Field(default_factory=_host, description="Name of this host in the farm; must be unique in it.")
-    host_id: str = Field(
-        "",
-        description=(
-            "Stable id of this host, for the id of its CPU card. Empty: derived from the host name and machine id."
-        ),
-    )
-    models: dict[str, str] = Field(
-        default_factory=dict,
-        description=(
-            "The user's own models: name -> 'module:function'. Read on each host at start; nothing else is "
-            "ever imported by name."
-        ),
-    )
-    models_path: str = Field(
-        "",
-        description=(
-            "Folder with the modules of the setting 'models', searched after all that is installed. Empty: "
-            "they are installed, or on PYTHONPATH."
-        ),
-    )
-    losses: dict[str, str] = Field(
-        default_factory=dict,
-        description=(
-            "Losses that the user's own models are trained with: the model's name -> 'module:function', found "
-            "as in the setting 'models'."
-        ),
-    )
-    lease_s: float = Field(60.0, gt=0, description="How long a claim on an item holds without renewal, in seconds.")
-    item_timeout_s: float = Field(
-        300.0,
-        gt=0,
-        description=(
-            "Longest time that measuring an item may take on a card, in seconds, and verifying a whole model "
-            "as long again; past it the benchmark process is ended and the item is 'hung'."
-        ),
-    )
-    hard_limit_s: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Past this time Celery kills a card's task process, in seconds; 0: what all attempts may take, "
-            "and a minute."
-        ),
-    )
-    visibility_timeout_s: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Past this time the broker delivers an unfinished item's message again, in seconds; 0: four times "
-            "the hard limit."
-        ),
-    )
-    max_attempts: int = Field(3, ge=1, description="How often an item is begun before it is closed as failed.")
-    heartbeat_s: float = Field(
-        5.0, gt=0, description="How often a worker renews its leases and its card's last-seen time, in seconds."
-    )
-    reconcile_s: float = Field(
-        5.0, gt=0, description="How often a control worker looks for work that the broker lost, in seconds."
-    )
-    deaf_after_s: float = Field(
-        300.0,
-        ge=0,
-        description=(
-            "A worker that takes nothing for this long while items of its card wait is started anew, in "
-            "seconds; 0: never."
-        ),
-    )
-    target: float = Field(0.95, gt=0, le=1, description="Accuracy and coverage a verdict needs in order to pass.")
-    flower_port: int = Field(5555, ge=0, le=65535, description="Port of `farm flower`.")
-    flower_basic_auth: str = Field("", description="user:password for `farm flower`. Empty: none, loopback only.")
-    metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port on which a host's control worker answers Prometheus; 0: off."
-    )
-    metrics_address: str = Field("127.0.0.1", description="Address on which it does.")
-    simulated_cards: int = Field(
-        0,
-        ge=0,
-        description="Cards without torch for testing the farm itself; their readings are marked and never reused.",
-    )
+    broker_url: str = ""
+    """Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own."""
+    database_url: str = ""
+    """SQLAlchemy URL of the farm's database. Empty: SQLite in the state directory."""
+    state_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("farm")))
+    """Folder of the default database, the spool, the results of studies and Flower's state."""
+    lock_dir: Path = Field(default_factory=_lock_dir)
+    """Host-wide directory of the cards' locks; share it between all workers of a host."""
+    host: str = Field(default_factory=socket.gethostname)
+    """Name of this host in the farm; must be unique in it."""
+    host_id: str = ""
+    """Stable id of this host, for the id of its CPU card. Empty: derived from the host name and machine id."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """The user's own models: name -> 'module:function'. Read on each host at start; nothing else is imported by name.
+    """
+    models_path: str = ""
+    """Folder with the modules of the setting 'models', searched after all that is installed. Empty: they are
+    installed, or on PYTHONPATH.
+    """
+    losses: dict[str, str] = Field(default_factory=dict)
+    """Losses that the user's own models are trained with: the model's name -> 'module:function', found as in the
+    setting 'models'.
+    """
+    lease_s: float = Field(60.0, gt=0)
+    """Time that a claim on an item holds without renewal, in seconds."""
+    item_timeout_s: float = Field(300.0, gt=0)
+    """Longest time that measuring an item may take on a card, in seconds, and verifying a whole model as long again;
+    after it the benchmark process is ended and the item is 'hung'.
+    """
+    hard_limit_s: float = Field(0.0, ge=0)
+    """After this time Celery kills a card's task process, in seconds; 0: the time of all attempts and a minute."""
+    visibility_timeout_s: float = Field(0.0, ge=0)
+    """After this time the broker delivers an unfinished item's message again, in seconds; 0: four hard limits."""
+    max_attempts: int = Field(3, ge=1)
+    """Number of times that an item is begun before it is closed as failed."""
+    heartbeat_s: float = Field(5.0, gt=0)
+    """Interval in which a worker renews its leases and its card's last-seen time, in seconds."""
+    reconcile_s: float = Field(5.0, gt=0)
+    """Interval in which a control worker looks for work that the broker lost, in seconds."""
+    deaf_after_s: float = Field(300.0, ge=0)
+    """A worker that takes nothing for this time while items of its card wait is restarted, in seconds; 0: never."""
+    target: float = Field(0.95, gt=0, le=1)
+    """Accuracy and coverage that a verdict needs to pass."""
+    flower_port: int = Field(5555, ge=0, le=65535)
+    """Port of `farm flower`."""
+    flower_basic_auth: str = ""
+    """user:password for `farm flower`. Empty: none, loopback only."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port on which a host's control worker answers Prometheus; 0: off."""
+    metrics_address: str = "127.0.0.1"
+    """Address on which it does."""
+    simulated_cards: int = Field(0, ge=0)
+    """Cards without torch for testing the farm itself; their readings are marked and never reused."""
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: Any, env_settings: Any, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        used: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
         if path := os.environ.get("FARM_CONFIG"):
             try:
                 if not Path(path).is_file():
                     raise SettingsError(
                         f"FARM_CONFIG names '{path}', which is not a file.", "Correct or unset FARM_CONFIG."
                     )
-                sources += (TomlConfigSettingsSource(settings_cls, path),)
+                used += (TomlConfigSettingsSource(settings_cls, path),)
             except OSError as error:
                 raise SettingsError(
                     f"FARM_CONFIG names '{path}', which cannot be read: {error.strerror}.",
                     "It holds passwords: become a user or join the group whose file it is (docs/operate.md, Secrets).",
                 ) from error
-        return sources
+        return used
 
     @property
     def database(self) -> str:
@@ -208,28 +146,25 @@ def settings() -> Settings:
     """
     try:
         return Settings()
-    except (ValidationError, ValueError) as error:
-        raise SettingsError(_explain(error), NEXT_STEP) from error
+    except ValueError as error:
+        raise _explained(error) from error
 
 
 def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
-    """The settings with the default in place of each wrong one, and what is wrong: to examine the rest all the same.
+    """The settings with the default in place of each wrong one, and what is wrong.
 
     Raises:
-        SettingsError: they cannot be read at all, or one is unknown.
+        SettingsError: the settings cannot be read, or one is unknown.
     """
     try:
         return Settings(), []
-    except ValidationError as error:
-        wrong = error.errors(include_url=False, include_input=False)
-        if any(one["loc"][0] not in Settings.model_fields for one in wrong):
-            raise SettingsError(_explain(error), NEXT_STEP) from error
-        names = {str(one["loc"][0]) for one in wrong}
-        fields = Settings.model_fields
-        defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
-        return Settings(**defaults), [_told(one) for one in wrong]
     except ValueError as error:
-        raise SettingsError(_explain(error), NEXT_STEP) from error
+        wrong = error.errors(include_url=False, include_input=False) if isinstance(error, ValidationError) else []
+        fields, names = Settings.model_fields, {str(one["loc"][0]) for one in wrong}
+        if not names or not names <= fields.keys():
+            raise _explained(error) from error
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
+        return Settings(**defaults), [_problem(one) for one in wrong]
 
 
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -242,21 +177,19 @@ def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[st
     environment = {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
     # An empty entry means the current folder, and comes of appending to a variable that was not set.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if _PACKAGE_ROOT.name not in (
-        "site-packages",
-        "dist-packages",
-    ):  # those are found, and must not precede Python's own
+    # Installed packages are found, and must not precede Python's own.
+    if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         paths.append(str(_PACKAGE_ROOT))
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment
 
 
-def _explain(error: Any) -> str:
-    if not isinstance(error, ValidationError):
-        return f"The settings could not be read: {error}"
-    return _told(error.errors(include_url=False, include_input=False)[0])
+def _explained(error: ValueError) -> SettingsError:
+    if isinstance(error, ValidationError):
+        return SettingsError(_problem(error.errors(include_url=False, include_input=False)[0]), NEXT_STEP)
+    return SettingsError(f"The settings could not be read: {error}", NEXT_STEP)
 
 
-def _told(problem: Any) -> str:
+def _problem(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg']}."

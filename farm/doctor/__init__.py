@@ -6,12 +6,8 @@ The checks change nothing and raise nothing: a part that does not answer is a re
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from farm.settings import NEXT_STEP
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -33,13 +29,9 @@ def ok(name: str, message: str) -> Check:
     return Check(name, "ok", message)
 
 
-def summary(checks: Sequence[Check]) -> Mapping[str, int]:
-    """Number of checks by level."""
-    levels = Counter(check.level for check in checks)
-    return {level: levels[level] for level in ("ok", "warning", "problem")}
+def warning(name: str, message: str, next_step: str) -> Check:
+    return Check(name, "warning", message, next_step)
 
 
-def wrong_settings(problems: Iterable[str]) -> Iterator[Check]:
-    """Wrong settings. Other checks use the defaults instead, and the broker is not asked."""
-    for problem in problems:
-        yield Check("settings", "problem", problem, NEXT_STEP)
+def problem(name: str, message: str, next_step: str) -> Check:
+    return Check(name, "problem", message, next_step)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from farm.doctor import Check, Level, ok
+from farm.doctor import Check, ok, problem, warning
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
 from farm.settings import Settings
+from farm.types.format import plural
 
 #: Leases use the database's clock and tolerate any skew; logs, certificates and graphs do not.
 SKEW_WARNING_S = 2.0
@@ -22,12 +23,12 @@ def database_checks(current: Settings) -> Iterator[Check]:
     try:
         database = Database(current.database)
     except FarmError as error:
-        yield Check("database", "problem", error.message, error.next_step)
+        yield problem("database", error.message, error.next_step)
         return
     sqlite = database.engine.dialect.name == "sqlite"
     if database.missing:
         if current.broker_url or current.database_url:
-            yield Check("database", "problem", f"{database} is not there.", "Create it with `farm db upgrade`.")
+            yield problem("database", f"{database} is not there.", "Create it with `farm db upgrade`.")
         else:
             yield ok("database", f"{database} is not there yet; `farm run` creates it")
         return
@@ -41,35 +42,29 @@ def database_checks(current: Settings) -> Iterator[Check]:
             yield from card_checks(session, current)
     except (DatabaseUnreachable, SchemaMismatch) as error:
         name = "schema" if isinstance(error, SchemaMismatch) else "database"
-        yield Check(name, "problem", error.message, error.next_step)
+        yield problem(name, error.message, error.next_step)
     finally:
         database.close()
 
 
 def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
     if sqlite and current.broker_url and not _is_local(current.broker_url):
-        return Check(
-            "database",
-            "warning",
-            f"{shown} is a file of this host, but the broker is another host's.",
-            "Farms of several hosts share one PostgreSQL: set FARM_DATABASE_URL.",
-        )
+        message = f"{shown} is a file of this host, but the broker is another host's."
+        step = "Farms of several hosts share one PostgreSQL: set FARM_DATABASE_URL."
+        return warning("database", message, step)
     if not sqlite and not _is_local_host(url.host or "") and url.query.get("sslmode") != "verify-full":
-        return Check(
-            "database",
-            "warning",
-            f"{shown} is asked without a checked certificate.",
-            "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md).",
-        )
+        message = f"{shown} is asked without a checked certificate."
+        step = "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md)."
+        return warning("database", message, step)
     return ok("database", shown)
 
 
 def _clock(ahead_s: float, uncertain_s: float) -> Check:
-    message = f"this host is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the database"
-    beyond = abs(ahead_s) - uncertain_s
-    if beyond > SKEW_WARNING_S:
-        level: Level = "problem" if beyond > SKEW_PROBLEM_S else "warning"
-        return Check("clock", level, message, "Start a time service (chrony, systemd-timesyncd) on both.")
+    beyond_s = abs(ahead_s) - uncertain_s
+    if beyond_s > SKEW_WARNING_S:
+        message = f"this host is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the database"
+        result = problem if beyond_s > SKEW_PROBLEM_S else warning
+        return result("clock", message, "Start a time service (chrony, systemd-timesyncd) on both.")
     return ok("clock", f"within {max(abs(ahead_s), uncertain_s, 0.001):.3f} s of the database's")
 
 
@@ -84,48 +79,32 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
     serving = [view for view in present if view.state in ("idle", "busy")]
     starting = sum(view.state == "starting" for view in present)
     for view in views:
-        name = f"card {view.card.host}:{view.card.index}"
+        card, look = view.card, f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`)"
+        name = f"card {card.host}:{card.index}"
         if view.state == "quarantined":
-            yield Check(
-                name,
-                "problem",
-                f"{view.card.id} is quarantined: {view.card.state_reason or 'no reason is given'}",
-                f"Fix it, then `farm cards release {view.card.id}` (docs/operate.md).",
-            )
-        elif view.card.id in gone or (view.state == "lost" and farms[view.card.id]):
-            yield Check(
-                name,
-                "warning",
-                f"the `farm run` on {view.card.id} has ended unexpectedly; {view.waiting} of its items are left",
-                "The same command continues where it stopped.",
-            )
+            message = f"{card.id} is quarantined: {card.state_reason or 'no reason is given'}"
+            yield problem(name, message, f"Fix it, then `farm cards release {card.id}` (docs/operate.md).")
+        elif card.id in gone or (view.state == "lost" and farms[card.id]):
+            message = f"the `farm run` on {card.id} has ended unexpectedly; {view.waiting} of its items are left"
+            yield warning(name, message, "The same command continues where it stopped.")
         elif view.state == "lost":
-            yield Check(
-                name,
-                "warning",
-                f"{view.card.id} was last seen {view.seen_ago_s:.0f} s ago; {view.waiting} items wait for it",
-                f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`).",
-            )
+            message = f"{card.id} was last seen {view.seen_ago_s:.0f} s ago; {view.waiting} items wait for it"
+            yield warning(name, message, f"{look}.")
         elif view.silent_s:
-            again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker restarts"
-            yield Check(
-                name,
-                "problem",
-                f"{view.card.id} is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} "
-                "items wait",
-                f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`) and at the broker; "
-                + (f"{again} by itself." if current.deaf_after_s else "restart it."),
-            )
+            silent = f"is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} items wait"
+            again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker restarts by itself"
+            restart = again if current.deaf_after_s else "restart it"
+            yield problem(name, f"{card.id} {silent}", f"{look} and at the broker; {restart}.")
         elif view.state == "draining":
-            yield Check(name, "warning", f"{view.card.id} drains", f"`farm cards resume {view.card.id}` ends that.")
+            yield warning(name, f"{card.id} drains", f"`farm cards resume {card.id}` ends that.")
     if serving:
         hosts = len({view.card.host for view in serving})
         message = f", {starting} more get ready" if starting else ""
-        yield ok("cards", f"{len(serving)} serve, on {hosts} {'host' if hosts == 1 else 'hosts'}{message}")
+        yield ok("cards", f"{len(serving)} serve, on {hosts} {plural('host', hosts)}{message}")
     elif starting:
-        yield Check("cards", "warning", f"no card serves yet, {starting} get ready", "Ask again in a minute.")
+        yield warning("cards", f"no card serves yet, {starting} get ready", "Ask again in a minute.")
     elif current.broker_url:
-        yield Check("cards", "warning", "no card serves this farm", "Start `farm worker` on a host with cards.")
+        yield warning("cards", "no card serves this farm", "Start `farm worker` on a host with cards.")
     yield from _software_checks(session, [view.card for view in serving])
 
 
@@ -147,9 +126,8 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
             + " ".join(f"{field} {getattr(rows[software_id], field)}" for field in differing)
             for software_id, cards in groups.items()
         )
-        yield Check(
+        yield warning(
             "versions",
-            "warning",
             f"the cards of model {model} run different software ({message})",
             "Readings of different software are not mixed, so each measures everything: install the same on all hosts.",
         )
