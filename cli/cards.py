@@ -14,8 +14,6 @@ from cli.output import emit_json, say, show
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from farm.devices.device import Card
-
 
 def cards(
     words: list[str] | None = typer.Argument(
@@ -30,18 +28,16 @@ def cards(
 ) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     from farm.errors import UsageError
-    from farm.jobs.card_choice import all_own_cards
 
-    if words and words[0] in VERBS:
+    if words and words[0] in ("drain", "resume", "release"):
         if len(words) != 2:
             raise UsageError(f"`farm cards {words[0]}` takes one card.", "Give its id; `farm cards` lists them.")
-        say(VERBS[words[0]](words[1]))
+        say(_changed(*words))
         return
     if words and len(words) > 1:
-        raise UsageError(f"'{words[0]}' is none of {', '.join(VERBS)}.", "Name one card, or say what to do with it.")
-    rows = {card.id: _local_row(card) for card in all_own_cards()}
-    if not local:
-        rows.update({row["id"]: _with_refusal(row, rows.get(row["id"], {})) for row in _registered()})
+        step = "Name one card, or say what to do with it."
+        raise UsageError(f"'{words[0]}' is none of drain, resume, release.", step)
+    rows = _rows(local=local)
     if words:
         rows = _matching(rows, words[0])
     if as_json:
@@ -54,29 +50,38 @@ def cards(
             show(details(row))
 
 
-def _local_row(card: Card) -> dict[str, Any]:
-    row = card.to_json()
-    refusal = row.pop("refusal")
-    return {**row, "state": "refused" if refusal else "here", "state_reason": refusal}
-
-
-def _registered() -> list[dict[str, Any]]:
+def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
+    """The cards of this host, and unless `local` those in the database, by id."""
     from farm.errors import FarmUnavailable
     from farm.jobs import listing
+    from farm.jobs.card_choice import all_own_cards
     from farm.settings import settings
 
+    rows: dict[str, dict[str, Any]] = {}
+    for card in all_own_cards():
+        state = {"state": "refused" if card.refusal else "here", "state_reason": card.refusal}
+        rows[card.id] = {name: value for name, value in card.to_json().items() if name != "refusal"} | state
+    if local:
+        return rows
     try:
         with opening.open_database().read() as session:
-            return listing.registered_cards(session, settings().heartbeat_s)
-    except FarmUnavailable as error:
-        # The cards of this host can be listed without the farm.
+            registered = listing.registered_cards(session, settings().heartbeat_s)
+    except FarmUnavailable as error:  # the cards of this host can be listed without the farm
         say(f"Only this host's cards: {error.message}")
-        return []
+        return rows
+    for row in registered:
+        here = rows.get(row["id"], {})
+        # A card without a worker shows why this host's driver refuses it.
+        if here.get("state") == "refused" and row["state"] in ("lost", "stopped"):
+            row = {**row, "state": here["state"], "state_reason": here["state_reason"]}
+        rows[row["id"]] = row
+    return rows
 
 
 def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
-    """Raises:
-    NoSuchCard: no card matches the word.
+    """
+    Raises:
+        NoSuchCard: no card matches the word.
     """
     from farm.devices.device import Card
     from farm.errors import NoSuchCard
@@ -89,17 +94,26 @@ def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str,
     return {card.id: rows[card.id] for card in found}
 
 
-def _with_refusal(registered: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """A registered card without a worker, with the reason if this host's driver refuses it."""
-    if here.get("state") == "refused" and registered["state"] in ("lost", "stopped"):
-        return {**registered, "state": here["state"], "state_reason": here["state_reason"]}
-    return registered
-
-
-def _drain(name: str) -> str:
+def _changed(action: str, name: str) -> str:
+    """Drain, resume or release a card. Returns what happened."""
+    from farm.errors import UsageError
     from farm.jobs import cards
 
-    database, card = _found(name)
+    database = opening.open_database()
+    with database.read() as session:
+        card = cards.find(session, name)
+    if action == "release":
+        if not cards.resume(database, card.id, quarantined=True):
+            return f"{card.id} was not in quarantine."
+        if cards.stored_state(database, card.id) == "starting":
+            return f"{card.id} is released: its worker checks it again; if it is healthy, it takes items."
+        return f"{card.id} is released; it takes items again when its worker starts and finds it healthy."
+    if action == "resume":
+        if card.state == "quarantined":
+            step = f"Look at the card first; then `farm cards release {card.id}`."
+            raise UsageError(f"{card.id} is quarantined: {card.state_reason}", step)
+        resumed = cards.resume(database, card.id)
+        return f"{card.id} takes items again." if resumed else f"{card.id} was not draining."
     if card.state == "quarantined":
         return f"{card.id} is quarantined and takes nothing already: {card.state_reason}"
     cards.drain(database, card.id, "drained by a person")
@@ -109,53 +123,20 @@ def _drain(name: str) -> str:
     )
 
 
-def _resume(name: str) -> str:
-    from farm.errors import UsageError
-    from farm.jobs import cards
-
-    database, card = _found(name)
-    if card.state == "quarantined":
-        raise UsageError(
-            f"{card.id} is quarantined: {card.state_reason}",
-            f"Look at the card first; then `farm cards release {card.id}`.",
-        )
-    resumed = cards.resume(database, card.id)
-    return f"{card.id} takes items again." if resumed else f"{card.id} was not draining."
-
-
-def _release(name: str) -> str:
-    from farm.jobs import cards
-
-    database, card = _found(name)
-    if not cards.resume(database, card.id, quarantined=True):
-        return f"{card.id} was not in quarantine."
-    if cards.stored_state(database, card.id) == "starting":
-        return f"{card.id} is released: its worker checks it again; if it is healthy, it takes items."
-    return f"{card.id} is released; it takes items again when its worker starts and finds it healthy."
-
-
-def _found(name: str) -> tuple[Any, Any]:
-    from farm.jobs import cards
-
-    database = opening.open_database()
-    with database.read() as session:
-        return database, cards.find(session, name)
-
-
-VERBS = {"drain": _drain, "resume": _resume, "release": _release}
-
-_RATES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16": "bfloat16"}
-_SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
+_SOFTWARE = {
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "driver": "driver",
+    "python": "Python",
+}
 _LEVELS = {
     "launch_floor_us": ("between two kernels of a graph", "us"),
     "idle_power_w": ("power at rest", "W"),
     "base_power_w": ("power at full clocks with nothing to do", "W"),
     "power_limit_w": ("power limit", "W"),
     "counter_tick_s": ("the energy counter ticks every", "s"),
-}
-_DRIFTS = {
-    "base_w_per_c": "power for a degree more, with nothing to do",
-    "w_per_c": "power for a degree more, under load",
 }
 
 
@@ -171,12 +152,10 @@ def details(row: Mapping[str, Any]) -> Table:
 
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value with unit) of everything that is known of the card, its fingerprint included."""
-    refused = row.get("state") == "refused"
+    refused, reason = row.get("state") == "refused", row.get("state_reason")
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
-    if refused:
-        found.append(("left out", str(row.get("state_reason"))))
-    elif row.get("state_reason"):
-        found.append(("state", f"{row.get('state')}: {row['state_reason']}"))
+    if refused or reason:
+        found.append(("left out", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}"))
     if row.get("memory_bytes"):
         found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
     found += [(key, str(row[key])) for key in ("worker", "queue") if row.get(key)]
@@ -184,11 +163,9 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         waiting = f"{row['waiting']}, {row.get('deferred', 0)} of them for a reading that another item takes"
         found += [("items waiting", waiting), ("items measured in the last hour", str(row.get("done_last_hour", 0)))]
     if software := row.get("software"):
-        named = [
-            f"{name} {software[key]}" for key, name in {**_SOFTWARE, "python": "Python"}.items() if software.get(key)
-        ]
-        versions = ", ".join([*named, str(software.get("platform") or "")]).rstrip(", ")
-        found.append(("software", f"{versions} ({software['id']})"))
+        versions = [f"{name} {software[key]}" for key, name in _SOFTWARE.items() if software.get(key)]
+        versions += [software["platform"]] if software.get("platform") else []
+        found.append(("software", f"{', '.join(versions)} ({software['id']})"))
     if row.get("capabilities"):
         found.append(("sensors", ", ".join(row["capabilities"])))
     fingerprint = row.get("fingerprint") or {}
@@ -197,15 +174,16 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     if rate := fingerprint.get("copy_bytes_per_s"):
         found.append(("copying", f"{rate / 1e9:.0f} GB/s, read and written"))
     for key, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():
-        found.append((f"matrix product, {_RATES.get(key, key)}", f"{flops / 1e12:.3g} TFLOP/s"))
+        name = "TF32" if key == "tf32" else key
+        found.append((f"matrix product, {name}", f"{flops / 1e12:.3g} TFLOP/s"))
     found += [(name, f"{fingerprint[key]:.3g} {unit}") for key, (name, unit) in _LEVELS.items() if fingerprint.get(key)]
     for key, name in (("power_instant", "instant power"), ("power_average", "averaged power")):
         if step := fingerprint.get(key):
             times = f"half way after {step['lag_s']:.2f} s, 10 to 90 % in {step['rise_s']:.2f} s"
             found.append((f"{name} after a step", times))
-    for key, name in _DRIFTS.items():
+    for key, load in (("base_w_per_c", "with nothing to do"), ("w_per_c", "under load")):
         if drift := fingerprint.get(key):
             value = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W"
             clear = drift["half_width"] < abs(drift["value"])
-            found.append((name, value if clear else f"no clear effect ({value})"))
+            found.append((f"power for a degree more, {load}", value if clear else f"no clear effect ({value})"))
     return found

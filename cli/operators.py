@@ -23,12 +23,12 @@ def operators(
     from farm.jobs.card_choice import kind_of_cards
     from farm.models import catalog
     from farm.report.operators import operators as list_operators
-    from farm.requests.partial_request import default_dtype, defaults_for
+    from farm.requests.partial_request import DEFAULTS, default_dtype
 
     catalog.find(model)  # before looking for cards
     kind = kind_of_cards() if batch is None else ""
     options = {"dtype": default_dtype(model, kind or "cuda"), **given}
-    listed = list_operators(catalog.variant(model, defaults_for(kind).batch if batch is None else batch, **options))
+    listed = list_operators(catalog.variant(model, DEFAULTS[kind].batch if batch is None else batch, **options))
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

@@ -26,7 +26,7 @@ from farm.jobs.create import JobPreview, OpenedJob, dry_running, tuples_of
 from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
-from farm.requests.partial_request import PartialRequest, check_requested_operators, complete
+from farm.requests.partial_request import PartialRequest, check_operator_names, complete
 from farm.store.database import Database
 from farm.types.request import Request, named
 from tasks.submit import submit
@@ -76,7 +76,9 @@ def plan(partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: f
             with _located(partial):
                 request = complete(partial, group[0].kind, target=target)
             planned.append(PlannedJob(partial, request, group, alone=alone))
-    check_requested_operators([job.request for job in planned])
+    requests = [job.request for job in planned]
+    names = {name for request in requests for name in named(request.operators)}
+    check_operator_names(names, [request.variant for request in requests if request.variant])
     return planned
 
 
@@ -159,7 +161,7 @@ class Submissions:
         for job in planned:
             with self._or_refused(job), _located(job.partial):
                 if job.request.variant is not None and not job.done_by:
-                    check_fits(job.request.variant, job.smallest_card, job.smallest_card.memory_bytes)
+                    check_fits(job.request.variant, job.smallest_card)
                 left.append(job)
         return left
 

@@ -32,7 +32,7 @@ from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import Tuples, capture_all_layers, open_job
 from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.requests.card_selection import choose_cards
-from farm.requests.partial_request import QUICK, PartialRequest, complete, default_data, defaults_for
+from farm.requests.partial_request import DEFAULTS, QUICK, PartialRequest, complete, default_data
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_extraction, store_operators, store_values
@@ -375,7 +375,7 @@ def _card(wanted: str) -> Card:
 def _how(
     card: Card, protocol: Protocol | None, stopping: Stopping | None, *, quick: bool, data: str
 ) -> tuple[Protocol, Stopping]:
-    usual = defaults_for(card.kind)
+    usual = DEFAULTS[card.kind]
     protocol = protocol or Protocol(launch=usual.launch, data=data)  # type: ignore[arg-type]
     if card.kind == "cpu" and protocol.launch == "graph":
         raise UsageError("A CPU has no CUDA graphs to launch.", 'Give Protocol(launch="eager").')

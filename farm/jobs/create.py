@@ -30,7 +30,8 @@ from farm.jobs.balance import together_s
 from farm.jobs.closing import significant
 from farm.jobs.planning import PlannedRound, add_tuples, note_planning, roofline_on, tuples_with_ids
 from farm.models.catalog import title_of
-from farm.requests.memory import WithMemory, check_step_fits
+from farm.requests.card_selection import CardLike
+from farm.requests.memory import check_step_fits
 from farm.store import content, tables
 from farm.store.database import Database
 from farm.store.rows import fetch, in_batches, locked
@@ -195,7 +196,7 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
         return add_tuples(session, job, operator_ids)
 
 
-def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: WithMemory | None = None) -> Tuples:
+def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: CardLike | None = None) -> Tuples:
     """The tuples of a model, captured now unless the database has them; checks the operators of the request.
 
     Args:
@@ -262,7 +263,7 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
 
 
 def capture_for(
-    database: Database, request: Request, *, device_type: str, torch: str, card: WithMemory | None = None
+    database: Database, request: Request, *, device_type: str, torch: str, card: CardLike | None = None
 ) -> int:
     """The id of the capture of the request's model, captured now unless the database has one.
 

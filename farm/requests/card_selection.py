@@ -21,6 +21,8 @@ class CardLike(Protocol):
     def index(self) -> int: ...
     @property
     def host(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
 
 
 AnyCard = TypeVar("AnyCard", bound=CardLike)
@@ -44,7 +46,10 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
     for want in wanted:
         matches = matching_cards(cards, want)
         if not matches:
-            raise NoSuchCard(f"There is no card '{want}' here.", _what_is_there(cards, want))
+            there = f"There is: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
+            near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
+            step = near or there if cards else "No card is there at all; `farm cards` lists them."
+            raise NoSuchCard(f"There is no card '{want}' here.", step)
         chosen.update({card.id: card for card in matches})
     return list(chosen.values())
 
@@ -58,11 +63,7 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """The cards that a name selects: an id or its beginning, an index, host:index, a host, "cpu", "gpu", part of a
-    model.
-
-    Returns all matches; [] if nothing matches.
-    """
+    """All cards that a name selects: an id or its beginning, index, host:index, host, "cpu", "gpu", part of a model."""
     low = want.strip().lower()
     if not low:
         return []
@@ -80,10 +81,3 @@ def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
     if starting := [card for card in cards if card.id.lower().startswith(low)]:
         return starting
     return [card for card in cards if low in card.model.lower() or card.host.lower() == low]
-
-
-def _what_is_there(cards: Sequence[AnyCard], want: str) -> str:
-    if not cards:
-        return "No card is there at all; `farm cards` lists them."
-    near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
-    return near or f"There is: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."

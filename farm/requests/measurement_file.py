@@ -39,13 +39,10 @@ Place = tuple[str | int, ...]  # keys and indices from the top of the file to a 
 # ----- validation, from the declarations
 
 
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
 def _list_of(kind: Any) -> Any:
     """One value or a list of values, as a list."""
-    return Annotated[list[kind], BeforeValidator(_listed), Field(min_length=1)]
+    listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+    return Annotated[list[kind], listed, Field(min_length=1)]
 
 
 def _type_of(field: fields.Field) -> Any:
@@ -71,10 +68,9 @@ def _grid_value(value: Any) -> Any:
 
 
 def _model_of(declared: Mapping[str, fields.Field], *, many: bool = False, **more: Any) -> type[BaseModel]:
-    types = {name: _type_of(field) for name, field in declared.items()}
     keys: dict[str, Any] = {
-        name: (_list_of(kind) if many and declared[name].type is not Path else kind, None)
-        for name, kind in types.items()
+        name: (_list_of(_type_of(field)) if many and field.type is not Path else _type_of(field), None)
+        for name, field in declared.items()
     }
     return create_model("Entry", __config__=ConfigDict(extra="forbid", strict=True), **keys, **more)
 
@@ -154,21 +150,19 @@ class _Tree:
 
     def error(self, place: Place, problem: str, step: str = "") -> MeasurementFileError:
         """The error for a place, or for the nearest one above it that is in the file."""
-        node = next(self.nodes[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
-        return self._error(node, place, problem, step)
+        known = self.known(place)
+        return self._error(self.nodes[known], known, problem, step)
 
-    def line(self, place: Place) -> int:
-        return int(self.nodes[place].start_mark.line) + 1
+    def known(self, place: Place) -> Place:
+        """The longest beginning of a place that is in the file."""
+        return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
 
     def _error(self, node: yaml.Node, place: Place, problem: str, step: str = "") -> MeasurementFileError:
         key = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).lstrip(".")
-        if key.startswith("["):
-            key = f"entries{key}"
-        where = f"{self.name}:{int(node.start_mark.line) + 1}: {key}".rstrip(": ")
-        return MeasurementFileError(
-            f"{where}{' ' if key and problem[0] != ':' else '' if key else ': '}{problem.rstrip('.')}.",
-            step or "docs/measurement-files.md describes the format.",
-        )
+        key = f"entries{key}" if key.startswith("[") else key
+        text = f"{key}{'' if problem.startswith(':') else ' '}{problem}" if key else problem
+        message = f"{self.name}:{node.start_mark.line + 1}: {text.rstrip('.')}."
+        return MeasurementFileError(message, step or "docs/measurement-files.md describes the format.")
 
     def _compose(self, text: str) -> yaml.Node:
         loader = yaml.SafeLoader(text)
@@ -209,9 +203,8 @@ class _Tree:
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             raise self._error(node, place, f"cannot be read: {str(error).splitlines()[0]}") from error
         if value is not None and not isinstance(value, bool | int | float | str):
-            raise self._error(
-                node, place, f"is '{node.value}', which YAML reads as {type(value).__name__}", "Quote it."
-            )
+            message = f"is '{node.value}', which YAML reads as {type(value).__name__}"
+            raise self._error(node, place, message, "Quote it.")
         if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise self._error(node, place, f"is {node.value[:24]}; it must be finite")
         return value
@@ -234,9 +227,8 @@ class _Tree:
             yield key.value, child
         for merge in merges:
             if not isinstance(merge, yaml.MappingNode):
-                raise self._error(
-                    merge, place, "merges something that is not a mapping", "Anchor a mapping with &name."
-                )
+                message = "merges something that is not a mapping"
+                raise self._error(merge, place, message, "Anchor a mapping with &name.")
             yield from self._items(merge, place, depth + 1)
 
 
@@ -267,10 +259,12 @@ class _File:
             raise error(at, what, "Begin each entry with '- model: ...'.")
         if not entries:
             raise error(at, "there is no entry in the list", "Add one, e.g. '- model: resnet50'.")
+        # The sizes and the dtype of a sweep are in its grid.
+        of_sweeps = PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
         found: list[PartialRequest] = []
         for index, entry in enumerate(entries):
             for request in self._entry(entry, (*at, index)):
-                found.append(request.over(defaults if request.model else _for_sweeps(defaults)))
+                found.append(request.over(defaults if request.model else of_sweeps))
                 if len(found) > MAX_ENTRIES:
                     raise error((*at, index), f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists.")
         return found
@@ -279,19 +273,17 @@ class _File:
         if not isinstance(entry, dict):
             raise self.tree.error(place, "must be a mapping with 'model' or 'sweep'")
         if ("model" in entry) == ("sweep" in entry):
-            raise self.tree.error(
-                place, "needs exactly one of 'model' and 'sweep'", "Write '- model: resnet50', for example."
-            )
-        kind = "model" if "model" in entry else "sweep"
-        given = self._validated(kind, entry, place)
-        if kind == "sweep":
+            step = "Write '- model: resnet50', for example."
+            raise self.tree.error(place, "needs exactly one of 'model' and 'sweep'", step)
+        given = self._validated("model" if "model" in entry else "sweep", entry, place)
+        if "sweep" in given:
             given["sweep"] = self._sweep(given, place)
-        for index, name in enumerate(given.get("model", ())):
+        for index, name in enumerate(given.get("model", ()) if self.check_model else ()):
             with self._placed((*place, "model", index)):
-                if self.check_model is not None:
-                    self.check_model(name)
+                self.check_model(name)
         for values in self._combinations(given, place):
-            yield PartialRequest(where=f"{self.tree.name}:{self.tree.line(place)}", **values)
+            line = self.tree.nodes[place].start_mark.line + 1
+            yield PartialRequest(where=f"{self.tree.name}:{line}", **values)
 
     def _sweep(self, given: dict[str, Any], place: Place) -> Sweep:
         from farm.operators.sweep import check_names
@@ -299,17 +291,16 @@ class _File:
         grid = {name: tuple(values) for name, values in given.pop("grid").items()}
         sweep = Sweep(given["sweep"], grid, given.pop("name", ""))
         if sweep.size > MAX_COMBINATIONS:
-            raise self.tree.error(
-                (*place, "grid"), f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}", "Split it."
-            )
+            message = f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}"
+            raise self.tree.error((*place, "grid"), message, "Split it.")
         with self._placed((*place, "grid")):
             check_names(sweep)
         return sweep
 
     def _combinations(self, given: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
         """The fields of a request, for each combination of the values in lists."""
-        with self._placed((*place, "operators")):
-            if "operators" in given:
+        if "operators" in given:
+            with self._placed((*place, "operators")):
                 given["operators"] = operator_names(",".join(given["operators"]))
         fixed = {**given.pop("protocol", {}), **given.pop("stopping", {})}
         for name, value in given.items():
@@ -327,41 +318,36 @@ class _File:
         Raises:
             MeasurementFileError: names the first wrong key with its line.
         """
-        model = _entry_models()[kind]
         try:
-            found = model.model_validate(entry).model_dump(exclude_unset=True)
+            found = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
             return {key: found[key] for key in entry}
         except ValidationError as error:
-            raise self._explained(error.errors(include_url=False)[0], kind, model, place) from None
+            raise self._explained(error.errors(include_url=False)[0], kind, place) from None
 
-    def _explained(self, problem: Any, kind: str, model: type[BaseModel], place: Place) -> MeasurementFileError:
+    def _explained(self, problem: Any, kind: str, place: Place) -> MeasurementFileError:
         """The error for a problem that Pydantic found."""
-        at, value = self._known_place((*place, *problem["loc"])), problem["input"]
+        at, value = self.tree.known((*place, *problem["loc"])), problem["input"]
         if problem["type"] == "extra_forbidden":
-            siblings = _keys_of(model, problem["loc"][:-1])
-            near = did_you_mean(str(at[-1]), siblings)
-            return self.tree.error(at, "is unknown", near or f"Known here: {', '.join(siblings)}.")
+            fields = _entry_models()[kind].model_fields
+            for key in problem["loc"][:-1]:
+                fields = getattr(fields[key].annotation, "model_fields", fields)
+            near = did_you_mean(str(at[-1]), fields)
+            return self.tree.error(at, "is unknown", near or f"Known here: {', '.join(fields)}.")
         if problem["type"] == "missing":
-            name = problem["loc"][-1]
-            return self.tree.error(place, f"has no '{name}'", f"Add '{name}:' to the entry.")
+            key = problem["loc"][-1]
+            return self.tree.error(place, f"has no '{key}'", f"Add '{key}:' to the entry.")
         if problem["type"] == "too_short":
             return self.tree.error(at, "is an empty list", "Give at least one value, or leave the key out.")
         if isinstance(value, list) and kind == "defaults":
             return self.tree.error(at, "takes one value", "Write lists in the entries.")
         needed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-        needed = (
-            needed.replace("valid ", "").replace("an integer", "a whole number").replace("a integer", "a whole number")
-        )
+        needed = re.sub("an? (valid )?integer", "a whole number", needed).replace("valid ", "")
         node = self.tree.nodes[at]
         if not isinstance(node, yaml.ScalarNode):
             return self.tree.error(at, "must be a mapping" if "dictionary" in needed else "must be a single value")
         shown = node.value[:24] if type(value) in (int, float) else f"'{node.value}'"
         choices = [word.strip(" '") for word in re.split(",| or ", problem.get("ctx", {}).get("expected", ""))]
         return self.tree.error(at, f"is {shown}; {needed}", did_you_mean(str(value), choices))
-
-    def _known_place(self, place: Place) -> Place:
-        """The longest beginning of a place that is in the file."""
-        return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.tree.nodes)
 
     @contextlib.contextmanager
     def _placed(self, place: Place) -> Iterator[None]:
@@ -371,18 +357,4 @@ class _File:
         except MeasurementFileError:
             raise
         except FarmError as error:
-            at = self._known_place(place)
-            raise self.tree.error(at, f": {error.message}", error.next_step) from error
-
-
-def _keys_of(model: type[BaseModel], inside: Place) -> list[str]:
-    for key in inside:
-        annotation = model.model_fields[str(key)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
-    return list(model.model_fields)
-
-
-def _for_sweeps(defaults: PartialRequest) -> PartialRequest:
-    """The defaults that apply to a sweep; its sizes and dtype are in its grid."""
-    return PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
+            raise self.tree.error(place, f": {error.message}", error.next_step) from error

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from farm.errors import UsageError
 from farm.models import catalog
@@ -15,7 +15,7 @@ from farm.types.protocol import Variant
 
 # No model of the catalog has larger inputs for each of a batch: 16 frames of video.
 _MOST_PLANES = 3 * 16
-_MOST_OF_A_TOKEN = 16  # values' room that ids, masks and what is decoded beside them take, 8 bytes each
+_MOST_OF_A_TOKEN = 16  # ids, masks and what is decoded beside them, as a number of values
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -29,43 +29,33 @@ class Room:
     cache: int = 0  # of keys and values, for the whole batch; counted in neither
 
 
-def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
+def check_fits(variant: Variant, card: CardLike) -> None:
     """
-    Args:
-        memory_bytes: of the card; 0 if unknown.
-
     Raises:
-        UsageError: inputs and parameters alone need more memory than the card has.
+        UsageError: inputs and parameters alone need more memory than the card has. A card of unknown memory passes.
     """
-    if not memory_bytes or _surely_fits(variant, memory_bytes):
+    if not card.memory_bytes or _surely_fits(variant, card.memory_bytes):
         return
     room = room_of(variant)
-    if room.parameters + room.inputs + room.cache <= memory_bytes:
+    if room.parameters + room.inputs + room.cache <= card.memory_bytes:
         return
-    most = (memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
+    most = (card.memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
     takes = f"its cache takes {_gb(room.cache)}" if room.cache else f"its inputs take {_gb(room.inputs)}"
     smaller = "a smaller batch or a shorter cache" if room.cache else "a smaller batch"
+    step = f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}."
+    if most >= 1:
+        step = (
+            f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and "
+            "parameters, and its operators need more."
+        )
     raise UsageError(
-        f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: {takes} and its parameters "
+        f"{variant} does not fit on {card.model} with its {_gb(card.memory_bytes)}: {takes} and its parameters "
         f"{_gb(room.parameters)}.",
-        f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and parameters, "
-        "and its "
-        "operators need more."
-        if most >= 1
-        else f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}.",
+        step,
     )
 
 
-class WithMemory(Protocol):
-    """A card and its memory; 0 if unknown."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-
-
-def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> None:
+def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
     """
     Args:
         least_bytes: lower bound of the peak memory of the step, before the card has run it.
@@ -73,23 +63,19 @@ def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> Non
     Raises:
         UsageError: the card has less memory.
     """
-    memory_bytes = card.memory_bytes
-    if memory_bytes and least_bytes > memory_bytes:
+    if 0 < card.memory_bytes < least_bytes:
         raise UsageError(
-            f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: the step holds at least "
+            f"{variant} does not fit on {card.model} with its {_gb(card.memory_bytes)}: the step holds at least "
             f"{_gb(least_bytes)} at once.",
-            f"Give a smaller batch (`farm memory {variant.model} --fit {memory_bytes // 10**9}GB` finds the largest), "
-            "--recompute blocks, "
-            "or --amp bfloat16.",
+            f"Give a smaller batch (`farm memory {variant.model} --fit {card.memory_bytes // 10**9}GB` finds the "
+            "largest), --recompute blocks, or --amp bfloat16.",
         )
 
 
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
-    """True if it fits by the catalog's number of parameters, without building it. Buffers are far fewer than
-    parameters.
-    """
+    """True if it fits by the catalog's number of parameters (buffers are far fewer), without building it."""
     parameters = catalog.find(variant.model).parameters
-    if parameters is None or variant.cache:  # a user's own, timm's; or what it holds is told by building it
+    if parameters is None or variant.cache:  # a user's own model, or one of timm; or only building it shows its cache
         return False
     values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
     return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
@@ -102,8 +88,7 @@ def room_of(variant: Variant) -> Room:
         UsageError: the model cannot be made, see `farm.models.catalog`.
     """
     model = catalog.build(dataclasses.replace(variant, batch=1))
-    # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit
-    # here.
+    # The inputs of a large batch may not fit here, because those of a user's own model are real tensors.
     one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
     return Room(

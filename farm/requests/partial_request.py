@@ -6,9 +6,10 @@ They depend on the kind of card, so a request is complete only when the card is 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from farm.errors import CaptureError, UnknownOperator, UsageError
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.request import Request, Sweep, named
+from farm.types.request import Request, Sweep
 from farm.types.tuple import short_name_of
 
 
@@ -30,7 +31,8 @@ class Defaults:
     data: str = "normal"
 
 
-_DEFAULTS = {
+#: By kind of card.
+DEFAULTS = {
     "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),  # values move an H200's power by 5 %
     # A CPU has no graphs and rarely an energy counter, so short windows suffice: resnet18 takes about two minutes.
     "cpu": Defaults(batch=4, launch="eager", stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5)),
@@ -47,14 +49,9 @@ QUICK: dict[str, Any] = {
 }
 
 
-def defaults_for(card_kind: str) -> Defaults:
-    """The defaults of a kind of card: "cuda", "cpu" or "simulated"."""
-    return _DEFAULTS[card_kind]
-
-
 def default_data(card_kind: str, step: str = "") -> str:
     """The default input values. A training step has no recorded values: only a forward pass is run for them."""
-    return "normal" if step else defaults_for(card_kind).data
+    return "normal" if step else DEFAULTS[card_kind].data
 
 
 def default_dtype(model: str, card_kind: str) -> str:
@@ -138,7 +135,7 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         UsageError: a value is not one of its choices, or out of range; the message names it.
     """
     sweep: Sweep | None = partial.sweep
-    defaults = defaults_for(card_kind)
+    defaults = DEFAULTS[card_kind]
     data = default_data(card_kind, partial.step or "") if sweep is None else "normal"
     protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
     if card_kind == "cpu" and protocol.launch == "graph":
@@ -195,16 +192,6 @@ def operator_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def check_requested_operators(requests: Sequence[Request]) -> None:
-    """Check the operator names of requests.
-
-    Raises:
-        UnknownOperator: PyTorch has no operator of a name.
-    """
-    names = {name for request in requests for name in named(request.operators)}
-    check_operator_names(names, [request.variant for request in requests if request.variant])
-
-
 def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:
     """Check short operator names such as Conv2d.
 
@@ -234,10 +221,8 @@ def _operators_of(variants: Iterable[Variant]) -> set[str]:
 
     found: set[str] = set()
     for variant in {variant.model: variant for variant in variants}.values():
-        try:
+        with contextlib.suppress(CaptureError):
             found.update(spec.short_name for spec in extract(variant).capture.tuples.values())
-        except CaptureError:
-            continue
     return found
 
 
@@ -251,24 +236,22 @@ def command_of(request: Request) -> str:
     if variant is None:
         return ""
     named = {"batch", "input_size", "phase", "launch", "data"} | ({"dtype"} if variant.phase else set())
-    skipped = {"text"} | ({"length"} if variant.phase == "decode" else set()) | ({"mode"} if variant.step else set())
+    skipped = (
+        {"text", "target", "reuse"}
+        | ({"length"} if variant.phase == "decode" else set())
+        | ({"mode"} if variant.step else set())
+    )
     words = ["farm", "run", variant.model]
     for record in (variant, request.protocol, request):
         for one in fields_of(type(record)):
             value = getattr(record, one.name)
-            if not one.option or one.name in {*skipped, "target", "reuse"}:
-                continue
-            if (value == one.default and one.name not in named) or value in (0, ""):
-                continue
-            words += _option(one, ",".join(value) if isinstance(value, tuple) else value)
+            usual = value in (0, "") or (value == one.default and one.name not in named)
+            if one.option and not usual and one.name not in skipped:
+                text = ",".join(value) if isinstance(value, tuple) else str(value)
+                words += [one.option[-1].partition("/")[0], *([] if value is True else [text])]
     words += ["--text", "FILE", "--tokenizer", "FOLDER"] if variant.text else []
     if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
         words.append("--quick")
     elif request.stopping.maximum_s != Stopping.maximum_s:
         words += ["--window", f"{request.stopping.maximum_s:g}"]
     return shlex.join([*words, "--reuse", "none"])
-
-
-def _option(field: Field, value: Any) -> list[str]:
-    flag = field.option[-1].partition("/")[0]
-    return [flag] if value is True else [flag, str(value)]

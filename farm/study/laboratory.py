@@ -28,7 +28,7 @@ from farm.jobs.cards import ensure_card
 from farm.jobs.create import capture_for
 from farm.jobs.item_driver import check_health, hold_card, keep_reading, quarantining
 from farm.operators.roofline import roofline_of
-from farm.requests.partial_request import defaults_for
+from farm.requests.partial_request import DEFAULTS
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import classes
@@ -125,18 +125,18 @@ class Laboratory:
 
     def protocol(self, **changes: Any) -> Protocol:
         """The default protocol of the card with changes. Default data: standard normal values."""
-        return Protocol(**{"launch": defaults_for(self.card.kind).launch, **changes})
+        return Protocol(**{"launch": DEFAULTS[self.card.kind].launch, **changes})
 
     def stopping(self, *, quick: bool) -> Stopping:
         """The stopping rule of a job on this card; with `quick` windows of about half the length."""
-        usual = defaults_for(self.card.kind).stopping
+        usual = DEFAULTS[self.card.kind].stopping
         if not quick:
             return usual
         return Stopping(min(0.2, usual.warm_up_s), min(0.5, usual.minimum_s), min(1.0, usual.maximum_s), 0.02, 0.03)
 
     def exactly(self, window_s: float) -> Stopping:
         """A window of this length whatever the intervals; the maximum leaves room for ticks of the energy counter."""
-        warm_up_s = defaults_for(self.card.kind).stopping.warm_up_s
+        warm_up_s = DEFAULTS[self.card.kind].stopping.warm_up_s
         return Stopping(warm_up_s, window_s, window_s * 1.1 + 0.25, time_half_width=1.0, energy_half_width=1.0)
 
     def scaled(self, seconds: float) -> float:
@@ -228,7 +228,7 @@ class Laboratory:
 
     def parts(self, variant: Variant, most: int | None = None) -> list[Sample]:
         """The tuples of a model as in the sum of a job: a tuple with two classes of data is two samples."""
-        values = defaults_for(self.card.kind).data == "seen"
+        values = DEFAULTS[self.card.kind].data == "seen"
         return [
             dataclasses.replace(
                 sample, count=calls, weight_us=sample.weight_us * calls / sample.count, data=((name, calls),)

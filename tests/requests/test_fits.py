@@ -1,5 +1,7 @@
 """What cannot lie in a card's memory is told before anything starts."""
 
+import dataclasses
+
 import pytest
 
 from farm.devices.device import Card
@@ -13,6 +15,10 @@ CARD = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=0, host="
 IMAGE_BYTES = 3 * 224 * 224 * 4
 
 
+def card(memory_bytes):
+    return dataclasses.replace(CARD, memory_bytes=memory_bytes)
+
+
 def variant(batch, model="resnet18", **more):
     return Variant(model, batch, 224, **more)
 
@@ -22,15 +28,15 @@ def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_b
     assert (room.each, room.inputs) == (IMAGE_BYTES, 32 * IMAGE_BYTES)
     assert room.parameters == pytest.approx(11.7e6 * 4, rel=0.01)
     memory_bytes = room.parameters + 100 * IMAGE_BYTES
-    check_fits(variant(100), CARD, memory_bytes)
-    check_fits(variant(200, dtype="bfloat16"), CARD, memory_bytes)
+    check_fits(variant(100), card(memory_bytes))
+    check_fits(variant(200, dtype="bfloat16"), card(memory_bytes))
     with pytest.raises(UsageError, match="resnet18 101x224 float32 does not fit on NVIDIA H200") as caught:
-        check_fits(variant(101), CARD, memory_bytes)
+        check_fits(variant(101), card(memory_bytes))
     assert "Give a smaller batch: 100 is the most" in caught.value.next_step
     with pytest.raises(UsageError) as caught:
-        check_fits(variant(1), CARD, room.parameters)
+        check_fits(variant(1), card(room.parameters))
     assert "a card with more memory" in caught.value.next_step
-    check_fits(variant(101), CARD, 0)  # nobody knows its memory
+    check_fits(variant(101), card(0))  # nobody knows its memory
 
 
 def test_a_cache_that_is_longer_than_the_memory_is_told_with_the_batch_that_leaves_room():
@@ -38,7 +44,7 @@ def test_a_cache_that_is_longer_than_the_memory_is_told_with_the_batch_that_leav
     room = room_of(one)
     assert room.cache == 64 * 1024 * 12 * 2 * 768 * 2
     with pytest.raises(UsageError, match=r"gpt2 decode 64 beside 1024 tokens .* its cache takes 2.4 GB") as caught:
-        check_fits(one, CARD, room.parameters + room.cache // 2)
+        check_fits(one, card(room.parameters + room.cache // 2))
     assert "a smaller batch or a shorter cache: 31 is the most" in caught.value.next_step
 
 
@@ -50,4 +56,4 @@ def test_inputs_of_ones_own_are_not_made_to_be_counted(monkeypatch, tmp_path):
     monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     settings.cache_clear()
     with pytest.raises(UsageError, match=r"its inputs take 8,589.9 GB"):
-        check_fits(variant(2**31 - 1, "wide"), CARD, 10**9)
+        check_fits(variant(2**31 - 1, "wide"), card(10**9))
