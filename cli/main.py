@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from cli.options import flat
 from cli.output import Left, complain, set_quiet
 from farm import __version__
-from farm.errors import FarmError, Unwritable, UsageError, did_you_mean
+from farm.errors import FarmError, Unwritable, did_you_mean
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
@@ -105,12 +105,18 @@ class FarmGroup(TyperGroup):
 
 @contextlib.contextmanager
 def _reported_errors(ctx: Any = None) -> Iterator[None]:
-    debug = ctx is not None and bool(ctx.params.get("debug"))
+    def failure(message: str, next_step: str, exit_code: int) -> typer.Exit:
+        if ctx is not None and ctx.params.get("debug"):
+            import traceback
+
+            traceback.print_exc()
+        complain(message, next_step)
+        return typer.Exit(exit_code)
+
     try:
         yield
     except FarmError as error:
-        _complain_of(error, debug)
-        raise typer.Exit(error.exit_code) from error
+        raise failure(error.message, error.next_step, error.exit_code) from error
     except Left as leaving:
         raise typer.Exit(INTERRUPTED) from leaving
     except KeyboardInterrupt as interruption:
@@ -122,28 +128,11 @@ def _reported_errors(ctx: Any = None) -> Iterator[None]:
         parsers = type(error).__module__.startswith(("typer", "click"))
         # `farm` without a command shows its help; that and an exit are not errors.
         if parsers and hasattr(error, "ctx") and type(error).__name__ != "NoArgsIsHelpError":
-            _complain_of(_usage_error(error, ctx), debug)
-            raise typer.Exit(error.exit_code) from error  # type: ignore[attr-defined]
+            raise failure(*_usage_error(error, ctx), error.exit_code) from error  # type: ignore[attr-defined]
         if parsers or ctx is None:
             raise
-        _trace(debug)
-        complain(
-            f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}",
-            "This is a bug in farm. `farm --debug ...` shows the traceback.",
-        )
-        raise typer.Exit(1) from error
-
-
-def _complain_of(error: FarmError, debug: bool) -> None:
-    _trace(debug)
-    complain(error.message, error.next_step)
-
-
-def _trace(debug: bool) -> None:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
+        message = f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}"
+        raise failure(message, "This is a bug in farm. `farm --debug ...` shows the traceback.", 1) from error
 
 
 def load_help() -> None:
@@ -151,11 +140,11 @@ def load_help() -> None:
 
     Our help is rich text, and this module reports errors, so neither is ever used.
     """
-    missing = [name for name in ("rich.markdown", "rich.traceback") if name not in sys.modules]
-    for name, unused in (("rich.markdown", "Markdown"), ("rich.traceback", "Traceback")):
-        if name in missing:
-            sys.modules[name] = ModuleType(name)
-            setattr(sys.modules[name], unused, object)
+    unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+    missing = [name for name in unused if name not in sys.modules]
+    for name in missing:
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], unused[name], object)
     try:
         import typer.rich_utils  # noqa: F401
     finally:
@@ -174,32 +163,30 @@ _REQUIRED = {
 }
 
 
-def _usage_error(error: Any, outer: Any = None) -> UsageError:
-    """A usage error of the parser in our own words. Typer has its own classes or click's: they are known by name.
+def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
+    """Message and next step for an error of the parser. Typer has its own classes or click's: they are known by name.
 
     Args:
         outer: the context of `farm`, for errors that do not name their command.
     """
-    kind, context = type(error).__name__, error.ctx
+    kind, context, parameter = type(error).__name__, error.ctx, getattr(error, "param", None)
     verb = context.command_path if context else " ".join(["farm", *filter(None, [outer and outer.invoked_subcommand])])
     step = f"`{verb} -h` describes its arguments and options."
     if required := _required_value(error):
-        return UsageError(required, step)
+        return required, step
     if kind == "NoSuchOption":
         known = [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)] if context else []
-        return UsageError(f"There is no option '{error.option_name}'.", did_you_mean(error.option_name, known) or step)
-    if kind == "MissingParameter" and error.param is not None:
-        return UsageError(f"{_name(error.param)} is missing.", step)
+        return f"There is no option '{error.option_name}'.", did_you_mean(error.option_name, known) or step
+    if kind == "MissingParameter" and parameter is not None:
+        return f"{_name(parameter)} is missing.", step
     if kind == "BadOptionUsage" and "requires an argument" in error.message:
-        return UsageError(f"{error.option_name} needs a value.", step)
+        return f"{error.option_name} needs a value.", step
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message)):
-        path = context.command_path
         near = did_you_mean(unknown[1], context.command.commands)
-        return UsageError(f"There is no command '{path} {unknown[1]}'.", near or f"`{path} -h` lists the commands.")
+        return f"There is no command '{verb} {unknown[1]}'.", near or f"`{verb} -h` lists the commands."
     if surplus := re.match(r"Got unexpected extra argument\S* \((.*)\)", error.message):
-        return UsageError(f"`{verb}` does not take the argument '{surplus[1]}'.", step)
-    first = error.format_message().strip().splitlines()[0]
-    return UsageError(f"{first.rstrip('.')}.", step)
+        return f"`{verb}` does not take the argument '{surplus[1]}'.", step
+    return f"{error.format_message().strip().splitlines()[0].rstrip('.')}.", step
 
 
 def _name(parameter: Any) -> str:
@@ -212,11 +199,11 @@ def _required_value(error: Any) -> str:
     """The value that an option requires, if it got something else than such a number; "" for other errors."""
     errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     parameter = getattr(error, "param", None)
-    if not errors or parameter is None or errors[0]["type"] not in _REQUIRED:
+    if not errors or parameter is None or (kind := errors[0]["type"]) not in _REQUIRED:
         return ""
-    required = _REQUIRED[errors[0]["type"]].format(**errors[0].get("ctx", {}))
+    required = _REQUIRED[kind].format(**errors[0].get("ctx", {}))
     least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    if errors[0]["type"] in ("greater_than_equal", "less_than_equal") and None not in (least, most):
+    if kind in ("greater_than_equal", "less_than_equal") and None not in (least, most):
         required = f"a number from {least} to {most}"
     return f"{_name(parameter)} needs {required}, not '{errors[0]['input']}'."
 

@@ -235,12 +235,9 @@ def command_of(request: Request) -> str:
     variant = request.variant
     if variant is None:
         return ""
-    named = {"batch", "input_size", "phase", "launch", "data"} | ({"dtype"} if variant.phase else set())
-    skipped = (
-        {"text", "target", "reuse"}
-        | ({"length"} if variant.phase == "decode" else set())
-        | ({"mode"} if variant.step else set())
-    )
+    named = {"batch", "input_size", "phase", "launch", "data", "dtype" if variant.phase else ""}
+    skipped = {"text", "target", "reuse"}
+    skipped |= {"length" if variant.phase == "decode" else "", "mode" if variant.step else ""}
     words = ["farm", "run", variant.model]
     for record in (variant, request.protocol, request):
         for one in fields_of(type(record)):
