@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Group
+from rich.table import Table
 
-from cli import opening
+from cli import lists, opening
 from cli.options import AsJson
-from cli.output import emit_json, say, show
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from cli.output import answer, say
 
 
 def cards(
@@ -40,14 +39,9 @@ def cards(
     rows = _rows(local=local)
     if words:
         rows = _matching(rows, words[0])
-    if as_json:
-        emit_json({"cards": list(rows.values())})
-    else:
-        from cli import lists
-
-        show(lists.cards(list(rows.values())))
-        for row in rows.values() if words else ():
-            show(details(row))
+    found = list(rows.values())
+    full = map(details, found if words else ())
+    answer(as_json, {"cards": found}, lambda: Group(lists.cards(found), *full))
 
 
 def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
@@ -142,8 +136,6 @@ _LEVELS = {
 
 def details(row: Mapping[str, Any]) -> Table:
     """One card in full, as a table of two columns. Keys: those of `farm.jobs.listing.registered_cards`."""
-    from rich.table import Table
-
     table = Table(box=None, show_header=False, padding=(0, 2), title=str(row["id"]), title_justify="left")
     for name, value in lines(row):
         table.add_row(name, value)

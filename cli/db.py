@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from cli import opening
 from cli.output import emit
 
 app = typer.Typer(help="Create, update and check the database's tables.", no_args_is_help=True)
@@ -27,8 +28,6 @@ def upgrade() -> None:
 @app.command()
 def check() -> None:
     """Check that the database answers and has this program's schema (exit code 3 if not)."""
-    from cli import opening
-
     database = opening.open_database()
     emit(f"{database}: schema {database.schema_version()}, as this program needs it")
 
@@ -42,7 +41,6 @@ def prune(
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
-    from cli import opening
     from farm.errors import UsageError
     from farm.store import pruning
     from farm.types.format import count_of, plural

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from cli import tables
 from cli.options import AsJson
 from cli.output import console, emit_json, writing
+from cli.tables import Text
 from farm.types.format import plural
 
 if TYPE_CHECKING:
@@ -42,9 +44,6 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _print(checks: Sequence[Check], counts: Mapping[str, int]) -> None:
-    from cli import tables
-    from cli.tables import Text
-
     out = console()
     width = max(len(check.name) for check in checks)
     marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}

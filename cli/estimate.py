@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli import opening
 from cli.options import Model, VariantFields, option
-from cli.output import emit_json, say, show
+from cli.output import answer, emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.estimate.estimate import Estimate
@@ -86,7 +86,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
     if (tokens := options.generate) is not None:
         found = opening.first_that_knows(lambda session: query.generation(session, variants[0], tokens), lambda _: True)
-        emit_json(found.to_json()) if options.as_json else show(prediction_tables.generation(found))
+        answer(options.as_json, found, lambda: prediction_tables.generation(found))
     elif len(variants) > 1:
         _curve(variants, query, options, over="batch" if len(batches) > 1 else "length")
     else:
@@ -115,10 +115,7 @@ def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptio
     from cli import prediction_tables
 
     found = [estimated(variant, query) for variant in variants]
-    if options.as_json:
-        emit_json({"curve": [one.to_json() for one in found]})
-    else:
-        show(prediction_tables.curve(found))
+    answer(options.as_json, {"curve": [one.to_json() for one in found]}, lambda: prediction_tables.curve(found))
     if options.png is not None:
         from farm.pages.plots import draw_estimates
 

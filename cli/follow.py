@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.output import console, emit, emit_json, say, show
+from rich.console import Group
+
+from cli import lists
+from cli.output import answer, console, emit, emit_json, say
 from farm.types.format import plural, span
 
 if TYPE_CHECKING:
@@ -64,8 +67,6 @@ def follow(
     """
     if not job_ids:
         return
-    from cli import lists
-
     out = console(stderr=not on_stdout)
     with contextlib.ExitStack() as stack:
         show_progress = _plain_lines()
@@ -88,8 +89,6 @@ def follow(
 
 def _plain_lines() -> Callable[[list[Progress]], None]:
     """A function that prints a line for each job that has changed, every few seconds and at the end."""
-    from cli import lists
-
     last: dict[str, str] = {}
     said_at_s = 0.0
 
@@ -173,13 +172,10 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
 
     with database.read() as session:
         built = [reports.build(session, job_id) for job_id in submissions.shown_ids]
-    if as_json:
-        emit_json({"reports": [one.to_json() for one in built], **left_out(submissions)})
-    else:
-        from cli import report_tables
+    from cli import report_tables
 
-        for one in built:
-            show(report_tables.report(one))
+    shown = {"reports": [one.to_json() for one in built], **left_out(submissions)}
+    answer(as_json, shown, lambda: Group(*map(report_tables.report, built)))
     if check:
         check_verdicts(built, submissions.refusals(len(built)))
     submissions.check_refused(len(built))

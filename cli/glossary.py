@@ -7,7 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import typer
+from rich.console import Group
 
+from cli import tables
 from cli.output import show
 
 Entry = tuple[str, str]  # names, and what they mean
@@ -22,9 +24,6 @@ def help_(
     ),
 ) -> None:
     """Explain a word of a report: accuracy, coverage, a flag, a state."""
-    from rich.console import Group
-
-    from cli import tables
     from farm.errors import UsageError, did_you_mean
     from farm.types.value_profiles import is_class
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from cli import opening
+from cli import lists, opening
 from cli.options import AsJson, Cards
-from cli.output import emit_json, say, show
+from cli.output import answer, emit_json, say, show
 from farm.errors import BelowTarget, UsageError
 
 
@@ -36,8 +36,6 @@ def lookup(
     elif not rows:
         say(f"No readings match {filters}.\n→ Omit a filter; `farm export` writes all readings.")
     else:
-        from cli import lists
-
         show(lists.readings(rows))
         if total > len(rows):
             say(f"{total - len(rows)} more: -n {total} shows all, `farm export` writes them.")
@@ -62,12 +60,7 @@ def compare(
     bound = None if fail_above is None else _fraction(fail_above)
     with opening.open_database().read() as session:
         found = comparisons.compare(session, first, second)
-    if as_json:
-        emit_json(found.to_json())
-    else:
-        from cli import lists
-
-        show(lists.comparison(found, limit))
+    answer(as_json, found, lambda: lists.comparison(found, limit))
     if bound is not None:
         if found.total is None:
             raise BelowTarget("The two sides have no tuple in common.", "Compare jobs of the same model.")

@@ -35,10 +35,13 @@ _NAMES = (  # in the order in which a new user needs them
 COMMANDS = _NAMES.split()
 #: Command -> its module in `cli`, if that has another name.
 _MODULES = {
-    **dict.fromkeys(("jobs", "publish", "trace"), "report"),
-    **dict.fromkeys(("cancel", "resume", "retry"), "job_control"),
+    **dict.fromkeys(("publish", "trace"), "report"),
+    **dict.fromkeys(("cancel", "resume", "retry", "status"), "jobs"),
     **dict.fromkeys(("export", "import"), "exchange"),
     "compare": "lookup",
+    "flower": "worker",
+    "operators": "models",
+    "submit": "run",
     "help": "glossary",
 }
 

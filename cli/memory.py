@@ -11,7 +11,7 @@ import typer
 
 from cli import opening
 from cli.options import AsJson, Declared, Model, option
-from cli.output import emit_json, say, show
+from cli.output import answer, say
 
 Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step"))]
 
@@ -73,6 +73,7 @@ def memory(
     as_json: AsJson = False,
 ) -> None:
     """Show the memory of a training step over time. Runs nothing without --run."""
+    from cli import memory_table
     from farm.api import memory as memories
     from farm.models import catalog
 
@@ -85,9 +86,4 @@ def memory(
         say=say,
     )
     found = memories.requested_memory(variant, checked, access)
-    if as_json:
-        emit_json(found.to_json())
-    else:
-        from cli import memory_table
-
-        show(memory_table.table(found))
+    answer(as_json, found, lambda: memory_table.table(found))

@@ -1,4 +1,4 @@
-"""``farm models``: list the models that can be measured by name."""
+"""``farm models`` lists the catalog, ``farm operators`` the operator tuples of one model. Both measure nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.options import AsJson
-from cli.output import emit_json, say, show
+from cli import lists
+from cli.options import AsJson, Model, VariantFields
+from cli.output import answer, emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.models.entry import ModelEntry
 
 #: The fields of a `ModelEntry` in a row.
 _FIELDS = "name task input_size smallest_size fixed_size origin parameters flops length longest phases"
+_KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
 def models(
@@ -46,12 +48,9 @@ def models(
             raise UnknownModel.named(pattern, every)
     entries = [catalog.find(name) for name in names]
     rows = [_row(entry) for entry in entries]
+    answer(as_json, {"models": rows}, lambda: lists.models(rows))
     if as_json:
-        emit_json({"models": rows})
         return
-    from cli import lists
-
-    show(lists.models(rows))
     origins = {entry.origin for entry in entries}
     for one in catalog.SOURCES:
         if one.NAME in origins and not is_installed(one):
@@ -70,3 +69,33 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
     if entry.fixed_size:
         row["smallest_size"] = entry.input_size
     return row | {"note": ", ".join([*notes, *entry.phases])}
+
+
+def operators(
+    model: Model,
+    *,
+    batch: int | None = typer.Option(
+        None, "-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`."
+    ),
+    given: VariantFields,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model's operator tuples with counts, FLOPs and bytes."""
+    from farm.jobs.card_choice import kind_of_cards
+    from farm.models import catalog
+    from farm.report.operators import operators as list_operators
+    from farm.requests.partial_request import DEFAULTS, default_dtype
+
+    catalog.find(model)  # before looking for cards
+    kind = kind_of_cards() if batch is None else ""
+    options = {"dtype": default_dtype(model, kind or "cuda"), **given}
+    listed = list_operators(catalog.variant(model, DEFAULTS[kind].batch if batch is None else batch, **options))
+    if listed.refusal is not None and not listed.gaps:
+        raise listed.refusal
+    if as_json:
+        emit_json(listed.to_json())
+    elif listed.rows:
+        default = f" (the default batch on {_KINDS[kind]})" if kind else ""
+        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{default}"))
+    if listed.refusal is not None:
+        raise listed.refusal

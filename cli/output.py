@@ -69,6 +69,18 @@ def show(renderable: Any) -> None:
         console().print(renderable)
 
 
+def answer(as_json: bool, data: Any, view: Callable[[], Any]) -> None:
+    """Print the answer of a command on stdout: as JSON, or as the renderable that the function makes.
+
+    Args:
+        data: plain JSON, or an object with `to_json`.
+    """
+    if as_json:
+        emit_json(data.to_json() if hasattr(data, "to_json") else data)
+    else:
+        show(view())
+
+
 _quiet = False
 
 

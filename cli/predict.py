@@ -9,7 +9,7 @@ import typer
 
 from cli import opening
 from cli.options import AsJson, VariantFields
-from cli.output import emit, emit_json, say, show
+from cli.output import answer, emit, emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset, MeasuredModel
@@ -212,7 +212,5 @@ def _about(data: Dataset) -> str:
 def _show_evaluations(found: list[Any], data: Dataset, about: str, as_json: bool, left_out: str) -> None:
     from cli import prediction_tables
 
-    if as_json:
-        emit_json({"about": about, "key": data.key, "evaluations": [one.to_json() for one in found]})
-    else:
-        show(prediction_tables.evaluations(found, about, left_out))
+    shown = {"about": about, "key": data.key, "evaluations": [one.to_json() for one in found]}
+    answer(as_json, shown, lambda: prediction_tables.evaluations(found, about, left_out))

@@ -1,4 +1,4 @@
-"""``farm jobs``, ``report``, ``trace`` and ``publish``: the jobs of this farm, and their results."""
+"""``farm report``, ``trace`` and ``publish``: the results of jobs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,6 @@ from cli import follow, opening
 from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
 from farm.errors import UsageError
-
-
-def jobs(
-    limit: int = typer.Option(50, "-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs to show."),
-    as_json: AsJson = False,
-) -> None:
-    """List jobs, newest first."""
-    from farm.jobs import listing
-    from farm.store.database import read_clock_s
-
-    with opening.open_database().read() as session:
-        rows, now_s = listing.jobs(session, limit), read_clock_s(session)
-    if as_json:
-        emit_json({"jobs": rows})
-    else:
-        from cli import lists
-
-        show(lists.jobs(rows, now_s))
 
 
 def report(

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 
-from cli import opening
+from cli import opening, tables
 from cli.options import AsJson
-from cli.output import emit_json, say, show
+from cli.output import answer, say
+from cli.tables import Text
 from farm.study import STUDIES, Study
+from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from farm.study.results import ResultColumn, StudyResult
 
 _MOST_FAILURES = 5
@@ -92,19 +93,14 @@ def show_stored(
         _output(results.find_kept(study), png, as_json)
         return
     found = results.kept(say)
-    if as_json:
-        keys = ("id", "study", "variant", "card", "quick", "created_at_s")
-        emit_json({"studies": [{key: value for key, value in made.to_json().items() if key in keys} for made in found]})
-    else:
-        show(_list(found))
+    keys = ("id", "study", "variant", "card", "quick", "created_at_s")
+    rows = [{key: value for key, value in made.to_json().items() if key in keys} for made in found]
+    answer(as_json, {"studies": rows}, lambda: _list(found))
 
 
 def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
     """Print the result, then draw it: a failed drawing loses no findings."""
-    if as_json:
-        emit_json(made.to_json())
-    else:
-        show(_table(made))
+    answer(as_json, made, lambda: _table(made))
     if png is not None:
         from farm.pages import plots
 
@@ -117,12 +113,6 @@ def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
 
 def _table(made: StudyResult) -> RenderableType:
     """Title, table, notes, failures, and the number of readings."""
-    from rich.console import Group
-
-    from cli import tables
-    from cli.tables import Text
-    from farm.types.format import span
-
     rows = made.rows
     # A column without any value is left out, as power on a card that does not report it.
     columns = [column for column in made.columns if any(row.get(column.key) is not None for row in rows)]
@@ -152,10 +142,6 @@ def _table(made: StudyResult) -> RenderableType:
 
 def _list(studies: Sequence[StudyResult]) -> RenderableType:
     """The studies of this host as a table."""
-    from cli import tables
-    from cli.tables import Text
-    from farm.types.format import span
-
     if not studies:
         return Text("No studies yet. Start one with `farm study windows --quick`.")
     rows = [
@@ -173,8 +159,6 @@ def _list(studies: Sequence[StudyResult]) -> RenderableType:
 
 
 def _cell(column: ResultColumn, value: Any) -> str:
-    from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity
-
     formats: dict[str, Callable[[Any], str]] = {
         "time_us": lambda value: quantity(value, TIME, 4),
         "energy_mj": lambda value: quantity(value, ENERGY, 4),

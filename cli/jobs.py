@@ -1,0 +1,137 @@
+"""``farm jobs``, ``status``, ``cancel``, ``resume`` and ``retry``: the jobs of this farm and their progress."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from cli import follow, lists, opening
+from cli.options import AsJson, Follow, Job
+from cli.output import Left, answer, emit_json, say
+from farm.types.format import plural
+
+if TYPE_CHECKING:
+    from farm.store.database import Database
+
+WATCH_S = 1.0
+
+
+def jobs(
+    limit: int = typer.Option(50, "-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs to show."),
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    from farm.jobs import listing
+    from farm.store.database import read_clock_s
+
+    with opening.open_database().read() as session:
+        rows, now_s = listing.jobs(session, limit), read_clock_s(session)
+    answer(as_json, {"jobs": rows}, lambda: lists.jobs(rows, now_s))
+
+
+def status(
+    job: list[str] | None = typer.Argument(
+        None, metavar="JOB", help="A job's id or its beginning. Default: open jobs, or the newest."
+    ),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Keep showing until the jobs have ended."),
+    as_json: AsJson = False,
+) -> None:
+    """Show the progress of jobs."""
+    database = opening.open_database()
+    job_ids = _jobs(database, job or [])
+    if not job_ids:
+        emit_json({"jobs": []}) if as_json else say("There is no job yet. Start one with `farm run resnet18`.")
+        return
+    try:
+        if watch and not as_json:
+            follow.follow(database, job_ids, on_stdout=True)
+            ended = [one.job_id for one in follow.progress_of(database, job_ids) if not one.abandoned]
+            if shown := [f"`farm report {job_id}`" for job_id in ended]:
+                say(f"→ {', '.join(shown)} {'shows the result' if len(shown) == 1 else 'show the results'}.")
+        else:
+            _show(database, job_ids, watch, as_json)
+    except KeyboardInterrupt as interruption:
+        if not watch:
+            raise
+        raise Left from interruption
+
+
+def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) -> None:
+    while True:
+        progresses = follow.progress_of(database, job_ids)
+        shown = {"jobs": [each.to_json() for each in progresses]}
+        answer(as_json, shown, lambda: lists.progress_bars(progresses))  # noqa: B023 - called here
+        if not watch or follow.ended(progresses):
+            return
+        time.sleep(WATCH_S)
+
+
+def _jobs(database: Database, wanted: list[str]) -> list[str]:
+    from sqlmodel import select
+
+    from farm.jobs import jobs
+    from farm.store import tables
+
+    with database.read() as session:
+        if wanted:
+            return [jobs.find(session, name).id for name in wanted]
+        newest_first = select(tables.Job.id).order_by(tables.Job.created_at_s.desc())  # type: ignore[attr-defined]
+        open_jobs = session.exec(newest_first.where(tables.Job.state == tables.JobState.OPEN).limit(20)).all()
+        return list(open_jobs or session.exec(newest_first.limit(1)).all())
+
+
+def cancel(
+    job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its beginning."),
+) -> None:
+    """End jobs early: running measurements are finished and kept, the other items are not begun."""
+    from farm.jobs import jobs as rows_of
+
+    database = opening.open_database()
+    with database.read() as session:
+        rows = [rows_of.find(session, name) for name in job]
+    for row in rows:
+        if row.state != "open":
+            say(f"Job {row.id} has ended already ({row.state}).")
+            continue
+        rows_of.cancel(database, row.id)
+        say(f"Job {row.id} is cancelled.")
+
+
+def resume(
+    job: Job,
+    failed: bool = typer.Option(
+        False, "--failed", help="Also measure again what failed or was cancelled, with all its attempts."
+    ),
+    wait: Follow = False,
+) -> None:
+    """Continue a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""
+    from farm.jobs import jobs as rows_of
+    from farm.settings import settings
+    from tasks.app import check_broker
+    from tasks.submit import resume as resume_job
+
+    database = opening.open_database()
+    with database.read() as session:
+        row = rows_of.find(session, job)
+    if failed:
+        check_broker(settings())  # before any item is set waiting that could not be published
+        again = rows_of.retry_failed(database, row.id)
+        say(f"Tried again: {again} failed or cancelled {plural('item', again)} of job {row.id}.")
+        with database.read() as session:
+            row = rows_of.find(session, row.id)
+    if row.state != "open":
+        say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
+        return
+    check_broker(settings())
+    with follow.working() as told:
+        resume_job(database, row.id, progress=told)
+    say(f"Job {row.id} goes on.")
+    if wait:
+        follow.follow(database, [row.id])
+
+
+def retry(job: Job, wait: Follow = False) -> None:
+    """Measure again what failed in a job or was cancelled with it, with all attempts, and make its verdict again."""
+    resume(job, failed=True, wait=wait)
