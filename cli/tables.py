@@ -201,6 +201,7 @@ def _cell_of(values: Any, key: str | Cell, form: Any = None) -> RenderableType:
         key: a key of a mapping, an attribute, or a function of the row.
         form: `Units`, the unit of a count, or a function that formats the value. Without it, a dash for None and "".
     """
+    value: Any
     if callable(key):
         value = key(values)
     else:

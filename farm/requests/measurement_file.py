@@ -278,9 +278,10 @@ class _File:
         given = self._validated("model" if "model" in entry else "sweep", entry, place)
         if "sweep" in given:
             given["sweep"] = self._sweep(given, place)
-        for index, name in enumerate(given.get("model", ()) if self.check_model else ()):
+        for index, name in enumerate(given.get("model", ())):
             with self._placed((*place, "model", index)):
-                self.check_model(name)
+                if self.check_model is not None:
+                    self.check_model(name)
         for values in self._combinations(given, place):
             line = self.tree.nodes[place].start_mark.line + 1
             yield PartialRequest(where=f"{self.tree.name}:{line}", **values)
