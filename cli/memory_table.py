@@ -121,7 +121,9 @@ def _fit(found: StepMemory) -> list[str]:
         return []
     fit, batch = found.fit, found.variant.batch
     most = "the largest that fits" if fit.exact else "fits; larger ones may, too,"
-    told = [f"A batch of {fit.batch} is {most} in {_size(fit.limit_bytes)}: its peak is {_size(fit.peak_bytes)}."]
+    told = [
+        f"A batch of {fit.batch} is {most} in {_size(fit.limit_bytes)}: its peak is {_size(fit.allocated_peak_bytes)}."
+    ]
     if batch > fit.batch:
         told.append(f"The batch of {batch} does not fit: its peak is {_size(found.allocated_peak_bytes)}.")
     captured = ", ".join(map(str, sorted(fit.peaks_bytes)))
@@ -146,7 +148,7 @@ def _offload(found: StepMemory) -> list[str]:
 def _recomputed(found: StepMemory) -> Table:
     rows = []
     for row in found.recomputed:
-        name = "all of them" if "," in row.what else row.what
+        name = "all of them" if "," in row.modules else row.modules
         time = f"{quantity(row.time_us, TIME)} ({percent(row.time_us / found.life.step_us)})"
         rows.append((name, _size(row.peak_bytes), _size(row.freed_bytes), str(row.calls), time))
     return tables.ruled(("recomputed", ">peak", ">freed", ">calls more", ">time more"), rows, drops=("calls more",))

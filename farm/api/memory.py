@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +13,7 @@ from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import amounts_of, bytes_of
 from farm.slow_memory import offload_plan
+from farm.slow_memory.transfers import offload
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
         raise UsageError("--what-if-recompute begins with a step that recomputes nothing.", "Leave --recompute away.")
     found = _run(variant, options, access) if options.run else _found(variant, options, access)
     if options.offload_bytes_per_s is not None:
-        found = memories.with_offload(found, options.offload_bytes_per_s)
+        found = replace(found, offload=offload(found.life, options.offload_bytes_per_s))
     if options.limit_bytes is not None:
         found = memories.with_fit(found, options.limit_bytes)
     if options.amounts and not options.run:

@@ -7,6 +7,7 @@ that does. A death is the call after the last use, not the release.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from farm.errors import UsageError
 from farm.memory_report.plans import plan_rows, sentences
 from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
-from farm.operators.captured import ROLES, CapturedCall, CapturedTensor
+from farm.operators.captured import CapturedCall, CapturedTensor
 from farm.pages import COLOURS
 from farm.pages.charts import Chart as PageChart
 from farm.pages.page import plotly_js, render
@@ -25,18 +26,8 @@ from farm.types.format import TIME, count_of, quantity
 
 _RULE = "_" * 77
 _BETWEEN = "_ " * 36
-_DTYPES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "b8",
-}
+_DTYPES = {"bool": "b8", "bfloat16": "bf16", "uint8": "u8"}
+_DTYPES |= {f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for bits in (8, 16, 32, 64)}
 
 
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
@@ -46,12 +37,14 @@ def write_config(found: StepMemory, folder: Path) -> list[Path]:
         UsageError: they cannot be written.
     """
     names = _names(found)
-    texts = {
-        "kernels.config": _kernels(found, names),
-        "tensors.config": (f"{_line(tensor, names)}\n" for tensor in found.life.tensors),
-        "liveness_analysis.config": _liveness(found, names),
-    }
-    return _written(folder, {name: _saving("".join(lines)) for name, lines in texts.items()})
+    return _written(
+        folder,
+        {
+            "kernels.config": "".join(_kernels(found, names)),
+            "tensors.config": "".join(f"{_line(tensor, names)}\n" for tensor in found.life.tensors),
+            "liveness_analysis.config": "".join(_liveness(found, names)),
+        },
+    )
 
 
 def check_drawing() -> None:
@@ -71,47 +64,44 @@ def write_all(found: StepMemory, folder: Path) -> list[Path]:
     Raises:
         UsageError: they cannot be written, or a drawing library is not installed.
     """
-    check_available()
-    script = plotly_js()
-    facts = found.to_json()
-    drawn = charts(found)
-    title = f"{found.title} (times {found.clock_name})"
+    facts, drawn, plans = found.to_json(), charts(found), found.offload_plans
+    draw = functools.partial(draw_charts, drawn, title=f"{found.title} (times {found.clock_name})")
     page = render(
         "memory.html",
         title=found.title,
         found=found,
         charts=list(map(as_plotly, drawn)),
-        sentences=sentences(found.life, found.offload_plans) if found.offload_plans is not None else [],
-        plans=plan_rows(found.life, found.offload_plans) if found.offload_plans is not None else [],
-        script=script,
+        sentences=sentences(found.life, plans) if plans else [],
+        plans=plan_rows(found.life, plans) if plans else [],
+        script=plotly_js(),
     )
     return _written(
         folder,
         {
-            "kernels.parquet": lambda path: _parquet(facts["kernels"], path),
-            "tensors.parquet": lambda path: _parquet(facts["tensors"], path),
-            "trace.json": _saving(json.dumps({"traceEvents": list(events(found)), "displayTimeUnit": "ms"})),
-            "memory.png": lambda path: draw_charts(drawn, path, title),
-            "memory.svg": lambda path: draw_charts(drawn, path, title),
-            "memory.html": _saving(page),
+            "kernels.parquet": functools.partial(_parquet, facts["kernels"]),
+            "tensors.parquet": functools.partial(_parquet, facts["tensors"]),
+            "trace.json": json.dumps({"traceEvents": list(events(found)), "displayTimeUnit": "ms"}),
+            "memory.png": draw,
+            "memory.svg": draw,
+            "memory.html": page,
         },
     )
 
 
-def _written(folder: Path, files: Mapping[str, Callable[[Path], Any]]) -> list[Path]:
+def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> list[Path]:
+    """Write files in a folder: their text, or what a function writes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, write in files.items():
-            write(folder / name)
+        for name, content in files.items():
+            if isinstance(content, str):
+                (folder / name).write_text(content, encoding="utf-8")
+            else:
+                content(folder / name)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
         ) from error
     return [folder / name for name in files]
-
-
-def _saving(text: str) -> Callable[[Path], Any]:
-    return lambda path: path.write_text(text, encoding="utf-8")
 
 
 # -------------------------------------------------------------------------------------------- text files
@@ -136,19 +126,16 @@ def _line(tensor: CapturedTensor, names: Mapping[int, str]) -> str:
 
 
 def _kernels(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
-    facts = {tensor.number: tensor for tensor in found.life.tensors}
-
-    def lines(numbers: Sequence[int]) -> Iterator[str]:
-        for number in numbers:
-            tensor = facts[number]
-            sizes = ", ".join(map(str, tensor.shape))
-            yield f"{_line(tensor, names)}Dimensions: {_DTYPES.get(tensor.dtype, tensor.dtype)}[{sizes}]\n"
-
+    lines = {
+        tensor.number: f"{_line(tensor, names)}Dimensions: {_DTYPES.get(tensor.dtype, tensor.dtype)}"
+        f"[{', '.join(map(str, tensor.shape))}]\n"
+        for tensor in found.life.tensors
+    }
     for call in found.capture.calls:
         yield f"{_RULE}\nKernel ID: {call.index}, Name: {_expression(found, call, names)}\nInput Tensors:\n"
-        yield from lines(call.reads)
+        yield from map(lines.__getitem__, call.reads)
         yield "Output Tensors:\n"
-        yield from lines(call.writes)
+        yield from map(lines.__getitem__, call.writes)
     yield f"{_RULE}\n"
 
 
@@ -180,7 +167,7 @@ def _liveness(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
         yield f"{_RULE}\n"
 
 
-# -------------------------------------------------------------------------------------------- tables
+# -------------------------------------------------------------------------------------------- tables and a timeline
 
 
 def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
@@ -188,9 +175,6 @@ def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
-
-
-# -------------------------------------------------------------------------------------------- a timeline
 
 
 def events(found: StepMemory) -> Iterator[dict[str, Any]]:
@@ -235,24 +219,18 @@ def charts(found: StepMemory) -> list[Chart]:
     """Memory by role and by use over the step, inactive periods by length and size, and the peak."""
     life = found.life
     times_ms = [begin / 1e3 for begin in life.begins_us[:-1]]
-    total = [size / 1e9 for size in life.held_bytes]
-    active = [size / 1e9 for size in life.active_bytes]
-    inactive = [held - used for held, used in zip(total, active, strict=True)]
-    roles = [
-        Line(role, times_ms, [size / 1e9 for size in life.held_by_role[role]])
-        for role in ROLES
-        if role in life.held_by_role
-    ]
-    use = [Line("active", times_ms, active), Line("inactive", times_ms, inactive)]
-    unseen_bytes = found.unseen_bytes or 0
-    unseen = {"no operator's": unseen_bytes} if unseen_bytes > 0 else {}
-    left = (
-        [Line("with offloading", times_ms, [size / 1e9 for size in found.offload.held_bytes])] if found.offload else []
-    )
+    inactive_bytes = [held - used for held, used in zip(life.held_bytes, life.active_bytes, strict=True)]
+
+    def lines(held: Mapping[str, Sequence[int]]) -> tuple[Line, ...]:
+        return tuple(Line(name, times_ms, [size / 1e9 for size in sizes]) for name, sizes in held.items())
+
+    use = lines({"active": life.active_bytes, "inactive": inactive_bytes})
+    left = lines({"with offloading": found.offload.held_bytes} if found.offload else {})
+    unseen = {"no operator's": found.unseen_bytes} if (found.unseen_bytes or 0) > 0 else {}
     time_name = f"ms since the step began ({found.clock_name})"
     return [
-        Chart("held, by role", time_name, "GB", areas=tuple(roles)),
-        Chart("held, by whether a call uses it", time_name, "GB", lines=tuple(left), areas=tuple(use)),
+        Chart("held, by role", time_name, "GB", areas=lines(life.held_by_role)),
+        Chart("held, by whether a call uses it", time_name, "GB", lines=left, areas=use),
         *_curve(found),
         *(
             Chart(f"inactive periods, by {what}", y_name="MB·s", bars=bars)
@@ -279,12 +257,11 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
             Line("all slow", sizes, [offload_plans.all_slow_us / 1e3] * len(sizes)),
             Line("all fast", sizes, [offload_plans.all_fast_us / 1e3] * len(sizes)),
         )
-        rows = [row for row in plan_rows(found.life, offload_plans) if row.run_us is not None]
+        rows = [row for row in plan_rows(found.life, offload_plans) if row.run is not None]
         if rows:
             at = [(row.plan.fast_bytes if row.plan else offload_plans.peak_bytes) / 1e9 for row in rows]
-            times_us = [row.run_us for row in rows if row.run_us is not None]
-            run_ms = [figure.value / 1e3 for figure in times_us]
-            lines += (Line("as run", at, run_ms, [figure.half_width / 1e3 for figure in times_us], alone=True),)
+            run_ms, half_ms = ([getattr(row.run, name) / 1e3 for row in rows] for name in ("time_us", "half_width_us"))
+            lines += (Line("as run", at, run_ms, half_ms, alone=True),)
         yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
 
 
@@ -295,7 +272,7 @@ def _bars(rows: Sequence[PeriodInterval], text: Callable[[float], str]) -> dict[
 def as_plotly(chart: Chart) -> PageChart:
     """A chart as plotly draws it on a page."""
     data: list[dict[str, Any]] = []
-    legend = []
+    legend: list[tuple[str, str]] = []
     for number, line in enumerate((*chart.areas, *chart.lines)):
         colour = COLOURS[number % len(COLOURS)]
         legend.append((line.name, colour))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from farm.slow_memory.offload_plan import OffloadPlan, OffloadPlans
 from farm.slow_memory.transfers import Copied, Run, Wire
-from farm.training.tensor_lifetime import Inactive, Life
+from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of, percent, plural
 from farm.verdict.figures import Figure
 
@@ -53,113 +52,87 @@ class PlanRow:
 
 def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
     """All plans and the curve; beside them, the keys of the first plan."""
-    costs, run, rows = offload_plans.costs, offload_plans.run, plan_rows(life, offload_plans)
-    first = _plan_json(life, offload_plans.plan)
+    costs, run, wire = offload_plans.costs, offload_plans.run, offload_plans.wire
+    all_fast, *rows = plan_rows(life, offload_plans)
+
+    def plan_json(plan: OffloadPlan) -> dict[str, Any]:
+        moved = [asdict(life.periods[number][index]) for number, index in plan.moved]
+        return {**vars(plan), "slow": sorted(plan.slow), "moved": moved}
+
     return {
-        **first,
+        **plan_json(offload_plans.plan),
         "slow": [
-            {
-                "tensor": tensor.number,
-                "name": tensor.name,
-                "role": tensor.role,
-                "size_bytes": tensor.size_bytes,
-                "slow_us": costs.slow_us.get(tensor.number, 0.0),
-            }
-            for tensor in offload_plans.slow(life, offload_plans.plan)
+            {"tensor": one.number, "slow_us": costs.slow_us.get(one.number, 0.0)}
+            | {name: getattr(one, name) for name in ("name", "role", "size_bytes")}
+            for one in offload_plans.slow(life, offload_plans.plan)
         ],
-        "all_fast_us": offload_plans.all_fast_us,
-        "all_slow_us": offload_plans.all_slow_us,
-        "least_bytes": offload_plans.least_bytes,
+        **{
+            name: getattr(offload_plans, name)
+            for name in ("all_fast_us", "all_slow_us", "least_bytes", "moves_bytes_per_s")
+        },
         "slow_bytes_per_s": costs.bytes_per_s,
         "read_share": costs.read_share,
-        "costs_from": costs.told,
+        "costs_from": costs.source,
         "sum_over_together": costs.together,
         "moves": offload_plans.moves_bytes_per_s is not None,
-        "moves_bytes_per_s": offload_plans.moves_bytes_per_s,
-        "wire": offload_plans.wire and {**asdict(offload_plans.wire), "bytes_per_s": offload_plans.wire.bytes_per_s},
+        "wire": wire and {**asdict(wire), "bytes_per_s": wire.bytes_per_s},
         "curve": [
-            {"fast_bytes": one.fast_bytes, "time_us": one.time_us, "gap": one.gap, "slow": len(one.slow)}
+            {name: getattr(one, name) for name in ("fast_bytes", "time_us", "gap")} | {"slow": len(one.slow)}
             for one in offload_plans.curve
         ],
         "unsolved_bytes": list(offload_plans.unsolved),
         "plans": [
-            {
-                **_plan_json(life, row.plan),
-                "moved_bytes": row.moved_bytes,
-                "run": row.run_json(),
-                "not_run": row.why_not or None,
-            }
+            plan_json(row.plan)
+            | {"moved_bytes": row.moved_bytes, "run": row.run_json(), "not_run": row.why_not or None}
             for row in rows
-            if row.plan is not None
+            if row.plan
         ],
-        "run": run and {"slow_memory": run.slow_memory, "took_s": run.took_s, "all_fast": rows[0].run_json()},
+        "run": run and {"slow_memory": run.slow_memory, "took_s": run.took_s, "all_fast": all_fast.run_json()},
     }
-
-
-def _plan_json(life: Life, plan: OffloadPlan) -> dict[str, Any]:
-    return {
-        "fast_bytes": plan.fast_bytes,
-        "time_us": plan.time_us,
-        "peak_bytes": plan.peak_bytes,
-        "gap": plan.gap,
-        "ended_in_time": plan.in_time,
-        "slow": sorted(plan.slow),
-        "moved": periods_json(life.periods[number][index] for number, index in plan.moved),
-    }
-
-
-def periods_json(periods: Iterable[Inactive]) -> list[dict[str, Any]]:
-    return [asdict(period) for period in periods]
 
 
 def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
     """A row for all tensors in fast memory, and one for each plan."""
     sizes = life.sizes_bytes
-    planned = [PlanRow(None, offload_plans.all_fast_us)]
-    planned += [
-        PlanRow(plan, plan.time_us, moved_bytes=sum(sizes[number] for number, _ in plan.moved))
-        for plan in offload_plans.plans
-    ]
-    if offload_plans.run is None:
-        return planned
+    ran = offload_plans.run
+    runs = (ran.fast, *ran.plans) if ran else [None] * (1 + len(offload_plans.plans))
     rows = []
-    for row, run in zip(planned, (offload_plans.run.fast, *offload_plans.run.plans), strict=True):
+    for plan, run in zip((None, *offload_plans.plans), runs, strict=True):
+        row = PlanRow(plan, plan.time_us if plan else offload_plans.all_fast_us)
+        row = replace(row, moved_bytes=sum(sizes[number] for number, _ in (plan.moved if plan else ())))
         if isinstance(run, str):
-            rows.append(replace(row, why_not=run))
-            continue
-        times = row.predicted_us / run.time_us
-        off = Figure(times - 1, times * run.half_width_us / run.time_us)
-        stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
-        rows.append(replace(row, run=run, off=off, stayed_fast_bytes=stayed_bytes))
+            row = replace(row, why_not=run)
+        elif run is not None:
+            times = row.predicted_us / run.time_us
+            off = Figure(times - 1, times * run.half_width_us / run.time_us)
+            stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
+            row = replace(row, run=run, off=off, stayed_fast_bytes=stayed_bytes)
+        rows.append(row)
     return rows
 
 
 def sentences(life: Life, offload_plans: OffloadPlans) -> list[str]:
     """The plans in words."""
-    first = _of_plan(life, offload_plans, offload_plans.plan) if len(offload_plans.plans) == 1 else []
+    first = _of_plan(life, offload_plans) if len(offload_plans.plans) == 1 else []
     return [*first, *_of_all(offload_plans), *_of_wire(offload_plans.wire), *_of_runs(life, offload_plans)]
 
 
-def _of_plan(life: Life, offload_plans: OffloadPlans, plan: OffloadPlan) -> list[str]:
+def _of_plan(life: Life, offload_plans: OffloadPlans) -> list[str]:
+    plan = offload_plans.plan
     slow_bytes = sum(tensor.size_bytes for tensor in life.tensors if tensor.number in plan.slow)
-    share = plan.time_us / offload_plans.all_fast_us
-    ended = "" if plan.in_time else " at its time limit"
     return [
-        f"With {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take "
-        f"{plan.time_us / 1e3:.4g} ms: "
-        f"{share:.3g} times the {offload_plans.all_fast_us / 1e3:.4g} ms with all tensors in fast memory. With all "
-        "in slow memory it "
-        f"takes {offload_plans.all_slow_us / 1e3:.4g} ms.",
-        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} are in slow memory "
-        "for their "
-        f"whole lifetime; the peak of fast memory is {count_of(plan.peak_bytes, 'B')}. The solver ended with a gap of "
-        f"{percent(plan.gap)}{ended}.",
+        f"With {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} "
+        f"ms: {plan.time_us / offload_plans.all_fast_us:.3g} times the {offload_plans.all_fast_us / 1e3:.4g} ms with "
+        f"all tensors in fast memory. With all in slow memory it takes {offload_plans.all_slow_us / 1e3:.4g} ms.",
+        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} are in slow memory for "
+        f"their whole lifetime; the peak of fast memory is {count_of(plan.peak_bytes, 'B')}. The solver ended with a "
+        f"gap of {percent(plan.gap)}{'' if plan.ended_in_time else ' at its time limit'}.",
     ]
 
 
 def _of_all(offload_plans: OffloadPlans) -> list[str]:
     costs = offload_plans.costs
-    found = [f"Cost of a slow tensor: {costs.told}. The costs of single tensors are added up."]
+    found = [f"Cost of a slow tensor: {costs.source}. The costs of single tensors are added up."]
     if costs.together:
         found[0] += f" That sum is {costs.together:.2f} times the measured cost of all tensors of a tuple (median)."
     if offload_plans.moves_bytes_per_s is not None:
@@ -169,76 +142,61 @@ def _of_all(offload_plans: OffloadPlans) -> list[str]:
         )
         found.append(
             f"{moves}: a fast tensor is in slow memory between two uses, copied at "
-            f"{count_of(offload_plans.moves_bytes_per_s, 'B')}/s each way. The prediction assumes that copies do "
-            "not slow calls down."
+            f"{count_of(offload_plans.moves_bytes_per_s, 'B')}/s each way. The prediction assumes that copies do not "
+            "slow calls down."
         )
     if offload_plans.unsolved:
         left_out = ", ".join(count_of(amount, "B") for amount in offload_plans.unsolved)
         found.append(f"The curve leaves out {left_out}: the solver found no plan in time.")
-    found.append(
-        "Sizes are rounded up to the allocator's 512 bytes. Workspaces are not counted and stay in fast memory."
-    )
-    return found
+    rounding = "Sizes are rounded up to the allocator's 512 bytes."
+    return [*found, f"{rounding} Workspaces are not counted and stay in fast memory."]
 
 
 def _of_wire(wire: Wire | None) -> list[str]:
     """The measured rates of copies, and how much they slow the step down."""
     if wire is None:
         return []
-    found = [f"Copies alone: {'; '.join(map(_rates, wire.alone))}."]
-    if wire.beside:
-        beside = "; ".join(
-            f"{_rates(one)}, the step {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %" for one in wire.beside
-        )
-        found.append(
-            f"Copies beside the step, all tensors in fast memory ({wire.step_us / 1e3:.4g} ms without copies): "
-            f"{beside}."
-        )
-    else:
-        found.append("This card copies between its calls, not beside them.")
-    return found
 
+    def rates(copied: Copied) -> str:
+        ways = (("out", copied.out_bytes_per_s), ("back", copied.back_bytes_per_s))
+        return " and ".join(f"{way} {count_of(rate, 'B')}/s" for way, rate in ways if rate is not None)
 
-def _rates(copied: Copied) -> str:
-    ways = (("out", copied.out_bytes_per_s), ("back", copied.back_bytes_per_s))
-    return " and ".join(f"{way} {count_of(rate, 'B')}/s" for way, rate in ways if rate is not None)
+    found = [f"Copies alone: {'; '.join(map(rates, wire.alone))}."]
+    if not wire.beside:
+        return [*found, "This card copies between its calls, not beside them."]
+    beside = (
+        f"{rates(one)}, the step {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %" for one in wire.beside
+    )
+    step = f"all tensors in fast memory ({wire.step_us / 1e3:.4g} ms without copies)"
+    return [*found, f"Copies beside the step, {step}: {'; '.join(beside)}."]
 
 
 def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
     """Details of the runs that the table does not show."""
     found = []
     for row in plan_rows(life, offload_plans):
-        if row.plan is None:
-            continue
-        with_fast = f"with {count_of(row.plan.fast_bytes, 'B')}"
+        plan, run = row.plan, row.run
+        with_fast = f"with {count_of(plan.fast_bytes, 'B')}" if plan else ""
         if row.why_not:
             found.append(f"The step was not run {with_fast}: {row.why_not}")
-        if row.run is None:
+        if plan is None or run is None:
             continue
-        if number := len(row.run.stayed_fast):
+        if number := len(run.stayed_fast):
+            tensors = f"{number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}"
+            found.append(f"Run {with_fast}: {tensors}, could not be placed and stayed fast.")
+        if run.launch_us > WAITS_SHARE * run.time_us:
             found.append(
-                f"Run {with_fast}: {number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}, "
-                "could not be "
-                "placed and stayed fast."
-            )
-        if row.run.launch_us > WAITS_SHARE * row.run.time_us:
-            found.append(
-                f"Run {with_fast}: Python takes {row.run.launch_us / 1e3:.3g} ms to launch the {row.run.graphs} "
-                "graphs of a "
+                f"Run {with_fast}: Python takes {run.launch_us / 1e3:.3g} ms to launch the {run.graphs} graphs of a "
                 "step and the copies between them. The card may have waited for it."
             )
-        if left := len(row.plan.moved) - row.run.moves:
-            found.append(
-                f"Run {with_fast}: {left} of {len(row.plan.moved)} moves were left out, because the step holds "
-                "these tensors "
-                "elsewhere."
-            )
+        if left := len(plan.moved) - run.moves:
+            moves = f"{left} of {len(plan.moved)} moves were left out"
+            found.append(f"Run {with_fast}: {moves}, because the step holds these tensors elsewhere.")
     if offload_plans.run is not None:
         found.append(f"Run: slow tensors are in {offload_plans.run.slow_memory} for their whole lifetime.")
         if offload_plans.moves_bytes_per_s is not None:
             found.append(
-                "Run: a moved tensor keeps its room in fast memory meanwhile. The run measures the time of copies "
-                "and of "
-                "waiting for them, not the memory that they free."
+                "Run: a moved tensor keeps its room in fast memory meanwhile. The run measures the time of copies and "
+                "of waiting for them, not the memory that they free."
             )
     return found

@@ -81,25 +81,23 @@ def slow_costs(
         )
     slow_us: dict[int, float] = defaultdict(float)
     read_us: dict[int, float] = defaultdict(float)
-    uses = read_uses = 0
+    uses = left = 0
     for call in life.capture.calls:
         for word, number, size_bytes in tensors_of(life, call):
-            known_us = added.get((call.tuple_id, word))
-            rate = rates.get(_alike(life.capture.tuples[call.tuple_id], word), bytes_per_s)
-            slow_us[number] += size_bytes / rate * 1e6 if known_us is None else known_us
             uses += 1
-            if known_us is not None:
-                read_us[number] += known_us
-                read_uses += 1
-    source = f"{read_uses} of {uses} uses from readings with that tensor alone slow" + (
-        f" on {read.card_model}" if read and read_uses else ""
-    )
-    if left := uses - read_uses:
+            if (time_us := added.get((call.tuple_id, word))) is not None:
+                read_us[number] += time_us
+            else:
+                left += 1
+                time_us = size_bytes / rates.get(_alike(life.capture.tuples[call.tuple_id], word), bytes_per_s) * 1e6
+            slow_us[number] += time_us
+    source = f"{uses - left} of {uses} uses from readings with that tensor alone slow"
+    source += f" on {read.card_model}" if read and uses > left else ""
+    if left:
         others = " at the bandwidth of the same tensor in the operator's other tuples, or" if rates else ""
         source += f"; the rest {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
-    return SlowCosts(
-        dict(slow_us), dict(read_us), bytes_per_s, source, _together(read, life.capture.tuples) if read else None
-    )
+    together = _together(read, life.capture.tuples) if read else None
+    return SlowCosts(dict(slow_us), dict(read_us), bytes_per_s, source, together)
 
 
 def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]:
@@ -110,9 +108,8 @@ def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]
         if sizes.get(number):
             ways = 2 if number in call.writes else 1
             yield f"in{place}", number, ways * min(_touched_bytes(spec, place), sizes[number])
-    made = [number for number in call.writes if number not in call.reads and sizes.get(number)]
-    for place, number in enumerate(made):
-        yield f"out{place}", number, sizes[number]
+    made = (number for number in call.writes if number not in call.reads and sizes.get(number))
+    yield from ((f"out{place}", number, sizes[number]) for place, number in enumerate(made))
 
 
 def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
@@ -200,30 +197,26 @@ def read_slow(
     fast = list(words.keys() - set(placed))
     for batch in in_batches(sorted(there)):
         read(_READING.subject_id.in_(batch), _READING.protocol_id.in_(fast))
-    found = [_read_slow(model, rows) for (model, _), rows in newest.items()]
-    best = max(found, key=lambda one: (_of_step(one, tuple_ids), len(one.added_us)), default=None)
+    found = []
+    for (model, _), rows in newest.items():
+        added_us, fast_us = {}, {}
+        for (tuple_id, data, word), time_us in rows.items():
+            if word and (all_fast_us := rows.get((tuple_id, data, ""))) is not None:
+                added_us[tuple_id, word] = max(0.0, time_us - all_fast_us)
+                fast_us[tuple_id] = all_fast_us
+        found.append(MeasuredSlow(model, added_us, fast_us, {}))
+    best = max(
+        found, key=lambda one: (sum(id_ in tuple_ids for id_, _ in one.added_us), len(one.added_us)), default=None
+    )
     if best is None or not best.added_us:
         return None
-    return replace(best, rates=_input_rates(_tuples(session, best.fast_us), best.added_us))
-
-
-def _read_slow(card_model: str, rows: Mapping[tuple[str, str, str], float]) -> MeasuredSlow:
-    added, fast = {}, {}
-    for (tuple_id, data, word), time_us in rows.items():
-        if word and (fast_us := rows.get((tuple_id, data, ""))) is not None:
-            added[tuple_id, word] = max(0.0, time_us - fast_us)
-            fast[tuple_id] = fast_us
-    return MeasuredSlow(card_model, added, fast, {})
-
-
-def _tuples(session: Session, operator_ids: Collection[str]) -> dict[str, OperatorTuple]:
     query = sqlalchemy.select(_OPERATOR.id, _OPERATOR.spec)
-    rows = [row for batch in in_batches(operator_ids) for row in session.execute(query.where(_OPERATOR.id.in_(batch)))]
-    return {row.id: parse(row.spec) for row in rows}
-
-
-def _of_step(read: MeasuredSlow, tuple_ids: Collection[str]) -> int:
-    return sum(tuple_id in tuple_ids for tuple_id, _ in read.added_us)
+    tuples = {
+        row.id: parse(row.spec)
+        for batch in in_batches(best.fast_us)
+        for row in session.execute(query.where(_OPERATOR.id.in_(batch)))
+    }
+    return replace(best, rates=_input_rates(tuples, best.added_us))
 
 
 def _input_rates(tuples: Mapping[str, OperatorTuple], added: Mapping[tuple[str, str], float]) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from sqlmodel import Session, col, select
 from farm.errors import TupleRejected, UsageError, did_you_mean
 from farm.estimate.readings import peaks_of, select_for_model
 from farm.jobs import jobs
-from farm.memory_report.plans import offload_json, periods_json
+from farm.memory_report.plans import offload_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
@@ -23,7 +24,7 @@ from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import OffloadPlans, plan_offload
 from farm.slow_memory.options import Fit, Recomputed, largest_batch, recomputed
-from farm.slow_memory.transfers import Offload, Wire, offload
+from farm.slow_memory.transfers import Offload, Wire
 from farm.store import tables
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.format import count_of, percent
@@ -138,11 +139,10 @@ class StepMemory:
         estimates = f"estimates, from {by}, and a launch"
         if not self.read_calls:
             return estimates
-        number = len(self.capture.calls)
-        read = (
-            f"{percent(self.read_share)} of the step read ({self.read_calls} of {number} calls: {self.times.readings})"
-        )
-        return read if self.read_calls == number else f"{read}; the rest {estimates}"
+        calls = len(self.capture.calls)
+        origin = f"{self.read_calls} of {calls} calls: {self.times.readings}"
+        read = f"{percent(self.read_share)} of the step read ({origin})"
+        return read if self.read_calls == calls else f"{read}; the rest {estimates}"
 
     @property
     def clock_name(self) -> str:
@@ -201,19 +201,13 @@ class StepMemory:
     def to_json(self) -> dict[str, Any]:
         life, capture, times, peak = self.life, self.capture, self.times, self.life.peak
         source = "roofline" if not self.read_calls else "readings" if self.read_calls == len(capture.calls) else "both"
+        about = {"from": source, "card": times.card, "job": times.job or None, "readings": times.readings}
         found: dict[str, Any] = {
             "title": self.title,
             "variant": self.variant.to_json(),
             "loss": capture.loss,
             "operators_of": capture.device_type,
-            "times": {
-                "from": source,
-                "card": times.card,
-                "job": times.job or None,
-                "readings": times.readings,
-                "read_share": self.read_share,
-                "read_calls": self.read_calls,
-            },
+            "times": {**about, "read_share": self.read_share, "read_calls": self.read_calls},
             "calls": len(capture.calls),
             "tuples": len(capture.tuples),
             "owners": len(capture.owners),
@@ -235,31 +229,18 @@ class StepMemory:
             "kernels": [self._kernel(call) for call in capture.calls],
             "tensors": [self._tensor(tensor) for tensor in life.tensors],
         }
-        if (fit := self.fit) is not None:
+        if self.fit is not None:
+            captured = self.fit.peaks_bytes.items()
             found["fit"] = {
-                "limit_bytes": fit.limit_bytes,
-                "batch": fit.batch,
-                "allocated_peak_bytes": fit.peak_bytes,
-                "exact": fit.exact,
-                "captured": [
-                    {"batch": batch, "allocated_peak_bytes": size} for batch, size in sorted(fit.peaks_bytes.items())
-                ],
+                **{name: getattr(self.fit, name) for name in ("limit_bytes", "batch", "allocated_peak_bytes", "exact")},
+                "captured": [{"batch": batch, "allocated_peak_bytes": size} for batch, size in sorted(captured)],
             }
-        if (moved := self.offload) is not None:
-            hidden = periods_json(moved.hidden)
-            found["offload"] = {
-                **vars(moved),
-                "hidden": hidden,
-                "peak_bytes": moved.peak_bytes,
-                "held_bytes": list(moved.held_bytes),
-            }
+        if self.offload is not None:
+            found["offload"] = {**asdict(self.offload), "peak_bytes": self.offload.peak_bytes}
         if self.offload_plans is not None:
             found["placement"] = offload_json(life, self.offload_plans)
         if self.recomputed:
-            rows = [vars(row) for row in self.recomputed]
-            found["recomputed"] = [{"modules": row["what"], **row} for row in rows]
-            for row in found["recomputed"]:
-                del row["what"]
+            found["recomputed"] = [asdict(row) for row in self.recomputed]
         return found
 
     def _kernel(self, call: CapturedCall) -> dict[str, Any]:
@@ -277,27 +258,24 @@ class StepMemory:
             "time_from": "reading" if call.tuple_id in self.times.read_us else "roofline",
             "flops": cost.flops,
             "moved_bytes": cost.bytes,
-            "reads": list(call.reads),
-            "writes": list(call.writes),
+            "reads": call.reads,
+            "writes": call.writes,
             "held_bytes": self.life.held_bytes[call.index],
             "active_bytes": self.life.active_bytes[call.index],
         }
 
     def _tensor(self, tensor: CapturedTensor) -> dict[str, Any]:
-        periods = periods_json(self.life.periods[tensor.number])
-        for period in periods:
-            del period["tensor"]
+        own = ("number", "name", "role", "shape", "dtype", "size_bytes")
+        periods = [
+            {name: value for name, value in vars(period).items() if name != "tensor"}
+            for period in self.life.periods[tensor.number]
+        ]
         return {
-            "number": tensor.number,
-            "name": tensor.name,
-            "role": tensor.role,
-            "shape": list(tensor.shape),
-            "dtype": tensor.dtype,
-            "size_bytes": tensor.size_bytes,
+            **{name: getattr(tensor, name) for name in own},
             "global": tensor.outlives,
             "birth": tensor.born if tensor.born >= 0 else None,
-            "first_use": tensor.uses[0] if tensor.uses else None,
-            "last_use": tensor.uses[-1] if tensor.uses else None,
+            "first_use": min(tensor.uses, default=None),
+            "last_use": max(tensor.uses, default=None),
             "release": tensor.released,
             "inactive_byte_s": self.life.inactive_byte_s[tensor.number],
             "inactive_periods": periods,
@@ -338,24 +316,18 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     report = reports.build(session, job.id)
     card = report.cards[0] if report.cards else None
     row = session.get(tables.CardRow, card.id) if card else None
-    all_us: dict[str, float] = {}
-    calls: dict[str, int] = {}
+    all_us: dict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
     for one in report.tuples:  # one tuple in several classes of data is several rows
         if one.time_us is not None:
-            all_us[one.operator_id] = all_us.get(one.operator_id, 0.0) + one.calls * one.time_us
-            calls[one.operator_id] = calls.get(one.operator_id, 0) + one.calls
+            all_us[one.operator_id] += one.calls * one.time_us
+            calls[one.operator_id] += one.calls
+    model, kind = (card.model, "cpu" if card.kind == "cpu" else "cuda") if card else ("", "cuda")
     torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
-    about = f"job {job.id}, {card.model if card else ''}, {torch}, {report.protocol.launch} launch"
-    times = CallTimes(
-        card.model if card else "",
-        "cpu" if card and card.kind == "cpu" else "cuda",
-        {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us},
-        about,
-        job.id,
-        row.fingerprint if row else None,
-    )
-    found = _memory(variant, times)
-    found = replace(found, read_peak=_read_peak(session, variant, times.card))
+    about = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
+    read_us = {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us}
+    found = _memory(variant, CallTimes(model, kind, read_us, about, job.id, row.fingerprint if row else None))
+    found = replace(found, read_peak=_read_peak(session, variant, model))
     if not found.read_calls:
         asked = Request.from_json(job.request)
         measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
@@ -368,19 +340,14 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     of software match, those with the largest share of the step are taken."""
     capture, variant, kind = found.capture, found.variant, found.times.kind
     protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
-    specs = capture.tuples
-    wanted = [
-        NeededTuple(
-            id_, spec.short_name, label_of(spec), found.costs[id_].flops, found.costs[id_].bytes, {"": number}, {}
-        )
-        for id_, number in capture.counts.items()
-        for spec in (specs[id_],)
-    ]
-    weight = {
-        id_: number * found.times.estimate_us(specs[id_], found.costs[id_]) for id_, number in capture.counts.items()
-    }
-    best = replace(found, read_peak=_read_peak(session, variant, *_models(session, found.times)))
-    for model in _models(session, found.times):
+    wanted, weight = [], {}
+    for id_, calls in capture.counts.items():
+        spec, cost = capture.tuples[id_], found.costs[id_]
+        wanted.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, {"": calls}, {}))
+        weight[id_] = calls * found.times.estimate_us(spec, cost)
+    models = _models(session, found.times)
+    best = replace(found, read_peak=_read_peak(session, variant, *models))
+    for model in models:
         roofline = peaks_of(session, model, variant.computes_in)[1]
         taken = select_for_model(session, variant, wanted, weight, model, protocol, roofline)
         if taken is None:
@@ -442,11 +409,11 @@ def card_named(word: str) -> str:
     Raises:
         UsageError: there is none; suggests the nearest.
     """
-    names = [name for name in KNOWN_CARDS if name.lower() in word.lower() or word.lower() == name.lower()]
-    if not names:
-        near = did_you_mean(word, KNOWN_CARDS)
-        raise UsageError(f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}.")
-    return names[0]
+    for name in KNOWN_CARDS:
+        if name.lower() in word.lower():
+            return name
+    near = did_you_mean(word, KNOWN_CARDS)
+    raise UsageError(f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}.")
 
 
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
@@ -464,15 +431,10 @@ def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
     return replace(found, fit=largest_batch(peak_of, limit_bytes, found.variant.batch))
 
 
-def with_offload(found: StepMemory, bytes_per_s: float) -> StepMemory:
-    return replace(found, offload=offload(found.life, bytes_per_s))
-
-
 def read_in_slow_memory(session: Session, found: StepMemory) -> MeasuredSlow | None:
     """A database's readings of the step's tuples with tensors in slow memory; None without any."""
-    times = found.times
-    launch: Launch = "eager" if times.kind == "cpu" else "graph"
-    return read_slow(session, found.capture.tuples, _models(session, times), launch=launch)
+    launch: Launch = "eager" if found.times.kind == "cpu" else "graph"
+    return read_slow(session, found.capture.tuples, _models(session, found.times), launch=launch)
 
 
 def with_offload_plans(

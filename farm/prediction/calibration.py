@@ -69,30 +69,36 @@ def unseen_quantile(known: float, errors: PredictionErrors) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Half-widths of the 90 % intervals in spreads: of calls, of calls of types without a reading, and of sums."""
+    """Half-widths of the 90 % intervals in spreads: of calls, of calls of types without a reading, and of sums.
 
-    time: float
-    power: float
-    energy: float
-    unseen_time: float
-    unseen_power: float
-    unseen_energy: float
-    sum_time: float
-    sum_energy: float
-    families: int  # that it is based on
+    NaN: no interval.
+    """
 
-    @classmethod
-    def none(cls) -> Self:
-        """No intervals."""
-        return cls.from_json({one.name: None for one in dataclasses.fields(cls)} | {"families": 0})
+    time: float = math.nan
+    power: float = math.nan
+    energy: float = math.nan
+    unseen_time: float = math.nan
+    unseen_power: float = math.nan
+    unseen_energy: float = math.nan
+    sum_time: float = math.nan
+    sum_energy: float = math.nan
+    families: int = 0  # that it is based on
 
     def to_json(self) -> dict[str, Any]:
-        return {name: None if value != value else value for name, value in dataclasses.asdict(self).items()}
+        return without_nan(dataclasses.asdict(self))  # type: ignore[no-any-return]
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in data.items()}
-        return cls(**values)
+        return cls(**{name: value for name, value in data.items() if value is not None})
+
+
+def without_nan(tree: Any) -> Any:
+    """The tree with None for NaN, which JSON lacks."""
+    if isinstance(tree, dict):
+        return {key: without_nan(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return list(map(without_nan, tree))
+    return None if isinstance(tree, float) and tree != tree else tree
 
 
 # -- how well intervals cover

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.prediction.families import operator_family, operator_type
-from farm.prediction.kernel_rules import argument, drops, elements_of, is_causal, kernel_plan, mask_of
+from farm.prediction.kernel_rules import argument, attention_options, elements_of, kernel_plan
 from farm.prediction.products import products_of
 from farm.prediction.tile_roofline import WAVE_TILES, CardModel, tile_roofline
 from farm.types.sizes import Sizes, sizes_of
@@ -69,9 +68,7 @@ class CallDescription:
     masked: float  # mask of an attention: 0.5 for booleans, 1 for numbers
     causal: bool
     drops: bool  # whether an attention drops scores at random
-    materialised: (
-        bool  # whether an attention writes its scores to memory: its mask, dimensions or shared keys require it
-    )
+    materialised: bool  # whether an attention writes its scores to memory, as its mask, shape or shared keys require
     along_last: float  # 1: works along the last dimension; 0: along others; 0.5: names none
     along: int  # elements along the dimensions that it names
     last_size: int  # of the first tensor
@@ -109,11 +106,10 @@ def describe(
         data_class: the class of its inputs' values; "" if unknown.
     """
     sizes = sizes_of(short_name, spec)
-    dtype, family = sizes.dtype or "float32", operator_family(short_name)
-    attends = family.startswith("attention")
-    tensors = spec.get("tensors") or []
+    dtype, family, output = sizes.dtype or "float32", operator_family(short_name), sizes.output_shape or ()
     bytes_moved = _bytes_touched(short_name, spec, bytes_moved)
-    mask = mask_of(short_name, spec) if attends else None
+    attends = family.startswith("attention")
+    mask, causal, drops = attention_options(short_name, spec) if attends else (None, False, False)
     return CallDescription(
         operator_id=operator_id,
         operator=short_name,
@@ -124,12 +120,12 @@ def describe(
         training=bool(spec.get("training")),
         itemsize_bytes=DTYPES[dtype][0] if dtype in DTYPES else 4,
         masked=0.0 if mask is None else 0.5 if mask["dtype"] == "bool" else 1.0,
-        causal=attends and is_causal(short_name, spec),
-        drops=attends and drops(short_name, spec),
-        written_share=max(0.0, 1 - sum(map(_bytes, tensors)) / bytes_moved) if bytes_moved else 0.0,
+        causal=causal,
+        drops=drops,
+        written_share=max(0.0, 1 - sum(map(_bytes, spec.get("tensors") or [])) / bytes_moved) if bytes_moved else 0.0,
         **_work(card, short_name, spec, sizes, flops, bytes_moved, tf32),
-        **_memory(short_name, spec, sizes.output_shape or ()),
-        **_shape(short_name, spec, sizes.output_shape or ()),
+        **_memory(short_name, spec, output),
+        **_shape(short_name, spec, output),
         **_values(spec, data_class),
     )
 
@@ -212,14 +208,12 @@ def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> d
 def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
     """The values of its activations."""
     activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors") or [])
-    found: list[tuple[float, ...]] = []
+    known: Sequence[Any] = ()
     with contextlib.suppress(ValueError):
-        known = fillings(data_class, activations) if data_class and activations else []
-        found = [(one.zeros, float(one.positive), one.channels) for one in known]
-    zeros, positive, channels = (
-        (sum(values) / len(found) for values in zip(*found, strict=True)) if found else (0.0,) * 3
-    )
-    return {"zeros": zeros, "positive": positive, "channels": channels, "data_known": bool(data_class)}
+        known = fillings(data_class, activations) if data_class and activations else ()
+    names = ("zeros", "positive", "channels")
+    means = {name: sum(float(getattr(one, name)) for one in known) / max(1, len(known)) for name in names}
+    return {**means, "data_known": bool(data_class)}
 
 
 def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
@@ -237,10 +231,8 @@ def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -
         return min(bytes_moved, elements_of(rows) * 2 * width + _bytes(rows))
     if name in ("index_copy", "index_fill", "scatter") and len(tensors) > 1:
         return min(bytes_moved, 2 * sum(map(_bytes, tensors[1:])))
-    if (
-        name in ("nll_loss_forward", "nll_loss2d_forward") and len(tensors) > 1
-    ):  # one value, thus one sector, of each row
-        return min(bytes_moved, 40 * elements_of(tensors[1]))
+    if name in ("nll_loss_forward", "nll_loss2d_forward") and len(tensors) > 1:
+        return min(bytes_moved, 40 * elements_of(tensors[1]))  # one value, thus one sector, of each row
     return bytes_moved
 
 
@@ -284,9 +276,8 @@ def _area(value: Any) -> int:
 
 def _bytes(tensor: Tensor) -> int:
     """Size in memory; an expanded dimension counts once."""
-    shape = tensor["shape"]
-    stride = tensor.get("stride") or contiguous_stride(tuple(shape))
-    distinct = math.prod(size for size, step in zip(shape, stride, strict=True) if step or not size)
+    stride = tensor.get("stride") or contiguous_stride(tuple(tensor["shape"]))
+    distinct = math.prod(size for size, step in zip(tensor["shape"], stride, strict=True) if step or not size)
     return distinct * DTYPES[tensor["dtype"]][0]
 
 
@@ -342,11 +333,8 @@ Feature = Callable[[CallDescription], float]
 
 def _of(transform: Callable[[Any], float], *names: str, **attributes: str) -> dict[str, Feature]:
     """Features that transform one attribute each: by the attribute's name, or by another (`feature="attribute"`)."""
-    getters = {
-        name: operator.attrgetter(attribute)
-        for name, attribute in [*zip(names, names, strict=True), *attributes.items()]
-    }
-    return {name: lambda call, get=get: transform(get(call)) for name, get in getters.items()}  # type: ignore[misc]
+    attributes = dict(zip(names, names, strict=True)) | attributes
+    return {name: lambda call, of=of: transform(getattr(call, of)) for name, of in attributes.items()}  # type: ignore[misc]
 
 
 #: In this order. Sizes are logarithms to base 2, shares are unchanged.

@@ -95,10 +95,6 @@ class Dataset:
             about.update(reading_id.encode())
         return about.hexdigest()[:32]
 
-    def of(self, operator_ids: Iterable[str]) -> Dataset:
-        wanted = set(operator_ids)
-        return self.where([call.operator_id in wanted for call in self.calls])
-
     def without(self, operator_ids: Iterable[str]) -> Dataset:
         left_out = set(operator_ids)
         return self.where([call.operator_id not in left_out for call in self.calls])
@@ -140,12 +136,6 @@ _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
 _VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
 
 
-def stored_card(session: Session, model: str) -> CardModel:
-    """A card model as the fingerprints of the database describe it."""
-    rows = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
-    return card_model(rows[0].kind if rows else "cuda", model, [row.fingerprint for row in rows])
-
-
 def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
     return Protocol(**{**spec, "data": "normal", "grad": False})
 
@@ -167,18 +157,19 @@ def datasets(session: Session, model: str) -> list[Dataset]:
     Args:
         model: the stored name of the card model.
     """
-    card = stored_card(session, model)
+    cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
+    card = card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
     software = {
         row.id: Software(**{name: value for name, value in row._mapping.items() if name != "id"})
         for row in session.execute(sqlalchemy.select(*_SOFTWARE))
     }
     protocols = {row.id: row.spec or {} for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))}
     newest: dict[Conditions, dict[tuple[str, str], Any]] = defaultdict(dict)
-    conditions_of = functools.cache(
-        lambda method, software_id, protocol_id: Conditions(
-            model, software[software_id], method, _plain_protocol(protocols[protocol_id])
-        )
-    )
+
+    @functools.cache
+    def conditions_of(method: int, software_id: str, protocol_id: str) -> Conditions:
+        return Conditions(model, software[software_id], method, _plain_protocol(protocols[protocol_id]))
+
     for row in _sound_readings(session, model, "operator"):
         conditions = conditions_of(row.method, row.software_id, row.protocol_id)
         if row.time_us > 0 and not conditions.protocol.placement:  # slow memory is not predicted
@@ -204,7 +195,11 @@ def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
 
 def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: bool) -> TrainingRow:
     details = Details.from_json(row.details)
-    context = details.context
+    context, fetching_us = details.context, 0.0
+    if context is not None and (details.copies or 1) > 1:
+        # The definition of `farm.verdict.choice`: a loop over copies minus the loop with everything in the cache.
+        looped_us = (details.burst.time_us if details.burst else None) or row.time_us
+        fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
     return TrainingRow(
         reading_id=row.id,
         call=_described(card, operator, data, tf32=tf32),
@@ -215,7 +210,7 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
         energy_half_width_mj=row.energy_half_width_mj,
         # A negative effect larger than this is noise of operators that take a microsecond.
         neighbours_us=max(context.effect_us, -0.5 * row.time_us) if context else 0.0,
-        fetching_us=_fetching_us(row.time_us, details),
+        fetching_us=fetching_us,
         flags=tuple(row.flags or ()),
         kernels=tuple(sorted(row.kernels or ())),
     )
@@ -224,14 +219,6 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
 def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
     """The call of a stored operator."""
     return describe(card, row.id, row.short_name, row.spec, row.flops, row.bytes_moved, data, tf32=tf32)
-
-
-def _fetching_us(time_us: float, details: Details) -> float:
-    """The definition of `farm.verdict.choice`: a loop over copies minus the loop with everything in the cache."""
-    if details.context is None or (details.copies or 1) == 1:
-        return 0.0
-    looped_us = (details.burst.time_us if details.burst else None) or time_us
-    return max(-0.3 * time_us, min(0.9 * time_us, looped_us - details.context.alone_us))
 
 
 # -- measured models

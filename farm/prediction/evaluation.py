@@ -9,7 +9,7 @@ families.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from farm.prediction.calibration import (
     jackknife_coverage,
     quantile,
     unseen_quantile,
+    without_nan,
 )
 from farm.prediction.dataset import Dataset, MeasuredModel, families_of, without_values
 from farm.prediction.predictors import CallCosts, FittedPredictor, PredictedSum, PredictorSpec
@@ -70,17 +71,13 @@ class HeldOutPredictions:
 
     Attributes:
         families: of the models, or the fold of each row.
-        narrowed: for each model the sum's time in us, by the number of its most expensive tuples that are taken
+        sums: for each model its cost, and its time in us by the number of its most expensive tuples that are taken
             from readings.
     """
 
     costs: CallCosts
     families: Names
-    sums: tuple[tuple[MeasuredModel, PredictedSum], ...] = ()
-    narrowed: tuple[tuple[MeasuredModel, dict[int, float]], ...] = ()
-
-    def narrowed_errors(self, number: int) -> Floats:
-        return np.array([np.log(times[number] / model.time_us) for model, times in self.narrowed if model.time_us])
+    sums: tuple[tuple[MeasuredModel, PredictedSum, dict[int, float]], ...] = ()
 
     def errors(self, data: Dataset, target: str) -> PredictionErrors:
         measured = np.array([getattr(row, target) for row in data.rows], dtype=float)
@@ -90,7 +87,7 @@ class HeldOutPredictions:
 
     def sum_errors(self, target: str) -> PredictionErrors:
         """Errors of whole models that have a reading."""
-        known = [(model, one) for model, one in self.sums if getattr(model, target)]
+        known = [(model, one) for model, one, _ in self.sums if getattr(model, target)]
         return PredictionErrors(
             np.array([np.log(getattr(one, target) / getattr(model, target)) for model, one in known]),
             np.hypot([getattr(one, f"{SUM_TARGETS[target]}_spread") for _, one in known], SUM_FLOOR),
@@ -99,11 +96,7 @@ class HeldOutPredictions:
 
 
 def leave_families_out(
-    spec: PredictorSpec,
-    data: Dataset,
-    models: Sequence[MeasuredModel],
-    say: Say = lambda _: None,
-    only: Sequence[str] = (),
+    spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
 ) -> HeldOutPredictions:
     """Predict each family of models by a predictor that has learned none of its tuples.
 
@@ -113,25 +106,22 @@ def leave_families_out(
         UsageError: there are too few families.
     """
     ids = {call.operator_id for call in data.calls}
-    families = {name: held for name, held in families_of(models).items() if held & ids and (not only or name in only)}
-    if len(families) < (1 if only else LEAST_FAMILIES):
+    families = {name: held for name, held in families_of(models).items() if held & ids}
+    if len(families) < LEAST_FAMILIES:
         raise UsageError(
             f"There are readings of {len(families)} families of models, and leaving one out takes {LEAST_FAMILIES}.",
             "Measure models of other architectures first.",
         )
     calls, costs, family_of = without_values(data), CallCosts.empty(len(data)), np.full(len(data), "", dtype=object)
-    sums, narrowed, measured = [], [], measured_times(data)
+    sums, measured = [], measured_times(data)
     for number, (name, held) in enumerate(families.items()):
         say(f"{spec.name}: without {name} ({number + 1} of {len(families)})")
         fitted = spec.fit(data.without(held))
         rows = np.array([place for place, call in enumerate(data.calls) if call.operator_id in held])
         _put(costs, rows, fitted.predict([calls[row] for row in rows]))
         family_of[rows] = name
-        for model in (one for one in models if one.family == name):
-            predicted = fitted.predict(model.calls)
-            sums.append((model, predicted.sum(model.calls, model.counts, model.cached_share)))
-            narrowed.append((model, narrowed_times(model, predicted, measured)))
-    return HeldOutPredictions(costs, family_of.astype(np.str_), tuple(sums), tuple(narrowed))
+        sums += [_sum(model, fitted, measured) for model in models if model.family == name]
+    return HeldOutPredictions(costs, family_of.astype(np.str_), tuple(sums))
 
 
 def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
@@ -142,20 +132,20 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
     return {id_: tuple(np.mean(values, axis=0)) for id_, values in found.items()}
 
 
-def narrowed_times(
-    model: MeasuredModel, costs: CallCosts, measured: Mapping[str, tuple[float, float]]
-) -> dict[int, float]:
-    """The sum's time in us if the tuples with the largest predicted cost (1, 3, 5 ...) are taken from readings."""
-    counts = np.array(model.counts, dtype=float)
-    times = costs.in_model(model.cached_share)[0].copy()
-    found, order = {}, np.argsort(-counts * times, kind="stable")
+def _sum(
+    model: MeasuredModel, fitted: FittedPredictor, measured: Mapping[str, tuple[float, float]]
+) -> tuple[MeasuredModel, PredictedSum, dict[int, float]]:
+    """An entry of `HeldOutPredictions.sums`."""
+    costs = fitted.predict(model.calls)
+    counts, times = np.array(model.counts, dtype=float), costs.in_model(model.cached_share)[0].copy()
+    narrowed, order = {}, np.argsort(-counts * times, kind="stable")
     for number in range(max(MEASURED) + 1):
         if number in MEASURED:
-            found[number] = float(counts @ times)
+            narrowed[number] = float(counts @ times)
         if number < len(order) and model.calls[order[number]].operator_id in measured:
             time_us, fetching_us = measured[model.calls[order[number]].operator_id]
             times[order[number]] = time_us - model.cached_share * fetching_us
-    return found
+    return model, costs.sum(model.calls, model.counts, model.cached_share), narrowed
 
 
 def cross_validated(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None, seed: int = 0) -> HeldOutPredictions:
@@ -194,22 +184,14 @@ class Evaluation:
     sum_intervals: dict[str, IntervalCoverage]
     by_type: dict[str, Score] = field(default_factory=dict)  # time, families left out
     by_family: dict[str, Score] = field(default_factory=dict)
-    narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `HeldOutPredictions.narrowed`
+    narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `HeldOutPredictions.sums`
     unseen: Score | None = None  # time, of operator types that were not learned
     models: tuple[dict[str, Any], ...] = ()
     curve: tuple[tuple[int, float], ...] = ()  # tuples learned, and the median error of the time of others
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; NaN, which JSON lacks, becomes None."""
-        return _without_nan(asdict(self))  # type: ignore[no-any-return]
-
-
-def _without_nan(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _without_nan(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_without_nan(value) for value in tree]
-    return None if isinstance(tree, float) and tree != tree else tree
+        return without_nan(asdict(self))  # type: ignore[no-any-return]
 
 
 def evaluate(
@@ -227,12 +209,11 @@ def evaluate(
     """
     held = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
-    found = _evaluation(
-        spec.name,
-        data,
-        held,
-        {of: jackknife_coverage(held.errors(data, of), held.costs.known) for of in TARGETS},
-        {of: jackknife_coverage(held.sum_errors(of)) for of in SUM_TARGETS},
+    intervals = {of: jackknife_coverage(held.errors(data, of), held.costs.known) for of in TARGETS}
+    found = replace(
+        _evaluation(
+            spec.name, data, held, intervals, {of: jackknife_coverage(held.sum_errors(of)) for of in SUM_TARGETS}
+        ),
         cross_validation={of: Score.of(random.errors(data, of).log_ratio) for of in TARGETS} if random else {},
         curve=tuple(learning_curve(spec, data, say)) if curve else (),
     )
@@ -243,10 +224,8 @@ def _evaluation(
     name: str,
     data: Dataset,
     held: HeldOutPredictions,
-    intervals: dict[str, IntervalCoverage],
-    sum_intervals: dict[str, IntervalCoverage],
-    cross_validation: dict[str, Score | None],
-    curve: tuple[tuple[int, float], ...] = (),
+    intervals: Mapping[str, IntervalCoverage | None],
+    sum_intervals: Mapping[str, IntervalCoverage | None],
 ) -> Evaluation:
     time = held.errors(data, "time_us")
 
@@ -255,31 +234,33 @@ def _evaluation(
         known = {name: score for name, score in scores.items() if score}
         return dict(sorted(known.items(), key=lambda entry: -entry[1].count))
 
+    measured = [(model, model.time_us, *predicted) for model, *predicted in held.sums if model.time_us]
     return Evaluation(
         name,
-        cross_validation,
-        {of: Score.of(held.errors(data, of).log_ratio) for of in TARGETS},
-        intervals,
-        {of: Score.of(held.sum_errors(of).log_ratio) for of in SUM_TARGETS},
-        sum_intervals,
-        by(np.array([call.operator_type for call in data.calls])),
-        by(time.families),
-        {number: Score.of(held.narrowed_errors(number)) for number in MEASURED},
-        Score.of(time.log_ratio[~held.costs.known]),
-        tuple(_model(model, one) for model, one in held.sums if model.time_us),
-        curve,
+        cross_validation={},
+        families={of: Score.of(held.errors(data, of).log_ratio) for of in TARGETS},
+        intervals={of: found for of, found in intervals.items() if found},
+        sums={of: Score.of(held.sum_errors(of).log_ratio) for of in SUM_TARGETS},
+        sum_intervals={of: found for of, found in sum_intervals.items() if found},
+        by_type=by(np.array([call.operator_type for call in data.calls])),
+        by_family=by(time.families),
+        narrowed={
+            number: Score.of(np.array([np.log(times[number] / whole_us) for _, whole_us, _, times in measured]))
+            for number in MEASURED
+        },
+        unseen=Score.of(time.log_ratio[~held.costs.known]),
+        models=tuple(
+            {
+                "model": model.title,
+                "family": model.family,
+                "time_us": predicted.time_us,
+                "whole_time_us": whole_us,
+                "energy_mj": None if np.isnan(predicted.energy_mj) else predicted.energy_mj,
+                "whole_energy_mj": model.energy_mj,
+            }
+            for model, whole_us, predicted, _ in measured
+        ),
     )
-
-
-def _model(model: MeasuredModel, predicted: PredictedSum) -> dict[str, Any]:
-    return {
-        "model": model.title,
-        "family": model.family,
-        "time_us": predicted.time_us,
-        "whole_time_us": model.time_us,
-        "energy_mj": None if np.isnan(predicted.energy_mj) else predicted.energy_mj,
-        "whole_energy_mj": model.energy_mj,
-    }
 
 
 def learning_curve(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None) -> Iterator[tuple[int, float]]:
@@ -287,12 +268,12 @@ def learning_curve(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None
     ids = np.array(sorted({call.operator_id for call in data.calls}))
     order = np.random.default_rng(1).permutation(len(ids))
     held, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
-    test = data.of(held)
+    test = data.without(rest)
     measured = np.array([row.time_us for row in test.rows])
     for number in (25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800):
         number = min(number, len(rest))
         say(f"{spec.name}: {number} tuples")
-        predicted = spec.fit(data.of(rest[:number])).predict(without_values(test))
+        predicted = spec.fit(data.without([*held, *rest[number:]])).predict(without_values(test))
         if score := Score.of(np.log(predicted.time_us / measured)):
             yield number, score.median
         if number == len(rest):
@@ -313,29 +294,22 @@ def evaluate_fitted(
     """
     families, measured = families_of(models), measured_times(all_readings or data)
     family_of = [next((name for name, held in families.items() if c.operator_id in held), "") for c in data.calls]
-    predicted = [(model, fitted.predict(model.calls)) for model in models]
-    held = HeldOutPredictions(
-        fitted.predict(without_values(data)),
-        np.array(family_of, dtype=np.str_),
-        tuple((model, costs.sum(model.calls, model.counts, model.cached_share)) for model, costs in predicted),
-        tuple((model, narrowed_times(model, costs, measured)) for model, costs in predicted),
-    )
+    sums = tuple(_sum(model, fitted, measured) for model in models)
+    held = HeldOutPredictions(fitted.predict(without_values(data)), np.array(family_of, dtype=np.str_), sums)
     intervals, sum_intervals = {}, {}
     for target, name in TARGETS.items():
         errors = held.errors(data, target)
-        known, unseen = getattr(calibration, name), getattr(calibration, f"unseen_{name}")
-        if found := coverage(errors, np.where(held.costs.known, known, unseen) * errors.spread):
-            intervals[target] = found
+        spreads = np.where(held.costs.known, getattr(calibration, name), getattr(calibration, f"unseen_{name}"))
+        intervals[target] = coverage(errors, spreads * errors.spread)
     for target, name in SUM_TARGETS.items():
         errors = held.sum_errors(target)
-        if found := coverage(errors, getattr(calibration, f"sum_{name}") * errors.spread):
-            sum_intervals[target] = found
-    return _evaluation(fitted.name, data, held, intervals, sum_intervals, cross_validation={})
+        sum_intervals[target] = coverage(errors, getattr(calibration, f"sum_{name}") * errors.spread)
+    return _evaluation(fitted.name, data, held, intervals, sum_intervals)
 
 
 def across_cards(spec: PredictorSpec, train: Dataset, data: Dataset, models: Sequence[MeasuredModel]) -> Evaluation:
     """Learn from one card model and predict another, whose features and rooflines are those of its own card."""
-    return evaluate_fitted(spec.fit(train), data, models, Calibration.none())
+    return evaluate_fitted(spec.fit(train), data, models, Calibration())
 
 
 # -- fitting

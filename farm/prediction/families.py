@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_FAMILIES: dict[str, str] = {
+_FAMILIES = {
     "convolution": "conv1d conv2d conv3d convolution",
     "transposed convolution": "convtranspose1d convtranspose2d convtranspose3d",
     "product": "linear bilinear mm bmm matmul addmm baddbmm addbmm einsum mv dot _scaled_mm _grouped_mm",
@@ -56,25 +56,25 @@ _FAMILIES: dict[str, str] = {
         randperm new_tensor tensor
     """,
 }
-_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
 #: Names of modules, functions and aten operators that run the same kernels.
 _SAME_WORK = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "convolution"),
-    **dict.fromkeys(("layernorm", "layer_norm"), "native_layer_norm"),
-    **dict.fromkeys(("groupnorm", "group_norm"), "native_group_norm"),
-    **dict.fromkeys(("softmax", "_safe_softmax"), "_softmax"),
-    **dict.fromkeys(("log_softmax", "logsoftmax"), "_log_softmax"),
-    **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices"), "maxpool2d"),
-    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), "adaptiveavgpool2d"),
-    **dict.fromkeys(
-        ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
-        "scaled_dot_product_attention",
-    ),
-    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
-    "_to_copy": "to",
-    "avg_pool2d": "avgpool2d",
-    "relu6": "hardtanh",
+    "convolution": "conv1d conv2d conv3d",
+    "native_layer_norm": "layernorm layer_norm",
+    "native_group_norm": "groupnorm group_norm",
+    "_softmax": "softmax _safe_softmax",
+    "_log_softmax": "log_softmax logsoftmax",
+    "maxpool2d": "max_pool2d max_pool2d_with_indices",
+    "adaptiveavgpool2d": "adaptive_avg_pool2d _adaptive_avg_pool2d",
+    "scaled_dot_product_attention": """
+        _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    """,
+    "to": "_to_copy",
+    "avgpool2d": "avg_pool2d",
+    "hardtanh": "relu6",
 }
+_FAMILY_OF, _TYPE_OF = (
+    {name: group for group, names in groups.items() for name in names.split()} for groups in (_FAMILIES, _SAME_WORK)
+)
 _BACKWARD = re.compile(r"_backward(_data)?$")
 
 
@@ -82,7 +82,7 @@ def operator_type(short_name: str) -> str:
     """The name that modules, functions and aten operators of the same work share: `ReLU` and `relu_` are `relu`."""
     name = short_name.lower()
     name = name.rstrip("_") or name
-    return _SAME_WORK.get(name, name)
+    return _TYPE_OF.get(name, name)
 
 
 def operator_family(short_name: str) -> str:
@@ -103,11 +103,11 @@ def operator_family(short_name: str) -> str:
 
 #: Models whose name does not begin with the name of their architecture.
 _SAME_ARCHITECTURE = (
-    (re.compile(r"res2?ne[xs]?t|wide_resnet"), "resnet"),
-    (re.compile(r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])"), "bert"),
-    (re.compile(r"(tiny)?llama|mistral"), "llama"),
-    (re.compile(r"(deit|vit)"), "vit"),
-    (re.compile(r"inception|googlenet"), "inception"),
+    (r"res2?ne[xs]?t|wide_resnet", "resnet"),
+    (r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])", "bert"),
+    (r"(tiny)?llama|mistral", "llama"),
+    (r"(deit|vit)", "vit"),
+    (r"inception|googlenet", "inception"),
 )
 
 
@@ -117,8 +117,6 @@ def model_family(model: str) -> str:
     Of other names, the first letters; after a single letter, also its number: `t5`.
     """
     name = model.rsplit("/", 1)[-1].lower()
-    for pattern, family in _SAME_ARCHITECTURE:
-        if pattern.match(name):
-            return family
-    found = re.match(r"[a-z]{2,}|[a-z]\d*", name)
-    return found[0] if found else name
+    first = re.match(r"[a-z]{2,}|[a-z]\d*", name)
+    known = (family for pattern, family in _SAME_ARCHITECTURE if re.match(pattern, name))
+    return next(known, first[0] if first else name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,17 +85,15 @@ def kernel_plan(
         spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
         bytes_moved: the least that it must read and write.
     """
-    plan = _plan(short_name, spec, dtype, flops, bytes_moved, products)
     weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
     cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
-    return dataclasses.replace(plan, cold_bytes=min(cold, bytes_moved))
+    basic = KernelPlan(dtype, flops, bytes_moved, cold_bytes=min(cold, bytes_moved))
+    return _plan(short_name, spec, basic, products)
 
 
-def _plan(
-    short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
-) -> KernelPlan:
+def _plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products | None) -> KernelPlan:
     tensors, family, kind = spec.get("tensors") or [], operator_family(short_name), operator_type(short_name)
-    basic = KernelPlan(dtype, flops, bytes_moved)
+    dtype, bytes_moved = basic.dtype, basic.bytes_moved
     if not tensors:
         return basic
     if family == "optimizer":
@@ -102,13 +101,13 @@ def _plan(
         of_element = bytes_moved / max(1, sum(map(elements_of, _lists(spec)[0])))
         return dataclasses.replace(basic, serial_bytes=chunks * of_element, launches=max(1, launches))
     if family.startswith("attention") and products is not None:
-        return _attention_plan(short_name, spec, dtype, flops, bytes_moved, products)
+        return _attention_plan(short_name, spec, basic, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
-        return _depthwise_plan(kind, dtype, basic, products)
+        return _depthwise_plan(kind, basic, products)
     if kind == "convolution_backward":
         return dataclasses.replace(basic, coarse=True)
     if kind == "convolution" and products is not None:
-        return _convolution_plan(short_name, spec, dtype, basic, products)
+        return _convolution_plan(short_name, spec, basic, products)
     if family == "product":
         half = DTYPES.get(dtype, (4,))[0] == 2
         aligned = not half or _aligned(tensors, products)
@@ -122,8 +121,10 @@ def _plan(
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
         warps = _rows(tensors) * NORM_WARPS if "layer_norm" in kind else 0
         return dataclasses.replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
-    if kind == "adaptiveavgpool2d":
-        return dataclasses.replace(basic, warps=_planes(spec, tensors))
+    if kind == "adaptiveavgpool2d":  # a block for each plane, or one warp if the plane becomes a single value
+        wanted = plain((spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size")))
+        warps = math.prod(tensors[0]["shape"][:-2]) * (1 if wanted in (1, [1, 1]) else PLANE_WARPS)
+        return dataclasses.replace(basic, warps=warps)
     if kind == "embedding" and len(tensors) == 2:
         rows = min(map(elements_of, tensors))
         return dataclasses.replace(basic, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
@@ -139,7 +140,7 @@ def _plan(
     return basic
 
 
-def _depthwise_plan(kind: str, dtype: str, basic: KernelPlan, products: Products) -> KernelPlan:
+def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelPlan:
     """Depthwise convolutions run without tensor cores, and their backward sums a gradient over all pixels for each
     weight.
     """
@@ -148,12 +149,10 @@ def _depthwise_plan(kind: str, dtype: str, basic: KernelPlan, products: Products
     if kind == "convolution_backward":
         return dataclasses.replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
     added = 2 * products.m * products.count * (products.k + DEPTHWISE_EXTRA) * DEPTHWISE_TIMES
-    return dataclasses.replace(basic, dtype="float32", flops=added * DTYPES[dtype][0] / 4, tensor_cores=False)
+    return dataclasses.replace(basic, dtype="float32", flops=added * DTYPES[basic.dtype][0] / 4, tensor_cores=False)
 
 
-def _convolution_plan(
-    short_name: str, spec: Mapping[str, Any], dtype: str, basic: KernelPlan, products: Products
-) -> KernelPlan:
+def _convolution_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products) -> KernelPlan:
     """A forward pass. Half precision turns images channels last, and back, unless each is one product; a bias is
     added last.
     """
@@ -163,59 +162,47 @@ def _convolution_plan(
     image = tensors[next(tensor_references([arguments, (spec.get("keywords") or {}).get("input")]), 0)]
     pixels = math.prod(image["shape"][2:])
     written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
-    alone = (
-        products.count == 1
-        and products.k == math.prod(image["shape"][1:2])
-        and elements_of(image) == products.m * products.k
-    )
-    whole = pixels == 1 or pixels * DTYPES[dtype][0] % LOADED_BYTES == 0
-    if DTYPES[dtype][0] == 2 and _contiguous(image) and not (alone and whole):
+    itemsize = DTYPES[basic.dtype][0]
+    alone = products.count == 1 and products.k == math.prod(image["shape"][1:2])
+    alone = alone and elements_of(image) == products.m * products.k
+    whole = pixels == 1 or pixels * itemsize % LOADED_BYTES == 0
+    if itemsize == 2 and _contiguous(image) and not (alone and whole):
         before, kernels = REORDERED_SINGLES * (elements_of(image) + written), 2
     if len(tensors) > 2:
         before, kernels = before + written, kernels + 1 + SINGLES_LAUNCHES
     return dataclasses.replace(basic, before=before, launches=1 + kernels, coarse=True)
 
 
-def _attention_plan(
-    short_name: str, spec: Mapping[str, Any], dtype: str, flops: float, bytes_moved: float, products: Products
-) -> KernelPlan:
-    mask = mask_of(short_name, spec)
+def _attention_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products) -> KernelPlan:
+    mask, causal, _ = attention_options(short_name, spec)
     # Each head reads keys that are expanded over heads.
-    keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
+    keys = 2 * products.count * products.n * products.k * DTYPES[basic.dtype][0]
     scores = 4 * products.m * products.n * products.count  # in float32
     places = [place for argument in (spec.get("arguments") or [])[:2] for place in tensor_references(argument)]
-    heads = {shape[-3] for shape in (spec["tensors"][place]["shape"] for place in places) if len(shape) > 2}
-    if short_name == "scaled_dot_product_attention" and len(heads) > 1 and not argument(spec, 7, "enable_gqa"):
+    shapes = [spec["tensors"][place]["shape"] for place in places]
+    chosen = short_name == "scaled_dot_product_attention"  # it chooses among kernels
+    written = basic.bytes_moved + SCORE_PASSES * scores
+    unfused = dataclasses.replace(basic, bytes_moved=written, launches=SCORE_LAUNCHES, materialised=True)
+    if chosen and len({shape[-3] for shape in shapes if len(shape) > 2}) > 1 and not argument(spec, 7, "enable_gqa"):
         # Without enable_gqa no fused kernel expands keys over heads: PyTorch writes them and the scores to memory.
-        passes = bytes_moved + SCORE_PASSES * scores + EXPANDED_PASSES * keys
-        return KernelPlan(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
-    given = [len(spec["tensors"][place]["shape"]) for place in places]
-    if (mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1) or (
-        short_name == "scaled_dot_product_attention" and any(rank != 4 for rank in given)
-    ):
+        return dataclasses.replace(unfused, bytes_moved=written + EXPANDED_PASSES * keys)
+    scattered = mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1
+    if scattered or (chosen and any(len(shape) != 4 for shape in shapes)):
         # No fused kernel takes a mask whose rows are not contiguous, or tensors without four dimensions: PyTorch
         # multiplies in float32 and writes the scores to memory.
-        passes = bytes_moved + SCORE_PASSES * scores
-        return KernelPlan("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
-    half = is_causal(short_name, spec) and products.m == products.n
+        return dataclasses.replace(unfused, dtype="float32")
+    flops = basic.flops / 2 if causal and products.m == products.n else basic.flops
     launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
-    return KernelPlan(dtype, flops / 2 if half else flops, max(bytes_moved, keys), launches=launches)
+    return dataclasses.replace(basic, flops=flops, bytes_moved=max(basic.bytes_moved, keys), launches=launches)
 
 
-def mask_of(short_name: str, spec: Mapping[str, Any]) -> Tensor | None:
-    """The mask of a scaled dot product attention."""
-    references = list(tensor_references(argument(spec, _PLACES.get(short_name, _OTHER_PLACES)[0], "attn_mask")))
-    return spec["tensors"][references[0]] if references else None  # type: ignore[no-any-return]
-
-
-def is_causal(short_name: str, spec: Mapping[str, Any]) -> bool:
-    return argument(spec, _PLACES.get(short_name, _OTHER_PLACES)[1], "is_causal") is True
-
-
-def drops(short_name: str, spec: Mapping[str, Any]) -> bool:
-    """Whether an attention drops scores at random."""
-    given = argument(spec, _PLACES.get(short_name, _OTHER_PLACES)[2], "dropout_p")
-    return isinstance(given, int | float) and given > 0
+def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor | None, bool, bool]:
+    """The mask of a scaled dot product attention, whether it is causal, and whether it drops scores at random."""
+    places = zip(_PLACES.get(short_name, _OTHER_PLACES), ("attn_mask", "is_causal", "dropout_p"), strict=True)
+    mask, causal, dropped = (argument(spec, place, name) for place, name in places)
+    reference = next(iter(tensor_references(mask)), None)
+    drops = isinstance(dropped, int | float) and dropped > 0
+    return None if reference is None else spec["tensors"][reference], causal is True, drops
 
 
 #: Places of the mask, `is_causal` and `dropout_p` in the arguments of aten's operators; a flash attention takes no
@@ -278,22 +265,24 @@ def elements_of(tensor: Tensor) -> int:
 
 def _uneven(tensors: Sequence[Tensor]) -> float:
     """`KernelPlan.singles` of an elementwise operator: 0 if all its tensors have the same dense layout."""
-    large = [one for one in tensors if math.prod(one["shape"]) > 1]
+    large = [one for one in tensors if elements_of(one) > 1]
     if not large:
         return 0.0
-    first = max(large, key=lambda one: math.prod(one["shape"]))
-    if all(one["shape"] == first["shape"] and _steps(one) == _steps(first) for one in large) and _dense(first):
+    first = max(large, key=elements_of)
+    steps = _steps(first)
+    dense = _without_gaps(first, sorted(steps, key=lambda place: steps[place]))  # in any order of its dimensions
+    if dense and all(one["shape"] == first["shape"] and _steps(one) == steps for one in large):
         return 0.0
     try:
         whole = broadcast([tuple(one["shape"]) for one in large])
     except ValueError:  # not an elementwise operator
         return 0.0
-    steps = {place - len(first["shape"]): step for place, step in _steps(first).items() if step}
+    steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
     apart = any(
         _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0] >= SECTOR_BYTES
         for one in large
-        if math.prod(one["shape"]) == math.prod(first["shape"])
+        if elements_of(one) == elements_of(first)
     )
     return math.prod(whole) * (SCATTERED_TIMES if apart else 1.0)
 
@@ -317,19 +306,17 @@ def _flattened(short_name: str, tensors: Sequence[Tensor], products: Products | 
     """
     name = operator_type(short_name)
     if name == "matmul":
-        apart = [one for one in tensors if len(one["shape"]) > 3 and not _one_batch(one)]
+        apart = []
+        for one in (one for one in tensors if len(one["shape"]) > 3):
+            steps, shape = _steps(one), one["shape"]
+            places = [place for place in steps if place < len(shape) - 2]
+            if any(steps[place] != steps[after] * shape[after] for place, after in itertools.pairwise(places)):
+                apart.append(one)
         return sum(map(_singles, apart)), len(apart)
     given = max(tensors, key=lambda one: len(one["shape"]), default=None)
     if name != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
         return 0.0, 0
     return _singles(given) + (products.m * products.n if products is not None else 0), 2
-
-
-def _one_batch(tensor: Tensor) -> bool:
-    """Whether all dimensions but the last two can be walked as one."""
-    steps, shape = _steps(tensor), tensor["shape"]
-    places = [place for place in steps if place < len(shape) - 2]
-    return all(steps[one] == steps[next_] * shape[next_] for one, next_ in itertools.pairwise(places))
 
 
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
@@ -347,18 +334,10 @@ def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
 
 def _rows(tensors: Sequence[Tensor]) -> int:
     """Rows of a layer norm: elements of the largest tensor over those that are normalised together."""
-    largest = max((one["shape"] for one in tensors), key=math.prod)
-    together = [
-        math.prod(one["shape"]) for one in tensors if one["shape"] == largest[len(largest) - len(one["shape"]) :]
-    ]
+    shapes = [one["shape"] for one in tensors]
+    largest = max(shapes, key=math.prod)
+    together = [math.prod(shape) for shape in shapes if shape == largest[len(largest) - len(shape) :]]
     return math.prod(largest) // max(1, min([*together, largest[-1] if largest else 1]))
-
-
-def _planes(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> int:
-    """Warps of an adaptive pool: a block for each plane, or one warp if the plane becomes a single value."""
-    wanted = plain((spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size")))
-    planes = math.prod(tensors[0]["shape"][:-2])
-    return planes if wanted in (1, [1, 1]) else planes * PLANE_WARPS
 
 
 def _singles(tensor: Tensor) -> float:
@@ -371,20 +350,11 @@ def _contiguous(tensor: Tensor) -> bool:
     return _without_gaps(tensor, list(reversed(_steps(tensor))))
 
 
-def _dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory without gaps, in any order of its dimensions."""
-    steps = _steps(tensor)
-    return _without_gaps(tensor, sorted(steps, key=lambda place: steps[place]))
-
-
 def _without_gaps(tensor: Tensor, places: Sequence[int]) -> bool:
     """Whether it fills its memory in this order of its dimensions, fastest first."""
-    steps, expected = _steps(tensor), 1
-    for place in places:
-        if steps[place] != expected:
-            return False
-        expected *= tensor["shape"][place]
-    return True
+    steps, sizes = _steps(tensor), (tensor["shape"][place] for place in places)
+    expected = itertools.accumulate(sizes, operator.mul, initial=1)
+    return all(steps[place] == step for place, step in zip(places, expected, strict=False))
 
 
 def _steps(tensor: Tensor) -> dict[int, int]:

@@ -8,6 +8,7 @@ their family answer for them. Where the family has no reading either, roofline x
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,8 +63,7 @@ class CallCosts:
     @classmethod
     def empty(cls, calls: int) -> CallCosts:
         """NaN for every call."""
-        time, time_spread, power, power_spread, neighbours, fetching = np.full((6, calls), np.nan)
-        return cls(time, time_spread, power, power_spread, neighbours, fetching, np.zeros(calls, dtype=bool))
+        return cls(*np.full((6, calls), np.nan), known=np.zeros(calls, dtype=bool))
 
     @property
     def energy_mj(self) -> Floats:
@@ -90,10 +90,10 @@ class CallCosts:
             calls: of the model, in the order of the costs, each called as often as `counts` says.
             cached_share: see `in_model`.
         """
-        number, types = np.array(counts, dtype=float), np.array([call.operator_type for call in calls])
+        types = np.array([call.operator_type for call in calls])
 
         def of(values: Floats, spreads: Floats) -> tuple[float, float]:
-            costs = number * values
+            costs = np.array(counts, dtype=float) * values
             errors = [float((costs * spreads)[types == one].sum()) for one in np.unique(types)]
             total = float(costs.sum())
             return total, float(np.linalg.norm(errors)) / total if total > 0 else 0.0
@@ -182,14 +182,12 @@ class TypicalData:
         return cls(names, np.array([group.mean(axis=0) for group in groups]), np.unique(inputs.families), readings)
 
     def filled(self, calls: Sequence[CallDescription]) -> list[CallDescription]:
-        values = {str(name): row for name, row in zip(self.types, self.data, strict=True)}
-        found = []
-        for call in calls:
-            if not call.data_known:
-                zeros, positive, channels = values.get(call.operator_type, values[""])
-                call = dataclasses.replace(call, zeros=zeros, positive=positive, channels=channels)
-            found.append(call)
-        return found
+        rows = (dict(zip(("zeros", "positive", "channels"), row, strict=True)) for row in self.data)
+        values = dict(zip(self.types, rows, strict=True))
+        return [
+            call if call.data_known else dataclasses.replace(call, **values.get(call.operator_type, values[""]))
+            for call in calls
+        ]
 
 
 #: The stored names of regressors.
@@ -202,6 +200,7 @@ _KINDS: dict[str, type[Any]] = {
     "Process": GaussianProcess,
 }
 _STORED_NAME = {kind: name for name, kind in _KINDS.items()}
+_REGRESSORS = ("time", "power", "neighbours", "fetching")
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ class FittedPredictor:
         """What the predicted time of a call is based on."""
         inputs = Inputs.of(self.typical.filled([call]))
         readings = self.typical.readings[self.typical.types == call.operator_type]
-        lines = [f"{readings[0] if len(readings) else 'no'} readings of {call.operator_type}"]
+        lines = [f"{sum(readings) or 'no'} readings of {call.operator_type}"]
         if self._times(inputs)[2][0]:
             return [*lines, "roofline x median of the family", *self.fallback_time.explain(inputs)]
         over = f"over the {self.over.removesuffix('_us').replace('_', ' ')}" if self.over else "of the time itself"
@@ -264,20 +263,18 @@ class FittedPredictor:
 
     # -- stored form
 
-    @property
-    def _regressors(self) -> dict[str, FittedRegressor | None]:
-        return {name: getattr(self, name) for name in ("time", "power", "neighbours", "fetching")}
-
     def arrays(self) -> Arrays:
-        parts = self._regressors | {"fallback time": self.fallback_time, "fallback power": self.fallback_power}
-        found = [_arrays(part, name) for name, part in parts.items() if part is not None]
-        return {name: array for one in [_arrays(self.typical, "typical"), *found] for name, array in one.items()}
+        found: Arrays = {}
+        for name in ("typical", *_REGRESSORS, "fallback_time", "fallback_power"):
+            if (part := getattr(self, name)) is not None:
+                found |= _arrays(part, name.replace("_", " "))
+        return found
 
     def about(self) -> dict[str, Any]:
         """Everything that is not an array, as plain JSON."""
-        plain = {"predictor": self.name, "over": self.over, "raw_power": self.raw_power}
-        kinds = {name: _kind(part) if part is not None else None for name, part in self._regressors.items()}
-        return {**plain, "base_power_w": self.base_power_w, **kinds}
+        kinds = {name: _kind(part) if (part := getattr(self, name)) else None for name in _REGRESSORS}
+        plain = {name: getattr(self, name) for name in ("over", "raw_power", "base_power_w")}
+        return {"predictor": self.name, **plain, **kinds}
 
     @classmethod
     def from_arrays(cls, about: Mapping[str, Any], arrays: Arrays) -> FittedPredictor:
@@ -286,16 +283,15 @@ class FittedPredictor:
         Raises:
             KeyError, TypeError: they are not what `arrays` and `about` gave.
         """
-        time, power, neighbours, fetching = (
-            _from_arrays(about[name], arrays, name) if about[name] else None
-            for name in ("time", "power", "neighbours", "fetching")
-        )
         plain = (about[name] for name in ("predictor", "over", "raw_power", "base_power_w"))
-        fallback_power = _fields(Medians, arrays, "fallback power") if power else None
-        typical = _fields(TypicalData, arrays, "typical")
-        fallback_time = _fields(Medians, arrays, "fallback time")
-        regressors = (time, power, neighbours, fetching, fallback_time, fallback_power)
-        return cls(*plain, *regressors, typical)  # type: ignore[call-arg,arg-type]
+        regressors = (_from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS)
+        return cls(
+            *plain,
+            *regressors,  # type: ignore[arg-type]
+            fallback_time=_fields(Medians, arrays, "fallback time"),
+            fallback_power=_fields(Medians, arrays, "fallback power") if about["power"] else None,
+            typical=_fields(TypicalData, arrays, "typical"),
+        )
 
 
 def _raw(predicted: tuple[Floats, Floats], times: Floats | None) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
@@ -318,8 +314,8 @@ def _kind(regressor: FittedRegressor) -> str | list[Any]:
 def _arrays(stored: Any, prefix: str) -> Arrays:
     """The fields of a dataclass of arrays, by names that begin with `prefix`."""
     if isinstance(stored, Mean):
-        parts = [_arrays(part, f"{prefix}/{number}") for number, part in enumerate(stored.parts)]
-        return {name: array for part in parts for name, array in part.items()}
+        parts = (_arrays(part, f"{prefix}/{number}") for number, part in enumerate(stored.parts))
+        return dict(itertools.chain.from_iterable(part.items() for part in parts))
     return {f"{prefix}/{one.name}": getattr(stored, one.name) for one in dataclasses.fields(stored)}
 
 

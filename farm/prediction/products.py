@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from farm.prediction.families import operator_type
@@ -39,63 +39,42 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
         sizes: those of `farm.types.sizes.sizes_of`, if known.
     """
     sizes = sizes or sizes_of(short_name, spec)
-    if (
-        short_name == "matmul"
-        and [len(shape) > 2 for shape in sizes.input_shapes] == [True, False]
-        and sizes.k
-        and sizes.n
-    ):
-        return Products(math.prod(sizes.input_shapes[0][:-1]), sizes.n, sizes.k)  # all rows by one matrix
+    name, shapes = operator_type(short_name), sizes.input_shapes
+    if sizes.n and sizes.k and short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
+        return Products(math.prod(shapes[0][:-1]), sizes.n, sizes.k)  # all rows by one matrix
     if sizes.m and sizes.n and sizes.k:
         return Products(sizes.m, sizes.n, sizes.k, sizes.products or 1)
-    name = operator_type(short_name)
-    shapes = sizes.input_shapes
     try:
-        if name.startswith("convtranspose"):
-            return _transposed(shapes[0], {key: plain(value) for key, value in spec["parameters"].items()})
-        if name == "convolution" and spec.get("kind") == "module":
-            return _convolved(sizes, {key: plain(value) for key, value in spec["parameters"].items()})
+        if name.startswith("convtranspose") or (name == "convolution" and spec.get("kind") == "module"):
+            return _of_module(name, sizes, {key: plain(value) for key, value in spec["parameters"].items()})
         if short_name in ("convolution", "convolution_backward"):
             return _of_aten(name, shapes, spec["arguments"])
         if name == "convolution":  # a function, which is given its weight
             return _by_weight(shapes[0], shapes[1], _function_output(shapes, spec), _number(spec, 6, "groups", 1))
         if name in ("linear", "_scaled_mm"):
-            first, weight = shapes[:2]
-            n = weight[0] if name == "linear" else weight[1]
-            return Products(math.prod(first[:-1]), n, first[-1])
+            return Products(math.prod(shapes[0][:-1]), shapes[1][0 if name == "linear" else 1], shapes[0][-1])
         if "scaled_dot_product" in name:
             query, key = shapes[:2] if "backward" not in name else shapes[1:3]
             return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
-    except (KeyError, TypeError, ValueError, IndexError):  # no rule knows this call
-        return None
+    except (KeyError, TypeError, ValueError, IndexError):
+        pass  # no rule knows this call
     return None
 
 
-def _convolved(sizes: Sizes, given: Mapping[str, Any]) -> Products:
-    first, output, groups = sizes.input_shapes[0], sizes.output_shape, given["groups"]
-    assert output is not None
-    kernel = given["kernel_size"]
-    rank = len(kernel)
-    lead = math.prod(first[: -rank - 1])
-    return Products(
-        lead * math.prod(output[-rank:]),
-        given["out_channels"] // groups,
-        given["in_channels"] // groups * math.prod(kernel),
-        groups,
-    )
-
-
-def _transposed(first: Sequence[int], given: Mapping[str, Any]) -> Products:
-    kernel, groups = given["kernel_size"], given["groups"]
-    pixels = math.prod(first[: -len(kernel) - 1]) * math.prod(first[-len(kernel) :])
-    return Products(pixels, given["out_channels"] // groups * math.prod(kernel), given["in_channels"] // groups, groups)
+def _of_module(name: str, sizes: Sizes, given: Mapping[str, Any]) -> Products:
+    """A convolution, or a transposed one."""
+    first, groups, rank = sizes.input_shapes[0], given["groups"], len(given["kernel_size"])
+    batch, window = math.prod(first[: -rank - 1]), math.prod(given["kernel_size"])
+    n, k = given["out_channels"] // groups, given["in_channels"] // groups
+    if name.startswith("convtranspose"):
+        return Products(batch * math.prod(first[-rank:]), n * window, k, groups)
+    assert sizes.output_shape is not None
+    return Products(batch * math.prod(sizes.output_shape[-rank:]), n, k * window, groups)
 
 
 def _by_weight(first: Sequence[int], weight: Sequence[int], output: Sequence[int], groups: int) -> Products:
-    rank = len(weight) - 2
-    return Products(
-        first[0] * math.prod(output[-rank:]), weight[0] // groups, weight[1] * math.prod(weight[2:]), groups
-    )
+    pixels = math.prod(output[2 - len(weight) :])
+    return Products(first[0] * pixels, weight[0] // groups, math.prod(weight[1:]), groups)
 
 
 def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any]) -> Products:
@@ -110,7 +89,7 @@ def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any
     if plain(arguments[7]):  # transposed: input and output change places
         gradient, first = first, gradient
     one = _by_weight(first, weight, gradient, groups)
-    return Products(one.m, one.n, one.k, one.count * max(1, sum(map(bool, mask[:2]))))
+    return replace(one, count=one.count * max(1, sum(map(bool, mask[:2]))))
 
 
 def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
@@ -121,7 +100,7 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
     )
     if isinstance(padding, str):
         padding = 0 if padding == "valid" else [size // 2 for size in shapes[1][2:]]
-    spread = [value if isinstance(value, list) else [value] * rank for value in (stride, padding, dilation)]
+    spread = (value if isinstance(value, list) else [value] * rank for value in (stride, padding, dilation))
     return _sizes_out(shapes[0], shapes[1], *spread)
 
 

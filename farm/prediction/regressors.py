@@ -130,14 +130,13 @@ def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians
     Args:
         grouped: False takes one median of all readings.
     """
-    groups: dict[str, list[float]] = {"": list(values)}
-    for operator_type, family, value in zip(inputs.types, inputs.families, values, strict=True) if grouped else ():
-        groups.setdefault(f"type:{operator_type}", []).append(value)
-        groups.setdefault(f"family:{family}", []).append(value)
+    groups = {"": values}
+    for kind, names in (("type", inputs.types), ("family", inputs.families)) if grouped else ():
+        groups |= {f"{kind}:{name}": values[names == name] for name in np.unique(names)}
     groups = {name: found for name, found in groups.items() if not name or len(found) >= LEAST_FOR_MEDIAN}
     medians = [float(np.median(found)) for found in groups.values()]
     # 1.4826 x the median absolute deviation is the standard deviation of a normal distribution.
-    spreads = [1.4826 * float(np.median(np.abs(np.array(found) - np.median(found)))) for found in groups.values()]
+    spreads = [1.4826 * float(np.median(np.abs(found - np.median(found)))) for found in groups.values()]
     least = max(0.25 * spreads[0], LEAST_SPREAD)
     return Medians(np.array(list(groups), dtype=np.str_), np.array(medians), np.maximum(spreads, least))
 
@@ -165,33 +164,24 @@ class NearestReadings:
 
     TYPE_DISTANCE, FAMILY_DISTANCE, COUNT = 1.0, 8.0, 5
 
-    @functools.cached_property
-    def _encoders(self) -> tuple[Any, Any, Any]:
-        needs_scikit_learn()
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler
-
-        types, families = (OneHotEncoder(handle_unknown="ignore", sparse_output=False) for _ in range(2))
-        scaler = StandardScaler().fit(self.numbers)
-        return scaler, types.fit(self.types[:, None]), families.fit(self.families[:, None])
-
     def _columns(self, numbers: Floats, types: Names, families: Names) -> Floats:
-        scaler, type_encoder, family_encoder = self._encoders
+        means, deviations = self.numbers.mean(axis=0), self.numbers.std(axis=0)
         # Two different one-hot rows are sqrt(2) apart.
-        of_type = type_encoder.transform(types[:, None]) * self.TYPE_DISTANCE / math.sqrt(2)
-        of_family = family_encoder.transform(families[:, None]) * self.FAMILY_DISTANCE / math.sqrt(2)
-        return np.hstack([scaler.transform(numbers), of_type, of_family])
+        of_type = (types[:, None] == np.unique(self.types)) * self.TYPE_DISTANCE / math.sqrt(2)
+        of_family = (families[:, None] == np.unique(self.families)) * self.FAMILY_DISTANCE / math.sqrt(2)
+        return np.hstack([(numbers - means) / np.where(deviations < 1e-12, 1.0, deviations), of_type, of_family])
 
     @functools.cached_property
     def _index(self) -> Any:
-        columns = self._columns(self.numbers, self.types, self.families)
+        needs_scikit_learn()
         from sklearn.neighbors import NearestNeighbors
 
+        columns = self._columns(self.numbers, self.types, self.families)
         return NearestNeighbors(n_neighbors=min(self.COUNT, len(self.values))).fit(columns)
 
     def _nearest(self, inputs: Inputs) -> tuple[Floats, npt.NDArray[np.intp]]:
         """Distances and places of the nearest readings. Shapes: calls x COUNT."""
-        columns = self._columns(inputs.numbers, inputs.types, inputs.families)
-        return self._index.kneighbors(columns)  # type: ignore[no-any-return]
+        return self._index.kneighbors(self._columns(inputs.numbers, inputs.types, inputs.families))  # type: ignore[no-any-return]
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         distances, places = self._nearest(inputs)
@@ -248,11 +238,11 @@ class Polynomials:
         return values, spreads
 
     def explain(self, inputs: Inputs) -> list[str]:
-        terms = self.term_types == np.append(np.flatnonzero(self.types == inputs.types[0]), -1)[0]
         if inputs.types[0] not in self.types:
             return [f"no polynomial: one takes {LEAST_FOR_POLYNOMIAL} readings of the type"]
-        degree = int(self.powers[terms].sum(axis=1).max(initial=0))
-        return [f"a polynomial of degree {degree}, of which lasso left {int(terms.sum())} terms"]
+        powers = self.powers[self.types[self.term_types] == inputs.types[0]]
+        degree = int(powers.sum(axis=1).max(initial=0))
+        return [f"a polynomial of degree {degree}, of which lasso left {len(powers)} terms"]
 
 
 def fit_polynomials(inputs: Inputs, values: Floats, logarithms: bool = False) -> Polynomials:
@@ -260,18 +250,17 @@ def fit_polynomials(inputs: Inputs, values: Floats, logarithms: bool = False) ->
     needs_scikit_learn()
     names, counts = np.unique(inputs.types, return_counts=True)
     names = names[counts >= LEAST_FOR_POLYNOMIAL]
-    parameters = _parameters(inputs, logarithms)
-    found = [_polynomial(parameters[inputs.types == name], values[inputs.types == name]) for name in names]
-    terms = [len(coefficients) for _, _, coefficients, _ in found]
+    parameters, groups = _parameters(inputs, logarithms), [values[inputs.types == name] for name in names]
+    found = [_polynomial(parameters[inputs.types == name], own) for name, own in zip(names, groups, strict=True)]
     return Polynomials(
         np.array(logarithms),
         names,
-        np.array([intercept for _, _, _, intercept in found]),
-        np.sqrt([error for error, *_ in found]) / [max(values[inputs.types == name].mean(), 1e-9) for name in names],
-        np.array([values[inputs.types == name].min() / 2 for name in names]),
-        np.repeat(np.arange(len(names)), terms),
-        np.concatenate([powers for _, powers, _, _ in found] or [np.empty((0, parameters.shape[1]), np.int8)]),
-        np.concatenate([coefficients for _, _, coefficients, _ in found] or [np.empty(0)]),
+        intercepts=np.array([intercept for *_, intercept in found]),
+        spreads=np.sqrt([error for error, *_ in found]) / [max(own.mean(), 1e-9) for own in groups],
+        least=np.array([own.min() / 2 for own in groups]),
+        term_types=np.repeat(np.arange(len(names)), [len(powers) for _, powers, *_ in found]),
+        powers=np.concatenate([np.empty((0, parameters.shape[1]), np.int8), *(powers for _, powers, *_ in found)]),
+        coefficients=np.concatenate([np.empty(0), *(coefficients for *_, coefficients, _ in found)]),
     )
 
 

@@ -58,18 +58,13 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     rates = {dtype: statistics.median(one.flops_per_s for one in found) for dtype, found in rooflines.items()}
     # Twice the rate of half precision on every card that multiplies in eight bits.
     rates |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 2 * rates["bfloat16"])
-    limit_w = middle("power_limit_w", sheet.power_limit_w)
-    return CardModel(
-        kind,
-        model,
-        rates,
-        statistics.median(one.bytes_per_s for one in rooflines["float32"]),
-        statistics.median(one.launch_floor_us for one in rooflines["float32"]),
-        sheet.multiprocessors,
-        sheet.l2_bytes,
-        limit_w,
-        middle("base_power_w", 0.2 * limit_w),
+    bytes_per_s, launch_us = (
+        statistics.median(getattr(one, name) for one in rooflines["float32"])
+        for name in ("bytes_per_s", "launch_floor_us")
     )
+    limit_w = middle("power_limit_w", sheet.power_limit_w)
+    base_w = middle("base_power_w", 0.2 * limit_w)
+    return CardModel(kind, model, rates, bytes_per_s, launch_us, sheet.multiprocessors, sheet.l2_bytes, limit_w, base_w)
 
 
 # -- tiles
@@ -92,9 +87,7 @@ WAVE_TILES = ((64, 64), (128, 64), (256, 128))  # libraries choose among kernels
 #: Products of fewer columns are not cut into tiles: each output is summed by itself, at this share of the peak.
 NARROW, NARROW_SHARE = 8, 0.25
 LATENCY_US = 0.3  # until the first bytes arrive
-L2_RATE = (
-    1.5  # times the rate of the memory, for what the cache keeps from one call to the next (nothing of twice its size)
-)
+L2_RATE = 1.5  # times the memory's rate, for what the cache keeps between calls (nothing of twice its size)
 SINGLES_PER_US = 3000.0  # single elements that a multiprocessor fetches
 WARPS, WARP_US = 64, 2.0  # warps that a multiprocessor holds at once, and the latency of each
 UNALIGNED_SHARE = 1 / 6  # of the peak, if tensor cores are fed by loads of single values
@@ -113,9 +106,9 @@ class TileRoofline:
     time_us: float
     compute_us: float
     traffic_us: float
-    tiles: int = 0
-    waves: float = 0.0
-    wave_shares: tuple[float, ...] = (1.0,) * len(WAVE_TILES)
+    tiles: int
+    waves: float
+    wave_shares: tuple[float, ...]
 
 
 def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:
@@ -130,6 +123,10 @@ def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, 
     if products is not None and flops:
         products_us, tiles = _cut(card, flops_per_s, products, COARSE if plan.coarse else TILES)
         compute_us = products_us * flops / products.flops
+    wave_shares = [1.0] * len(WAVE_TILES)
+    if products is not None:
+        waves = [_tiles(products, *size) / card.multiprocessors for size in WAVE_TILES]
+        wave_shares = [number / max(1, math.ceil(number)) for number in waves]
     cached = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
     warm_bytes = bytes_moved - plan.cold_bytes
     traffic_us = max(
@@ -146,15 +143,8 @@ def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, 
         traffic_us,
         tiles,
         tiles / card.multiprocessors,
-        tuple(_wave_share(card, products, *size) for size in WAVE_TILES),
+        tuple(wave_shares),
     )
-
-
-def _wave_share(card: CardModel, products: Products | None, rows: int, columns: int) -> float:
-    if products is None:
-        return 1.0
-    waves = _tiles(products, rows, columns) / card.multiprocessors
-    return waves / max(1, math.ceil(waves))
 
 
 def _tiles(products: Products, rows: int, columns: int) -> int:
@@ -168,10 +158,9 @@ def _cut(
     if products.n < NARROW and products.count > 1:
         tiles = math.ceil(products.m * products.n * products.count / 128)
         return products.flops / (flops_per_s * NARROW_SHARE) * 1e6, tiles
-    best = (math.inf, 0)
+    found = []
     for rows, columns, share in sizes:
         tiles = _tiles(products, rows, columns)
-        waves = math.ceil(tiles / card.multiprocessors)
-        flops_of_tile = 2 * rows * columns * products.k
-        best = min(best, (waves * flops_of_tile / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
-    return best
+        flops = math.ceil(tiles / card.multiprocessors) * 2 * rows * columns * products.k  # of one multiprocessor
+        found.append((flops / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
+    return min(found)

@@ -7,7 +7,6 @@ find in the model. One run can change many calls if they share no tensor and non
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -69,12 +68,10 @@ def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list
     """
     from farm.operators.replay import placements_of
 
-    first: dict[str, int] = {}
-    for call in capture.calls:
-        first.setdefault(call.tuple_id, call.index)
+    first = {call.tuple_id: call.index for call in reversed(capture.calls)}
     found = [
-        ChangedCall(index, word)
-        for tuple_id, index in first.items()
+        ChangedCall(first[tuple_id], word)
+        for tuple_id in capture.counts
         for word in placements_of(capture.tuples[tuple_id], how)
     ]
     if most is None or len(found) <= most:
@@ -84,24 +81,18 @@ def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list
 
 def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[ChangedCall]]:
     """Distribute changes over runs, greedily: each run takes every change that is independent of its others."""
-    runs, left = [], list(wanted)
-    while left:
-        run: list[ChangedCall] = []
-        touched: set[int] = set()
-        calls: set[int] = set()
-        rest = []
-        for one in left:
-            call = capture.calls[one.call]
-            tensors = {*call.reads, *call.writes}
-            if tensors & touched or calls & {one.call - 1, one.call, one.call + 1}:
-                rest.append(one)
-            else:
+    runs: list[tuple[list[ChangedCall], set[int], set[int]]] = []  # with their tensors and calls
+    for one in wanted:
+        tensors = {*capture.calls[one.call].reads, *capture.calls[one.call].writes}
+        for run, touched, calls in runs:
+            if not (tensors & touched or calls & {one.call - 1, one.call, one.call + 1}):
                 run.append(one)
                 touched |= tensors
                 calls.add(one.call)
-        runs.append(run)
-        left = rest
-    return runs
+                break
+        else:
+            runs.append(([one], tensors, {one.call}))
+    return [run for run, _, _ in runs]
 
 
 def time_changes(
@@ -153,15 +144,11 @@ def compare(subject: Subject, protocol: Protocol, device: torch.device, most: in
 
     return {
         "changes": [
-            {
-                **about(one),
-                "together": dataclasses.asdict(many.found[one]),
-                "alone": dataclasses.asdict(single.found[one]),
-            }
+            about(one) | {"together": vars(many.found[one]), "alone": vars(single.found[one])}
             for one in changes
             if one in many.found and one in single.found
         ],
-        "left_out": [{**about(one), "why": why} for one, why in many.left_out.items()],
+        "left_out": [about(one) | {"why": why} for one, why in many.left_out.items()],
         "runs": {"together": many.runs, "alone": single.runs},
         "took_s": {"together": round(many.took_s, 3), "alone": round(single.took_s, 3)},
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 import resource
@@ -64,8 +65,7 @@ class SlowMemory(ABC):
         Raises:
             Unmeasurable: out_of_memory, with the limit.
         """
-        storage = self.storage(size_bytes)
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return _bytes_of(self.storage(size_bytes))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """An uninitialized tensor of the same shape, strides and offset."""
@@ -113,15 +113,17 @@ class PinnedMemory(SlowMemory):
         self._device = torch.device("cuda", device.index or 0)
         self._held: list[torch.Tensor] = []
 
-    def check_room(self, *sizes_bytes: int) -> None:
-        check_room(*sizes_bytes)
+    @staticmethod
+    def check_room(*sizes_bytes: int) -> None:
+        pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)  # PyTorch rounds up like this
+        if pinned_bytes > SHARE * _available_bytes():
+            raise cannot_pin(pinned_bytes)
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        address = self.host_bytes(size_bytes).data_ptr()
-        return torch._C._construct_storage_from_data_pointer(address, self._device, size_bytes)  # type: ignore[attr-defined, return-value]
+        return _storage_at(self.host_bytes(size_bytes).data_ptr(), size_bytes, self._device)
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        check_room(size_bytes)
+        self.check_room(size_bytes)
         try:
             host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         except (RuntimeError, MemoryError) as error:
@@ -165,22 +167,19 @@ class PeerMemory(SlowMemory):
             ) from error
         self._held.append(there)
         # After the block's first byte: the caching allocator identifies a block by its address when it frees it.
-        address = there.data_ptr() + _APART_BYTES
-        return torch._C._construct_storage_from_data_pointer(address, self._device, size_bytes)  # type: ignore[attr-defined, return-value]
+        return _storage_at(there.data_ptr() + _APART_BYTES, size_bytes, self._device)
 
 
 _of_gpu: Callable[[torch.device], SlowMemory] = PinnedMemory
 
 
-def check_room(*sizes_bytes: int) -> None:
-    """Check that pieces of these sizes of host memory can be pinned.
+def _storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Memory of another owner as a storage of the device."""
+    return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)  # type: ignore[attr-defined, return-value]
 
-    Raises:
-        Unmeasurable: out_of_memory.
-    """
-    pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)  # PyTorch rounds up to powers of two
-    if pinned_bytes > SHARE * _available_bytes():
-        raise cannot_pin(pinned_bytes)
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def cannot_pin(size_bytes: int) -> Unmeasurable:
@@ -209,10 +208,10 @@ def _maps_host_memory(index: int) -> bool:
     value, device = ctypes.c_int(0), ctypes.c_int(0)
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
         return False
-    for attribute in (_CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING):
-        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) or not value.value:
-            return False
-    return True
+    return all(
+        not driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) and value.value
+        for attribute in (_CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING)
+    )
 
 
 class FarNode(SlowMemory):
@@ -226,25 +225,19 @@ class FarNode(SlowMemory):
         node = farthest_node(nodes)
         if node is None:
             raise Unmeasurable("not_available", ONE_NODE)
-        self._node = node
-        self.name = f"NUMA node {self._node}"
+        self._node, self.name = node, f"NUMA node {node}"
         try:
             self._mbind = ctypes.CDLL("libnuma.so.1", use_errno=True).mbind
         except OSError:
-            raise Unmeasurable(
-                "not_available",
-                "This host has several NUMA nodes, and no libnuma to bind memory to one.",
-                "Install numactl.",
-            ) from None
+            why = "This host has several NUMA nodes, and no libnuma to bind memory to one."
+            raise Unmeasurable("not_available", why, "Install numactl.") from None
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
         region = mmap.mmap(-1, size_bytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(region))
-        mask = ctypes.c_ulong(1 << self._node)
-        bound = self._mbind(
-            ctypes.c_void_p(address), ctypes.c_ulong(size_bytes), _MPOL_BIND, ctypes.byref(mask), ctypes.c_ulong(64), 0
-        )
-        if bound:
+        mask = ctypes.byref(ctypes.c_ulong(1 << self._node))
+        size = ctypes.c_ulong(size_bytes)
+        if self._mbind(ctypes.c_void_p(address), size, _MPOL_BIND, mask, ctypes.c_ulong(64), 0):
             why = os.strerror(ctypes.get_errno())
             raise Unmeasurable("not_available", f"Memory cannot be bound to {self.name}: {why}.")
         return torch.frombuffer(region, dtype=torch.uint8).untyped_storage()  # it keeps the region alive
@@ -281,9 +274,8 @@ class Mover:
         Args:
             host: slow memory of the tensor's size, as the host sees it.
         """
-        self.move = move
+        self.move, self._host, self._device = move, host, device
         self.room: torch.Tensor | None = None
-        self._host, self._device = host, device
         self.away = False
         self._done = [torch.cuda.Event() for _ in (OUT, BACK)] if device.type == "cuda" else []
 
@@ -292,8 +284,7 @@ class Mover:
         if storage is None or storage.device.type != self._device.type:
             return
         if storage.device.type == "cuda":  # the step frees it as usual; its graphs keep the address
-            address, size_bytes = storage.data_ptr(), storage.nbytes()
-            storage = torch._C._construct_storage_from_data_pointer(address, storage.device, size_bytes)  # type: ignore[attr-defined, assignment]
+            storage = _storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
         self.room = _bytes_of(storage)[: self._host.nbytes]
 
     def actions(self) -> list[tuple[int, Callable[[], None]]]:
@@ -335,10 +326,6 @@ class Mover:
             torch.cuda.current_stream(self._device).wait_event(self._done[way])
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
 # ------------------------------------------------------------------------------------------ the wire
 
 
@@ -354,12 +341,12 @@ def wire_beside(
         Unmeasurable: out_of_memory: there is no room for the copies.
     """
     without_us = step_us(None)
-    ends = [
-        (memory.host_bytes(PIECE_BYTES), torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device))
-        for _ in (OUT, BACK)
-    ]
+    ends = []  # target and source of each way
+    for way in (OUT, BACK):
+        host, room = memory.host_bytes(PIECE_BYTES), torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device)
+        ends.append((host, room) if way == OUT else (room, host))
     if device.type != "cuda":
-        return Wire(without_us, (Copied(_rate(*ends[OUT]), _rate(*reversed(ends[BACK]))),), ())
+        return Wire(without_us, (Copied(*itertools.starmap(_rate, ends)),), ())
     alone, beside = [], []
     for ways in ((OUT,), (BACK,), (OUT, BACK)):
         traffic = _Traffic(device, ways, ends)
@@ -389,10 +376,10 @@ class _Traffic:
             while self._left[way] < len(ended) and ended[self._left[way]].query():
                 self._left[way] += 1
             while len(ended) - self._left[way] < PIECES:
-                host, room = self._ends[way]
+                target, source = self._ends[way]
                 stream = side_streams(self._device)[way]
                 with torch.cuda.stream(stream):
-                    (host if way == OUT else room).copy_(room if way == OUT else host, non_blocking=True)
+                    target.copy_(source, non_blocking=True)
                 ended.append(torch.cuda.Event(enable_timing=True))
                 ended[-1].record(stream)
 

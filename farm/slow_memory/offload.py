@@ -22,7 +22,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -85,27 +85,33 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
     Raises:
         Unmeasurable: not_available: the operator has no such output, or cannot write it to given memory.
     """
-    watched = _watched(rebuilt)
-    if missing := [number for number in wanted if number >= len(watched.outputs)]:
-        raise Unmeasurable(
-            "not_available", f"The operator has {len(watched.outputs)} outputs: there is no out{missing[0]}."
-        )
-    makers = [watched.makers[storage_key(watched.outputs[number])] for number in wanted]
-    if all(watched.writable[call] for call, _ in makers):
+    with _Watching() as watched:
+        output = rebuilt.run()
+    outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))
+    if missing := [number for number in wanted if number >= len(outputs)]:
+        raise Unmeasurable("not_available", f"The operator has {len(outputs)} outputs: there is no out{missing[0]}.")
+    makers = [watched.makers[storage_key(outputs[number])] for number in wanted]
+    fixed = {str(watched.calls[call].func) for call, _ in makers if not watched.calls[call].writable}
+    if not fixed:
         into: dict[int, list[torch.Tensor]] = {}
         for call, position in makers:
-            into.setdefault(call, list(watched.results[call]))[position] = memory.like(watched.results[call][position])
-        return Outputs(lambda one: _redirected(one, into), "fast")
+            results = watched.calls[call].results
+            into.setdefault(call, list(results))[position] = memory.like(results[position])
+        return Outputs(functools.partial(_redirected, into), "fast")
     if rebuilt.device.type != "cuda":
-        names = ", ".join(sorted({str(watched.names[call]) for call, _ in makers if not watched.writable[call]}))
-        raise Unmeasurable(
-            "not_available", f"The output cannot be in slow memory: {names} writes only to memory that it allocates."
-        )
-    del watched
+        why = f"{', '.join(sorted(fixed))} writes only to memory that it allocates"
+        raise Unmeasurable("not_available", f"The output cannot be in slow memory: {why}.")
+    del watched, output, outputs
     return _pooled(rebuilt, wanted, memory)
 
 
 # ------------------------------------------------------------------------------------------ writing directly
+
+
+class _WatchedCall(NamedTuple):
+    func: Any
+    writable: bool
+    results: list[torch.Tensor]  # kept, so that no address is used twice
 
 
 class _Watching(TorchDispatchMode):
@@ -113,51 +119,39 @@ class _Watching(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[Any] = []
-        self.writable: list[bool] = []
-        self.results: list[list[torch.Tensor]] = []  # kept, so that no address is used twice
+        self.calls: list[_WatchedCall] = []
         self.makers: dict[int, tuple[int, int]] = {}  # storage -> call, position among its results
-        self.outputs: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = set(map(storage_key, tensors_in((args, kwargs))))
-        self.writable.append(_writer(func, args, kwargs) is not None)
+        writable = _writer(func, args, kwargs) is not None
         out = func(*args, **kwargs)
         results = list(tensors_in(out))
         for position, tensor in enumerate(results):
             if storage_key(tensor) not in given:
-                self.makers.setdefault(storage_key(tensor), (len(self.results), position))
-        self.names.append(func)
-        self.results.append(results)
+                self.makers.setdefault(storage_key(tensor), (len(self.calls), position))
+        self.calls.append(_WatchedCall(func, writable, results))
         return out
 
 
-def _watched(rebuilt: Rebuilt) -> _Watching:
-    with _Watching() as watched:
-        output = rebuilt.run()
-    watched.outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))
-    return watched
-
-
 class _Redirecting(TorchDispatchMode):
+    """Writes the results of chosen aten calls of a pass, by their order, to given memory."""
+
     def __init__(self, into: Mapping[int, Sequence[torch.Tensor]]) -> None:
         super().__init__()
-        self._into = into
-        self._call = 0
+        self._into, self._calls = into, itertools.count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        results = self._into.get(self._call)
-        self._call += 1
-        if results is None:
+        if (results := self._into.get(next(self._calls))) is None:
             return func(*args, **kwargs)
         write = _writer(func, args, kwargs)
         assert write is not None, "it was writable when it was recorded"
         return write(results)
 
 
-def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) -> Pass:
+def _redirected(into: Mapping[int, Sequence[torch.Tensor]], rebuilt: Rebuilt) -> Pass:
     def run() -> object:
         with _Redirecting(into):
             return rebuilt.run()
@@ -248,15 +242,11 @@ def _convolution(
     return write
 
 
-def _copying(source: torch.Tensor, **_: Any) -> Write:
-    return lambda outs: outs[0].copy_(source)
-
-
 #: Operators without an out-variant that are equivalent to another operator.
 _RULES: Mapping[Any, Callable[..., Write | None]] = {
     _aten.convolution.default: _convolution,
-    _aten.clone.default: _copying,
-    _aten._to_copy.default: _copying,
+    _aten.clone.default: lambda source, **_: lambda outs: outs[0].copy_(source),
+    _aten._to_copy.default: lambda source, **_: lambda outs: outs[0].copy_(source),
     _aten.relu.default: lambda source: lambda outs: _aten.clamp_min.out(source, 0, out=outs[0]),
     _aten._adaptive_avg_pool2d.default: lambda source, size: (
         None if source.device.type == "cpu" else lambda outs: _aten.adaptive_avg_pool2d.out(source, size, out=outs[0])
@@ -283,15 +273,19 @@ class _Pool:
             fast_bytes: size of the fast memory for all other requests.
         """
         self.requests: list[tuple[int, int]] = []  # address and size
-        self._slow = slow
-        self._device = device
+        self._slow, self._device = slow, device
         self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
         # After the room's first byte: the caching allocator identifies a block by its address when it frees it.
         self._next = (self._room.data_ptr() // _ALIGNED_BYTES + 1) * _ALIGNED_BYTES
-        # The callbacks are never freed: a weak reference lets the pool and its room go.
-        allocate = functools.partial(_allocate_from, weakref.ref(self))
-        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(allocate)
-        give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(_free_nothing)
+        here = weakref.ref(self)  # the callbacks are never freed: a weak reference lets the pool and its room go
+
+        def allocate(size_bytes: int, *_: Any) -> int | None:
+            return there._allocate(size_bytes) if (there := here()) is not None else None
+
+        arguments = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)  # size, device, stream
+        take = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments)(allocate)
+        # The memory belongs to this object and is freed with it.
+        give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *arguments)(lambda *_: None)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
         allocator = torch._C._cuda_customAllocator(*addresses)
         _KEPT.append((take, give, allocator))
@@ -300,7 +294,7 @@ class _Pool:
         except TypeError:  # in an older torch
             self.pool = torch.cuda.MemPool(allocator)
 
-    def _allocate(self, size_bytes: int, device: int, stream: int | None) -> int | None:
+    def _allocate(self, size_bytes: int) -> int | None:
         if (storage := self._slow.get(len(self.requests))) is not None and storage.nbytes() >= size_bytes:
             address = storage.data_ptr()
         elif self._next + size_bytes <= self._room.data_ptr() + self._room.nbytes:
@@ -321,15 +315,6 @@ class _Pool:
         address = tensor.untyped_storage().data_ptr()
         places = (place for place, (first, size) in enumerate(self.requests) if first <= address < first + size)
         return next(places, None)
-
-
-def _allocate_from(pool: weakref.ref[_Pool], size_bytes: int, device: int, stream: int | None) -> int | None:
-    there = pool()
-    return there._allocate(size_bytes, device, stream) if there is not None else None
-
-
-def _free_nothing(address: int | None, size_bytes: int, device: int, stream: int | None) -> None:
-    """The memory belongs to the `_Pool` object and is freed with it."""
 
 
 def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
@@ -355,32 +340,33 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
         raise Unmeasurable("not_available", "The output cannot be in slow memory: it is not allocated from the pool.")
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
-    def in_slow(output: object, one: Rebuilt) -> list[int]:
-        tensors = new_storages(output, frozenset(map(storage_key, one.tensors)))
-        return [
-            number for number, tensor in enumerate(tensors) if any(_within(storage, tensor) for storage in storages)
-        ]
+    def separated(output: object, one: Rebuilt) -> bool:
+        """Whether just the wanted outputs are in slow memory."""
+        slow = []
+        for number, tensor in enumerate(new_storages(output, frozenset(map(storage_key, one.tensors)))):
+            address = tensor.untyped_storage().data_ptr()
+            if any(storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes() for storage in storages):
+                slow.append(number)
+        return slow == sorted(wanted)
 
-    pool = None
     for chosen in itertools.islice(_alike(places, sizes), _TRIES):
         pool = _Pool(device, fast_bytes, dict(zip(chosen, storages, strict=True)))
-        if in_slow(_settled(pool, rebuilt, given), rebuilt) == sorted(wanted):
+        if separated(_settled(pool, rebuilt, given), rebuilt):
             break
     else:
         raise Unmeasurable("not_available", _MIXED)
-    found = pool
 
     def run(one: Rebuilt) -> Pass:
         def once() -> object:
-            output = found.run(one.run)
-            if in_slow(output, one) != sorted(wanted):
+            output = pool.run(one.run)
+            if not separated(output, one):
                 raise Unmeasurable("not_available", _MIXED)
             return output
 
         return once
 
     alone = allocations == number_of_outputs or len(sizes) == allocations
-    return Outputs(run, "fast" if alone else "may be with the output", found.pool)
+    return Outputs(run, "fast" if alone else "may be with the output", pool.pool)
 
 
 def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:
@@ -400,7 +386,3 @@ def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple
         if own is not None
     ]
     return (chosen for chosen in itertools.product(*same) if len(set(chosen)) == len(chosen))
-
-
-def _within(storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
-    return storage.data_ptr() <= tensor.untyped_storage().data_ptr() < storage.data_ptr() + storage.nbytes()

@@ -14,7 +14,6 @@ HiGHS solves it (`scipy.optimize.milp`) within a time limit and to a relative ga
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import ctypes
 import itertools
@@ -46,7 +45,7 @@ class SlowCosts:
         slow_us: by the tensor's number, over all its calls.
         read_us: the part that comes from readings; the rest is size over ``bytes_per_s``.
         bytes_per_s: bandwidth of the wire.
-        told: the source of the costs, as text.
+        source: of the costs, as text.
         together: median over the tuples with a reading of all tensors slow: sum of one tensor at a time, divided by
             that reading. None: no such reading.
     """
@@ -54,7 +53,7 @@ class SlowCosts:
     slow_us: Mapping[int, float]
     read_us: Mapping[int, float]
     bytes_per_s: float
-    told: str
+    source: str
     together: float | None = None
 
     @property
@@ -74,7 +73,7 @@ class OffloadPlan:
         time_us: predicted time of the step.
         peak_bytes: peak of fast memory.
         gap: the best plan adds at most this share less time; 0 if this plan is known to be the best.
-        in_time: True if the program ended by its gap; False if by its time limit.
+        ended_in_time: True if the program ended by its gap; False if by its time limit.
     """
 
     fast_bytes: int
@@ -83,7 +82,7 @@ class OffloadPlan:
     time_us: float
     peak_bytes: int
     gap: float
-    in_time: bool
+    ended_in_time: bool
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,6 @@ class OffloadPlans:
         """The slow tensors of a plan, the largest first."""
         there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
         return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
-
-
-def allocated_bytes(tensor: CapturedTensor) -> int:
-    return -(-tensor.size_bytes // ALLOCATED_BYTES) * ALLOCATED_BYTES
 
 
 def plan_offload(
@@ -179,10 +174,11 @@ def plan_offload(
 
 class _Program:
     def __init__(self, life: Life, costs: SlowCosts, moves_bytes_per_s: float | None) -> None:
-        self.life, self.costs = life, costs
+        self.life = life
         calls = len(life.times_us)
         self.tensors = [tensor for tensor in life.tensors if tensor.size_bytes]
-        self.pieces = [allocated_bytes(tensor) // ALLOCATED_BYTES for tensor in self.tensors]
+        self.pieces = [-(-tensor.size_bytes // ALLOCATED_BYTES) for tensor in self.tensors]
+        self.slow_us = [costs.slow_us.get(tensor.number, 0.0) for tensor in self.tensors]
         self.held: list[list[int]] = [[] for _ in range(calls)]  # places among `tensors`
         for place, tensor in enumerate(self.tensors):
             for call in range(max(tensor.born, 0), life.capture.last_held(tensor) + 1):
@@ -196,19 +192,17 @@ class _Program:
         self.largest = max(range(calls), key=lambda call: used[call])
         self.least_bytes = used[self.largest] * ALLOCATED_BYTES
         self.peak_bytes = max(self.held_pieces) * ALLOCATED_BYTES
-        self.periods: list[tuple[int, int, list[tuple[int, int]]]] = []  # place, number of the period, calls while away
+        self.periods: list[tuple[int, int, list[int]]] = []  # place, number of the period, calls while away
         self.transfers: list[tuple[float, float, float]] = []  # way, when it goes out, when it comes back
-        if moves_bytes_per_s is not None:
-            self._find_periods(place_of, moves_bytes_per_s)
-
-    def _find_periods(self, place_of: Mapping[int, int], bytes_per_s: float) -> None:
-        for number, periods in self.life.periods.items():
-            if (place := place_of.get(number)) is None:
-                continue
-            way_us = self.tensors[place].size_bytes / bytes_per_s * 1e6
-            for index, period in enumerate(periods):
-                if period.time_us > 2 * way_us and (ranges := away_while(self.life, period, way_us)):
-                    self.periods.append((place, index, ranges))
+        self.away: list[list[int]] = [[] for _ in range(calls)]  # places among `periods`
+        for number, place in place_of.items() if moves_bytes_per_s is not None else ():
+            way_us = self.tensors[place].size_bytes / moves_bytes_per_s * 1e6
+            for index, period in enumerate(life.periods[number]):
+                if period.time_us > 2 * way_us and (ranges := away_while(life, period, way_us)):
+                    away = list(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
+                    for call in away:
+                        self.away[call].append(len(self.periods))
+                    self.periods.append((place, index, away))
                     self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
 
     def solve(self, fast_bytes: int, time_limit_s: float) -> OffloadPlan | None:
@@ -217,46 +211,30 @@ class _Program:
         rows = self._memory_rows(fast)
         if not rows:
             return self._plan(fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True)
-        found = _solve(self._costs(), [*rows, *self._other_rows()], time_limit_s)
+        costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.periods)]
+        found = _solve(costs, [*rows, *self._other_rows()], time_limit_s)
         if found.x is None:
             return None
         chosen = [value > 0.5 for value in found.x]
         slow, moved = chosen[: len(self.tensors)], chosen[len(self.tensors) :]
         self._repair(fast, slow, moved)
         self._leave_in_place(fast, slow, moved)
-        gap = self._gap([*slow, *moved], found.mip_dual_bound)
+        added_us = sum(itertools.compress(costs, [*slow, *moved]))
+        least_us = found.mip_dual_bound or 0.0
+        gap = max(0.0, 1.0 - least_us / added_us) if added_us > _TINY_US * len(costs) else 0.0
         return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
-
-    def _gap(self, chosen: Sequence[bool], least_us: float | None) -> float:
-        """The share by which a plan is above the program's lower bound."""
-        added_us = sum(cost for cost, there in zip(self._costs(), chosen, strict=True) if there)
-        nothing_us = _TINY_US * len(chosen)
-        return max(0.0, 1.0 - (least_us or 0.0) / added_us) if added_us > nothing_us else 0.0
-
-    def _costs(self) -> list[float]:
-        slow = [self.costs.slow_us.get(tensor.number, 0.0) + _TINY_US for tensor in self.tensors]
-        return slow + [_TINY_US] * len(self.periods)
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
         """A row for each call that holds more than fast memory; calls whose tensors are a subset of another call's are
         left out."""
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
-        away = self._away()
         rows = []
         for call, there in enumerate(self.held):
             if self.held_pieces[call] > fast and (self.periods or call in ends):
                 terms = {place: float(self.pieces[place]) for place in there}
-                terms |= {len(self.tensors) + one: float(self.pieces[self.periods[one][0]]) for one in away[call]}
+                terms |= {len(self.tensors) + one: float(self.pieces[self.periods[one][0]]) for one in self.away[call]}
                 rows.append(Constraint(terms, float(self.held_pieces[call] - fast), float("inf")))
         return rows
-
-    def _away(self) -> list[list[int]]:
-        """The periods that are away at each call."""
-        away: list[list[int]] = [[] for _ in self.held]
-        for one, (_, _, ranges) in enumerate(self.periods):
-            for call in itertools.chain.from_iterable(itertools.starmap(range, ranges)):
-                away[call].append(one)
-        return away
 
     def _other_rows(self) -> list[Constraint]:
         """A slow tensor is not moved; each way has one transfer at a time."""
@@ -264,27 +242,24 @@ class _Program:
         rows = [Constraint({place: 1.0, first + one: 1.0}, 0.0, 1.0) for one, (place, _, _) in enumerate(self.periods)]
         step_us = self.life.step_us
         for way in (1, 2):
-            spans = [(times[way] % step_us, times[0]) for times in self.transfers]
-            order = sorted(range(len(spans)), key=lambda one: spans[one][0])
-            begins = [spans[one][0] for one in order]
-            for one in order:
-                begin_us, _ = spans[one]
-                together = [
-                    other
-                    for other in order[: bisect.bisect_right(begins, begin_us)]
-                    if spans[other][0] + spans[other][1] > begin_us
-                ]
-                together += [other for other in order if spans[other][0] + spans[other][1] - step_us > begin_us]
-                if len(together := list(dict.fromkeys(together))) > 1:
-                    rows.append(Constraint({first + other: 1.0 for other in together}, 0.0, 1.0))
+            begins = [times[way] % step_us for times in self.transfers]
+            ends = [begin_us + times[0] for begin_us, times in zip(begins, self.transfers, strict=True)]
+            order = sorted(range(len(begins)), key=lambda one: begins[one])
+            for begin_us in (begins[one] for one in order):
+                together = {
+                    first + other: 1.0
+                    for other in order
+                    if begins[other] <= begin_us < ends[other] or ends[other] - step_us > begin_us
+                }
+                if len(together) > 1:
+                    rows.append(Constraint(together, 0.0, 1.0))
         return rows
 
     def _repair(self, fast: int, slow: list[bool], moved: list[bool]) -> None:
         """If rounding left a few bytes too many, make the cheapest tensor slow, too."""
         for call, there in enumerate(self.held):
             while self._fast_pieces(call, slow, moved) > fast:
-                left = [place for place in there if not slow[place]]
-                place = min(left, key=lambda one: self.costs.slow_us.get(self.tensors[one].number, 0.0))
+                place = min((place for place in there if not slow[place]), key=lambda one: self.slow_us[one])
                 slow[place] = True
                 for one, period in enumerate(self.periods):
                     moved[one] = moved[one] and period[0] != place
@@ -293,8 +268,7 @@ class _Program:
         """Drop unnecessary moves, which cost the program almost nothing, the smallest first."""
         held = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
         for one in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
-            place, _, ranges = self.periods[one]
-            calls = list(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
+            place, _, calls = self.periods[one]
             if moved[one] and all(held[call] + self.pieces[place] <= fast for call in calls):
                 moved[one] = False
                 for call in calls:
@@ -302,26 +276,18 @@ class _Program:
 
     def _fast_pieces(self, call: int, slow: Sequence[bool], moved: Sequence[bool]) -> int:
         held = sum(self.pieces[place] for place in self.held[call] if not slow[place])
-        gone = (
-            self.pieces[place]
-            for one, (place, _, ranges) in enumerate(self.periods)
-            if moved[one] and any(begin <= call < end for begin, end in ranges)
-        )
-        return held - sum(gone)
+        return held - sum(self.pieces[self.periods[one][0]] for one in self.away[call] if moved[one])
 
     def _plan(
-        self, fast_bytes: int, slow: Sequence[bool], moved: Sequence[bool], gap: float, in_time: bool
+        self, fast_bytes: int, slow: Sequence[bool], moved: Sequence[bool], gap: float, ended_in_time: bool
     ) -> OffloadPlan:
-        numbers = frozenset(tensor.number for tensor, away in zip(self.tensors, slow, strict=True) if away)
+        numbers = frozenset(tensor.number for tensor in itertools.compress(self.tensors, slow))
         periods = tuple(
-            (self.tensors[place].number, index)
-            for (place, index, _), away in zip(self.periods, moved, strict=True)
-            if away
+            (self.tensors[place].number, index) for place, index, _ in itertools.compress(self.periods, moved)
         )
-        added_us = sum(self.costs.slow_us.get(number, 0.0) for number in numbers)
+        time_us = self.life.step_us + sum(itertools.compress(self.slow_us, slow))
         peak = max(self._fast_pieces(call, slow, moved) for call in range(len(self.held)))
-        time_us = self.life.step_us + added_us
-        return OffloadPlan(fast_bytes, numbers, periods, time_us, peak * ALLOCATED_BYTES, gap, in_time)
+        return OffloadPlan(fast_bytes, numbers, periods, time_us, peak * ALLOCATED_BYTES, gap, ended_in_time)
 
 
 @dataclass(frozen=True)

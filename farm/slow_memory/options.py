@@ -23,7 +23,7 @@ class Fit:
 
     limit_bytes: int
     batch: int
-    peak_bytes: int
+    allocated_peak_bytes: int
     exact: bool
     peaks_bytes: dict[int, int]
 
@@ -39,7 +39,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
         UsageError: not even the smallest batch fits.
     """
     peaks: dict[int, int] = {}
-    fits, beyond, refused = 0, LARGEST_NUMBER + 1, 0
+    fits, beyond, refused = 0, LARGEST_NUMBER + 1, False
     guess = start
     while beyond - fits > 1 and len(peaks) < _MOST_CAPTURES:
         try:
@@ -47,13 +47,19 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
         except CaptureError:
             if guess > 1:
                 raise
-            refused = 1
+            refused = True
             break
         if peaks[guess] <= limit_bytes:
             fits = max(fits, guess)
         else:
             beyond = min(beyond, guess)
-        guess = _next_guess(peaks, limit_bytes, fits, beyond)
+        guess = 2 * fits if fits else beyond // 2
+        if len(peaks) > 1:
+            one, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
+            slope = (peaks[one] - peaks[other]) / (one - other)
+            if slope > 0:
+                guess = one + int((limit_bytes - peaks[one]) // slope)
+        guess = min(max(guess, fits + 1), beyond - 1)
     if not fits:
         smallest = min(peaks)
         raise UsageError(
@@ -61,25 +67,14 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
             f"{limit_bytes / 1e9:.2f} GB.",
             "Give --recompute blocks, --amp bfloat16, or sgd as --optimizer, which need less.",
         )
-    return Fit(limit_bytes, fits, peaks[fits], beyond - fits == 1 or refused > 0, peaks)
-
-
-def _next_guess(peaks: dict[int, int], limit_bytes: int, fits: int, beyond: int) -> int:
-    nearest = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
-    guess = 2 * fits if fits else beyond // 2
-    if len(nearest) == 2:
-        (one, other) = nearest
-        slope = (peaks[one] - peaks[other]) / (one - other)
-        if slope > 0:
-            guess = one + int((limit_bytes - peaks[one]) // slope)
-    return min(max(guess, fits + 1), beyond - 1)
+    return Fit(limit_bytes, fits, peaks[fits], refused or beyond - fits == 1, peaks)
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """The effect of recomputing one module, or several, in the backward instead of keeping its activations."""
 
-    what: str
+    modules: str
     peak_bytes: int
     freed_bytes: int
     calls: int
@@ -94,10 +89,9 @@ def recomputed(plain: Life, again: Callable[[str], Life], paths: Sequence[str]) 
         paths: the modules.
     """
     rows = []
-    most = max(plain.held_bytes)
-    for what in [*paths, ",".join(paths)] if len(paths) > 1 else paths:
-        life = again(what)
-        anew = [call.index for call in life.capture.calls if call.part == "recomputation"]
+    for modules in [*paths, ",".join(paths)] if len(paths) > 1 else paths:
+        life = again(modules)
+        times_us = [life.times_us[call.index] for call in life.capture.calls if call.part == "recomputation"]
         peak = max(life.held_bytes)
-        rows.append(Recomputed(what, peak, most - peak, len(anew), sum((life.times_us[index] for index in anew), 0.0)))
+        rows.append(Recomputed(modules, peak, max(plain.held_bytes) - peak, len(times_us), sum(times_us, 0.0)))
     return rows

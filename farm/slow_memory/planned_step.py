@@ -22,7 +22,7 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,7 +47,7 @@ WARM_UP_S = 0.3  # of replays that are not counted
 WINDOW_S = 1.0  # of all replays that are
 RUNS = (10, 100)  # least and most
 
-_last_step: dict[str, CapturedPass] = {}  # the step that was extracted last, until it is run
+_last_step: dict[tuple[str, str], CapturedPass] = {}  # the step that was extracted last, until it is run
 
 
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
@@ -75,7 +75,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
             capture = as_launched(observe, protocol, device)
     if capture.gaps:
         raise Unmeasurable("rejected", f"The step cannot be replayed from its calls: {capture.gaps[0]}.")
-    _last_step[_key(subject, protocol)] = capture
+    _last_step[subject.id, protocol.id] = capture
     return capture
 
 
@@ -125,10 +125,9 @@ def compare(
     if here != list(calls):
         first = next((place for place, (one, other) in enumerate(zip(here, calls, strict=False)) if one != other), None)
         where = f"from call {first} on they are others" if first is not None else "the rest is missing"
+        what = f"{len(calls)} calls, and {len(here)} here; {where}"
         raise Unmeasurable(
-            "rejected",
-            f"The plan is for another step than this card runs: {len(calls)} calls, and {len(here)} here; {where}.",
-            "Plan it again for this card.",
+            "rejected", f"The plan is for another step than this card runs: {what}.", "Plan it again for this card."
         )
     with applied(protocol), _translated_out_of_memory():
         memory = functools.partial(slow_memory_of, device)
@@ -136,11 +135,7 @@ def compare(
 
 
 def _extracted(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
-    return _last_step.get(_key(subject, protocol)) or extract_step(subject, protocol, device)
-
-
-def _key(subject: Subject, protocol: Protocol) -> str:
-    return f"{subject.id}/{protocol.id}"
+    return _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
 
 
 @contextlib.contextmanager
@@ -225,18 +220,18 @@ class PlannedStep:
         self.graphs: list[torch.cuda.CUDAGraph] = []  # first: they are freed before their pools
         self._sequence: list[Callable[[], None]] = []  # replays of graphs, and the copies between them
         self._capture, self._slow, self._make_memory, self._device = player.capture, slow, memory, player.device
-        self.memories = [memory()]
+        first = memory()
+        self.memories = [first]
         tensors = {*slow, *(move.tensor for move in moves)}
         sizes = {number: self._capture.tensors[number].size_bytes for number in tensors}
-        self.memories[0].check_room(*sizes.values())
-        hosts = {number: self.memories[0].host_bytes(sizes[number]) for number in sizes.keys() - slow}
+        first.check_room(*sizes.values())
+        hosts = {number: first.host_bytes(sizes[number]) for number in sizes.keys() - slow}
         self.movers = [Mover(move, hosts[move.tensor], self._device) for move in moves]
         self._actions: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by call
-        for index, action in itertools.chain.from_iterable(
-            zip(*(mover.actions() for mover in self.movers), strict=True)
-        ):
-            self._actions[index].append(action)
-        self.player = player.with_copies(slow, self.memories[0].copied) if slow else player
+        for actions in zip(*(mover.actions() for mover in self.movers), strict=True):
+            for index, action in actions:
+                self._actions[index].append(action)
+        self.player = player.with_copies(slow, first.copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by call
         self.stayed_fast: set[int] = set()
         self._kept: list[Rebuilt] = []
@@ -245,8 +240,7 @@ class PlannedStep:
         again = self.replayed()
         values_us = _timed(again, self._device, window_s)
         time_us = intervals.midmean(values_us)
-        half_width_us = intervals.batch_half_width(values_us, intervals.midmean)
-        half_width_us = intervals.finite(half_width_us, time_us)
+        half_width_us = intervals.finite(intervals.batch_half_width(values_us, intervals.midmean), time_us)
         moved = [mover.room.nbytes for mover in self.movers if mover.room is not None]
         graphs, stayed_fast = len(self.graphs), tuple(sorted(self.stayed_fast))
         launch_us = 0.0
@@ -270,31 +264,20 @@ class PlannedStep:
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.tensors[number].size_bytes]
         wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
-        largest_first = tuple(sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes))
-        slow, outputs = self._most_of(operator, largest_first)
-        self.stayed_fast.update(wanted[place] for place in wanted if place not in slow)
-        if outputs is None:
-            return operator.run()
-        self._outputs[call.index] = outputs
-        return outputs.run(operator)()
-
-    def _most_of(self, operator: Rebuilt, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], Outputs | None]:
-        """The outputs that can be slow, and how: all of them, or else as many as work when added one by one."""
-        if not wanted:
-            return (), None
-        slow: tuple[int, ...] = ()
-        found = self._attempt(operator, wanted)
-        if found is not None:
-            slow = wanted
-        else:
-            for place in wanted if len(wanted) > 1 else ():
+        # All of them, or else as many as work when added one by one, the largest first.
+        slow = tuple(sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes))
+        found = self._attempt(operator, slow) if slow else None
+        if found is None:
+            places, slow = slow, ()
+            for place in places if len(places) > 1 else ():
                 if (more := self._attempt(operator, (*slow, place))) is not None:
                     slow, found = (*slow, place), more
+        self.stayed_fast.update(number for place, number in wanted.items() if place not in slow)
         if found is None:
-            return (), None
-        outputs, memory = found
+            return operator.run()
+        self._outputs[call.index], memory = found
         self.memories.append(memory)
-        return slow, outputs
+        return self._run(call, operator)
 
     def _attempt(self, operator: Rebuilt, wanted: tuple[int, ...]) -> tuple[Outputs, SlowMemory] | None:
         memory = self._make_memory()  # for this attempt: a failed one frees it
@@ -315,20 +298,13 @@ class PlannedStep:
         """Prepare the step; the result runs it once more."""
         self.player.play(self.prepare, once=True)
         if self._device.type != "cuda":
-            return lambda: self.player.play(self._run, once=True, before=self._copy)
+            return lambda: self.player.play(
+                self._run, once=True, before=lambda index, memory: _run_all(self._copies(index, memory))
+            )
         _release_memory(self._device)
         while not self._captured():
             _release_memory(self._device)
-
-        def replay() -> None:
-            for launch in self._sequence:
-                launch()
-
-        return replay
-
-    def _copy(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> None:
-        for action in self._copies(index, memory):
-            action()
+        return functools.partial(_run_all, self._sequence)
 
     def _copies(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> Sequence[Callable[[], None]]:
         """The actions before a call, or after the last."""
@@ -378,17 +354,20 @@ class PlannedStep:
                 self.player.play(step, once=True, before=before)
             except _CallNotCaptured as error:
                 self.forget()
-                del self._outputs[error.call.index]
-                made = set(error.call.writes) - set(error.call.reads)
-                self.stayed_fast |= made & self._slow
+                (call,) = error.args
+                del self._outputs[call.index]
+                self.stayed_fast |= (set(call.writes) - set(call.reads)) & self._slow
                 return False
         return True
 
 
+def _run_all(actions: Iterable[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
+
+
 class _CallNotCaptured(Exception):
-    def __init__(self, call: CapturedCall) -> None:
-        super().__init__(call.index)
-        self.call = call
+    """Its argument is the call."""
 
 
 def _timed(
@@ -399,16 +378,13 @@ def _timed(
     Args:
         meanwhile: called repeatedly during the runs, on a GPU.
     """
-    warm_up_s = min(WARM_UP_S, window_s)
-    began_s = time.perf_counter()
-    runs = 0
-    while runs == 0 or time.perf_counter() - began_s < warm_up_s:
+    began_s, runs = time.perf_counter(), 0
+    while runs == 0 or time.perf_counter() - began_s < min(WARM_UP_S, window_s):
         run()
         _wait(device, meanwhile)
         runs += 1
     pass_s = (time.perf_counter() - began_s) / runs
-    least, most = RUNS
-    count = max(least, min(most, math.ceil(window_s / pass_s)))
+    count = max(RUNS[0], min(RUNS[1], math.ceil(window_s / pass_s)))
     if device.type != "cuda":
         moments_s = [time.perf_counter()]
         for _ in range(count):

@@ -90,28 +90,22 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
     Copies of both ways run beside the calls and beside each other, each at full bandwidth. All copies of one way
     together take no longer than the step.
     """
-    sizes = {tensor.number: tensor.size_bytes for tensor in life.tensors}
+    sizes = life.sizes_bytes
     periods = [period for found in life.periods.values() for period in found if sizes[period.tensor]]
     copy_us = {number: size / bytes_per_s * 1e6 for number, size in sizes.items()}
     enough = [period for period in periods if period.time_us > 2 * copy_us[period.tensor]]
     enough.sort(key=lambda period: -sizes[period.tensor] * (period.time_us - 2 * copy_us[period.tensor]))
-    left_us, hidden = life.step_us, []
-    changes = [0] * (len(life.times_us) + 1)
+    left_us, hidden, held_bytes = life.step_us, [], list(life.held_bytes)
     for period in enough:
-        if copy_us[period.tensor] > left_us:
-            continue
-        left_us -= copy_us[period.tensor]
-        hidden.append(period)
-        for first, behind in away_while(life, period, copy_us[period.tensor]):
-            changes[first] -= sizes[period.tensor]
-            changes[behind] += sizes[period.tensor]
-    away, curve = 0, []
-    for held, change in zip(life.held_bytes, changes, strict=False):
-        away += change
-        curve.append(held + away)
+        if copy_us[period.tensor] <= left_us:
+            left_us -= copy_us[period.tensor]
+            hidden.append(period)
+            for first, behind in away_while(life, period, copy_us[period.tensor]):
+                for call in range(first, behind):
+                    held_bytes[call] -= sizes[period.tensor]
     moved = sum(sizes[period.tensor] for period in hidden)
     share = 1 - left_us / life.step_us if life.step_us else 0.0
-    return Offload(bytes_per_s, len(periods), len(enough), tuple(hidden), moved, share, tuple(curve))
+    return Offload(bytes_per_s, len(periods), len(enough), tuple(hidden), moved, share, tuple(held_bytes))
 
 
 # ------------------------------------------------------------------------------------------ as measured on a card

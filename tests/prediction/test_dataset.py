@@ -12,7 +12,7 @@ from farm.estimate.query import training_set, write_dataset
 from farm.exchange.columns import DATASET
 from farm.prediction.call_features import NAMES, describe, numbers_of
 from farm.prediction.families import model_family, operator_family, operator_type
-from farm.prediction.kernel_rules import KernelPlan, drops
+from farm.prediction.kernel_rules import KernelPlan, attention_options
 from farm.prediction.products import Products, products_of
 from farm.prediction.tile_roofline import card_model, tile_roofline
 from farm.types.protocol import Variant
@@ -301,6 +301,9 @@ def test_attention_of_other_than_four_dimensions_writes_its_scores_out_and_what_
 
 
 def test_where_the_operators_of_a_step_are_told_what_to_drop():
+    def drops(name, spec):
+        return attention_options(name, spec)[2]
+
     heads = [{"tensor": 0}] * 4
     assert drops("_scaled_dot_product_cudnn_attention", {"arguments": [*heads[:3], None, True, 0.1, False]})
     assert drops("_scaled_dot_product_flash_attention", {"arguments": [*heads[:3], 0.1, True]})

@@ -139,7 +139,7 @@ def test_a_kept_predictor_is_what_was_saved(tmp_path):
 def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monkeypatch):
     data = dataset()
     path = tmp_path / "h200.npz"
-    stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration.none()), path)
+    stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path)
     monkeypatch.setattr(call_features, "VERSION", call_features.VERSION + 1)
     with pytest.raises(UsageError, match="has features of version"):
         stored_predictor.load(path)

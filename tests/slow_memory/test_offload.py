@@ -12,7 +12,6 @@ from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
-from farm.slow_memory import memory_tier
 from farm.slow_memory.memory_tier import FarNode, PinnedMemory, SlowMemory
 from farm.slow_memory.offload import _out_variant, offload
 from farm.types.protocol import Protocol, Subject
@@ -151,5 +150,5 @@ def test_the_farthest_node_is_taken(tmp_path):
 
 def test_host_memory_that_cannot_be_pinned_is_one_line_with_the_limit():
     with pytest.raises(Unmeasurable, match=r"TB of host memory cannot be pinned: .*ulimit -l") as refused:
-        memory_tier.check_room(2**60)
+        PinnedMemory.check_room(2**60)
     assert refused.value.reason == "out_of_memory"
