@@ -181,7 +181,7 @@ def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str
     if across:
         train, _ = training_set(card, torch)
         data, models = training_set(across, "")
-        found = evaluation.across_cards(predictor_spec(predictor), train, data, models)
+        found = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
         about = f"learned from {train.card.model}"
     else:
         with query.database_at(on).read() as session:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlmodel import Session, col, select
 
-from farm.errors import TupleRejected, UsageError, did_you_mean
+from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
 from farm.estimate.readings import peaks_of, select_for_model
 from farm.jobs import jobs
 from farm.memory_report.plans import offload_json
@@ -23,13 +23,12 @@ from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import OffloadPlans, plan_offload
-from farm.slow_memory.options import Fit, Recomputed, largest_batch, recomputed
 from farm.slow_memory.transfers import Offload, Wire
 from farm.store import tables
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.format import count_of, percent
 from farm.types.label import label_of
-from farm.types.protocol import Launch, Protocol, Variant
+from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.tuple import DTYPES, OperatorTuple
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 LENGTHS_US = (10.0, 100.0, 1e3, 1e4, 1e5)
 SIZES_BYTES = (1e5, 1e6, 1e7, 1e8, 1e9)
+_MOST_CAPTURES = 16
 LONGEST = 10  # tensors in the table of the most inactive ones
 
 
@@ -63,10 +63,6 @@ class CallTimes:
     job: str = ""
     fingerprint: Mapping[str, Any] | None = None
 
-    def of(self, spec: OperatorTuple, cost: Cost) -> float:
-        read_us = self.read_us.get(spec.id)
-        return self.estimate_us(spec, cost) if read_us is None else read_us
-
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
         floating = [one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf"))]
         dtype = floating[0] if floating else "float32"
@@ -81,6 +77,33 @@ class MeasuredPeak:
     allocated_bytes: int
     reserved_bytes: int | None
     workspace_bytes: int | None  # part of the allocated bytes: what cuBLAS keeps between calls
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest batch whose peak is at most ``limit_bytes``.
+
+    Attributes:
+        exact: True if the next batch was captured and does not fit.
+        peaks_bytes: the peaks of all captured batches, by batch.
+    """
+
+    limit_bytes: int
+    batch: int
+    allocated_peak_bytes: int
+    exact: bool
+    peaks_bytes: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """The effect of recomputing one module, or several, in the backward instead of keeping its activations."""
+
+    modules: str
+    peak_bytes: int
+    freed_bytes: int
+    calls: int
+    time_us: float
 
 
 @dataclass(frozen=True)
@@ -123,8 +146,9 @@ class StepMemory:
     @property
     def read_share(self) -> float:
         """Share of the step's time that is from readings, 0 to 1; the rest is estimated."""
-        read = [call.index for call in self.capture.calls if call.tuple_id in self.times.read_us]
-        return sum(self.life.times_us[index] for index in read) / self.life.step_us if read else 0.0
+        calls = zip(self.capture.calls, self.life.times_us, strict=True)
+        read_us = sum(time_us for call, time_us in calls if call.tuple_id in self.times.read_us)
+        return read_us / self.life.step_us if read_us else 0.0
 
     @property
     def sheet(self) -> str:
@@ -416,6 +440,48 @@ def card_named(word: str) -> str:
     raise UsageError(f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}.")
 
 
+def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -> Fit:
+    """Find the largest batch that fits. Memory is almost linear in the batch: two known peaks give the next guess.
+
+    Args:
+        peak_of: the peak of a batch. It may raise `CaptureError` for a batch of 1, which some models cannot train with.
+        start: the first batch to try.
+
+    Raises:
+        UsageError: not even the smallest batch fits.
+    """
+    peaks: dict[int, int] = {}
+    fits, beyond, refused = 0, LARGEST_NUMBER + 1, False
+    guess = start
+    while beyond - fits > 1 and len(peaks) < _MOST_CAPTURES:
+        try:
+            peaks[guess] = peak_of(guess)
+        except CaptureError:
+            if guess > 1:
+                raise
+            refused = True
+            break
+        if peaks[guess] <= limit_bytes:
+            fits = max(fits, guess)
+        else:
+            beyond = min(beyond, guess)
+        guess = 2 * fits if fits else beyond // 2
+        if len(peaks) > 1:
+            one, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
+            slope = (peaks[one] - peaks[other]) / (one - other)
+            if slope > 0:
+                guess = one + int((limit_bytes - peaks[one]) // slope)
+        guess = min(max(guess, fits + 1), beyond - 1)
+    if not fits:
+        smallest = min(peaks)
+        raise UsageError(
+            f"Not even a batch of {smallest} fits: it needs {peaks[smallest] / 1e9:.2f} GB, and there are "
+            f"{limit_bytes / 1e9:.2f} GB.",
+            "Give --recompute blocks, --amp bfloat16, or sgd as --optimizer, which need less.",
+        )
+    return Fit(limit_bytes, fits, peaks[fits], refused or beyond - fits == 1, peaks)
+
+
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
     """The step with the largest batch that fits.
 
@@ -480,12 +546,13 @@ def with_recomputed(found: StepMemory) -> StepMemory:
     """
     from farm.training.step import blocks_of
 
-    paths = blocks_of(catalog.build(found.variant))
-
-    def again(what: str) -> Life:
-        return _memory(replace(found.variant, recompute=what), found.times).life
-
-    return replace(found, recomputed=tuple(recomputed(found.life, again, paths)))
+    paths, rows = blocks_of(catalog.build(found.variant)), []
+    for modules in [*paths, ",".join(paths)] if len(paths) > 1 else paths:
+        life = _memory(replace(found.variant, recompute=modules), found.times).life
+        times_us = [life.times_us[call.index] for call in life.capture.calls if call.part == "recomputation"]
+        peak = max(life.held_bytes)
+        rows.append(Recomputed(modules, peak, found.peak_bytes - peak, len(times_us), sum(times_us, 0.0)))
+    return replace(found, recomputed=tuple(rows))
 
 
 def _captured(variant: Variant, kind: str) -> CapturedPass:
@@ -505,5 +572,6 @@ def _cost_of(spec: OperatorTuple) -> Cost:
 
 
 def _life(capture: CapturedPass, costs: Mapping[str, Cost], times: CallTimes) -> Life:
-    of = {tuple_id: times.of(spec, costs[tuple_id]) for tuple_id, spec in capture.tuples.items()}
-    return Life(capture, tuple(of[call.tuple_id] for call in capture.calls))
+    estimates_us = {id_: times.estimate_us(spec, costs[id_]) for id_, spec in capture.tuples.items()}
+    times_us = estimates_us | dict(times.read_us)
+    return Life(capture, tuple(times_us[call.tuple_id] for call in capture.calls))

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.prediction.families import operator_family, operator_type
-from farm.prediction.kernel_rules import argument, attention_options, elements_of, kernel_plan
-from farm.prediction.products import products_of
+from farm.prediction.kernel_rules import argument, attention_options, elements_of, kernel_plan, products_of
 from farm.prediction.tile_roofline import WAVE_TILES, CardModel, tile_roofline
 from farm.types.sizes import Sizes, sizes_of
 from farm.types.tuple import DTYPES, contiguous_stride, plain

@@ -148,14 +148,14 @@ def _sum(
     return model, costs.sum(model.calls, model.counts, model.cached_share), narrowed
 
 
-def cross_validated(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None, seed: int = 0) -> HeldOutPredictions:
+def cross_validated(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None) -> HeldOutPredictions:
     """Ten folds grouped by tuple: all readings of one tuple are left out together."""
     needs_scikit_learn()
     from sklearn.model_selection import GroupKFold
 
     ids = [call.operator_id for call in data.calls]
     calls, costs, fold_of = without_values(data), CallCosts.empty(len(data)), np.zeros(len(data), dtype=int)
-    folds = GroupKFold(min(FOLDS, len(set(ids))), shuffle=True, random_state=seed).split(ids, groups=ids)
+    folds = GroupKFold(min(FOLDS, len(set(ids))), shuffle=True, random_state=0).split(ids, groups=ids)
     for number, (train, test) in enumerate(folds):
         say(f"{spec.name}: fold {number + 1} of {FOLDS}")
         fitted = spec.fit(data.where(np.isin(np.arange(len(data)), train)))
@@ -210,10 +210,9 @@ def evaluate(
     held = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
     intervals = {of: jackknife_coverage(held.errors(data, of), held.costs.known) for of in TARGETS}
+    sum_intervals = {of: jackknife_coverage(held.sum_errors(of)) for of in SUM_TARGETS}
     found = replace(
-        _evaluation(
-            spec.name, data, held, intervals, {of: jackknife_coverage(held.sum_errors(of)) for of in SUM_TARGETS}
-        ),
+        _evaluation(spec.name, data, held, intervals, sum_intervals),
         cross_validation={of: Score.of(random.errors(data, of).log_ratio) for of in TARGETS} if random else {},
         curve=tuple(learning_curve(spec, data, say)) if curve else (),
     )
@@ -284,12 +283,13 @@ def evaluate_fitted(
     fitted: FittedPredictor,
     data: Dataset,
     models: Sequence[MeasuredModel],
-    calibration: Calibration,
+    calibration: Calibration = Calibration(),  # noqa: B008 - it is frozen
     all_readings: Dataset | None = None,
 ) -> Evaluation:
     """Compare a fitted predictor with readings that it has not learned, and with whole models.
 
     Args:
+        calibration: of the intervals; without intervals if the predictor has learned another card model.
         all_readings: also those that it has learned, which may replace predictions of a model's most expensive tuples.
     """
     families, measured = families_of(models), measured_times(all_readings or data)
@@ -305,11 +305,6 @@ def evaluate_fitted(
         errors = held.sum_errors(target)
         sum_intervals[target] = coverage(errors, getattr(calibration, f"sum_{name}") * errors.spread)
     return _evaluation(fitted.name, data, held, intervals, sum_intervals)
-
-
-def across_cards(spec: PredictorSpec, train: Dataset, data: Dataset, models: Sequence[MeasuredModel]) -> Evaluation:
-    """Learn from one card model and predict another, whose features and rooflines are those of its own card."""
-    return evaluate_fitted(spec.fit(train), data, models, Calibration())
 
 
 # -- fitting

@@ -78,9 +78,8 @@ class GaussianProcess:
     deviations: Floats
     types: Names
     families: Names
-    at: npt.NDArray[
-        np.float16
-    ]  # points x features: three digits of length scales, for which the coefficients were solved
+    #: Points x features: three digits of length scales, for which the coefficients were solved.
+    at: npt.NDArray[np.float16]
     point_types: npt.NDArray[np.int16]
     point_families: npt.NDArray[np.int16]
     coefficients: Floats
@@ -100,23 +99,19 @@ class GaussianProcess:
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         points = self.placed(inputs)
+        kernel, count = self.matern, min(NEAREST, len(self.at))
         values, variances = np.empty(len(inputs)), np.empty(len(inputs))
         for begin in range(0, len(inputs), BATCH):
             batch = slice(begin, begin + BATCH)
-            squared = points.where(batch).squared(self.points, self.matern)
-            values[batch] = self.kernel[4] + self.matern.covariance(squared) @ self.coefficients
-            variances[batch] = self._variances(squared)
+            squared = points.where(batch).squared(self.points, kernel)
+            values[batch] = self.kernel[4] + kernel.covariance(squared) @ self.coefficients
+            places = np.argpartition(squared, count - 1, axis=1)[:, :count]
+            nearest = self.points.where(places)
+            among = kernel.covariance(nearest.squared(nearest, kernel)) + (kernel.noise + JITTER) * np.eye(count)
+            towards = kernel.covariance(np.take_along_axis(squared, places, axis=1))
+            explained = (towards * np.linalg.solve(among, towards[..., None])[..., 0]).sum(axis=1)
+            variances[batch] = np.maximum(kernel.variance + kernel.noise - explained, kernel.noise)
         return values, np.sqrt(variances)
-
-    def _variances(self, squared: Floats) -> Floats:
-        """The variance of each call given its nearest points."""
-        kernel, count = self.matern, min(NEAREST, squared.shape[1])
-        nearest = np.argpartition(squared, count - 1, axis=1)[:, :count]
-        points = self.points.where(nearest)
-        among = kernel.covariance(points.squared(points, kernel)) + (kernel.noise + JITTER) * np.eye(count)
-        towards = kernel.covariance(np.take_along_axis(squared, nearest, axis=1))
-        explained = (towards * np.linalg.solve(among, towards[..., None])[..., 0]).sum(axis=1)
-        return np.maximum(kernel.variance + kernel.noise - explained, kernel.noise)
 
     def explain(self, inputs: Inputs) -> list[str]:
         """The distance of the nearest reading, and the features in which it differs."""
@@ -125,8 +120,8 @@ class GaussianProcess:
         nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
         apart = (point.at[0] - self.points.at[nearest]) ** 2
         differing = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
-        distance = f"{np.sqrt(squared[nearest]):.2g} length scales away, {close} are within 0.5"
-        return [f"the nearest reading is {distance}"] + ([f"it differs in {', '.join(differing)}"] if differing else [])
+        lines = [f"the nearest reading is {squared[nearest] ** 0.5:.2g} length scales away, {close} are within 0.5"]
+        return [*lines, f"it differs in {', '.join(differing)}"] if differing else lines
 
 
 def fit_process(
@@ -172,15 +167,15 @@ def _coefficients(kernel: MaternKernel, chosen: KernelPoints, points: KernelPoin
 
     among = kernel.covariance(chosen.squared(chosen, kernel))
     if len(chosen.at) == len(points.at):  # exact, in the same order
-        noise = (kernel.noise + JITTER) * np.eye(len(values))
-        return solve(among + noise, values, assume_a="pos")  # type: ignore[no-any-return]
-    matrix, target = kernel.noise * among, np.zeros(len(chosen.at))
-    for begin in range(0, len(values), len(chosen.at)):
-        batch = slice(begin, begin + len(chosen.at))
-        towards = kernel.covariance(chosen.squared(points.where(batch), kernel))
-        matrix += towards @ towards.T
-        target += towards @ values[batch]
-    matrix += 1e-8 * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+        matrix, target = among + (kernel.noise + JITTER) * np.eye(len(values)), values
+    else:
+        matrix, target = kernel.noise * among, np.zeros(len(chosen.at))
+        for begin in range(0, len(values), len(chosen.at)):
+            batch = slice(begin, begin + len(chosen.at))
+            towards = kernel.covariance(chosen.squared(points.where(batch), kernel))
+            matrix += towards @ towards.T
+            target += towards @ values[batch]
+        matrix += 1e-8 * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
     return solve(matrix, target, assume_a="pos")  # type: ignore[no-any-return]
 
 
@@ -193,8 +188,8 @@ def _likeliest(points: KernelPoints, values: Floats, steps: int) -> MaternKernel
     start = [*[PRIOR_WEIGHT[0]] * features, 0.0, 0.0, np.log(values.var() + 1e-3), np.log(0.02)]
     bounds = [(-12.0, 6.0)] * (features + 2) + [(-8.0, 6.0), (-9.0, 2.0)]
     others = [(names[:, None] != names[None, :]).astype(float) for names in (points.types, points.families)]
-    objective = functools.partial(_loss, at=points.at, others=others, values=values)
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps})
+    settings = {"method": "L-BFGS-B", "bounds": bounds, "options": {"maxiter": steps}}
+    found = minimize(_loss, start, (points.at, others, values), jac=True, **settings)
     return MaternKernel.of_logarithms(found.x)
 
 

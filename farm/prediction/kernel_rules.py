@@ -8,17 +8,15 @@ readings of an H200; predictors learn how other cards differ.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from farm.prediction.families import operator_family, operator_type
-from farm.prediction.products import Products, argument
-from farm.types.sizes import broadcast
+from farm.types.sizes import Sizes, broadcast, sizes_of
 from farm.types.tuple import DTYPES, contiguous_stride, plain, tensor_references
 
 Tensor = Mapping[str, Any]
@@ -99,13 +97,13 @@ def _plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products:
     if family == "optimizer":
         launches, chunks = _list_launches(spec)
         of_element = bytes_moved / max(1, sum(map(elements_of, _lists(spec)[0])))
-        return dataclasses.replace(basic, serial_bytes=chunks * of_element, launches=max(1, launches))
+        return replace(basic, serial_bytes=chunks * of_element, launches=max(1, launches))
     if family.startswith("attention") and products is not None:
         return _attention_plan(short_name, spec, basic, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
         return _depthwise_plan(kind, basic, products)
     if kind == "convolution_backward":
-        return dataclasses.replace(basic, coarse=True)
+        return replace(basic, coarse=True)
     if kind == "convolution" and products is not None:
         return _convolution_plan(short_name, spec, basic, products)
     if family == "product":
@@ -113,30 +111,30 @@ def _plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products:
         aligned = not half or _aligned(tensors, products)
         before, kernels = _flattened(short_name, tensors, products)
         coarse = half and (products is None or min(products.m, products.n) > 1)
-        return dataclasses.replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
+        return replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
     if family.startswith("batch norm") and kind.startswith("cudnn"):
         # One block for each channel computes its statistics and then applies them.
-        return dataclasses.replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
+        return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
         warps = _rows(tensors) * NORM_WARPS if "layer_norm" in kind else 0
-        return dataclasses.replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
+        return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
     if kind == "adaptiveavgpool2d":  # a block for each plane, or one warp if the plane becomes a single value
         wanted = plain((spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size")))
         warps = math.prod(tensors[0]["shape"][:-2]) * (1 if wanted in (1, [1, 1]) else PLANE_WARPS)
-        return dataclasses.replace(basic, warps=warps)
+        return replace(basic, warps=warps)
     if kind == "embedding" and len(tensors) == 2:
         rows = min(map(elements_of, tensors))
-        return dataclasses.replace(basic, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
+        return replace(basic, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
     if kind == "roll":
         dims = plain(argument(spec, 2, "dims"))
         rolled = max(1, len(dims)) if isinstance(dims, list) else 1
-        return dataclasses.replace(basic, singles=elements_of(tensors[0]) * rolled * ROLLED_TIMES, launches=rolled)
+        return replace(basic, singles=elements_of(tensors[0]) * rolled * ROLLED_TIMES, launches=rolled)
     if kind in ("maxpool2d", "avgpool2d"):
-        return dataclasses.replace(basic, singles=_pooled(spec, tensors) * WINDOW_VALUE_SINGLES)
+        return replace(basic, singles=_pooled(spec, tensors) * WINDOW_VALUE_SINGLES)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
-        return dataclasses.replace(basic, singles=singles, launches=1 + SINGLES_LAUNCHES * (singles > 0))
+        return replace(basic, singles=singles, launches=1 + SINGLES_LAUNCHES * (singles > 0))
     return basic
 
 
@@ -147,9 +145,9 @@ def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelP
     if products.count <= 2:  # one output channel of all inputs; its backward has two products
         return basic
     if kind == "convolution_backward":
-        return dataclasses.replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
+        return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
     added = 2 * products.m * products.count * (products.k + DEPTHWISE_EXTRA) * DEPTHWISE_TIMES
-    return dataclasses.replace(basic, dtype="float32", flops=added * DTYPES[basic.dtype][0] / 4, tensor_cores=False)
+    return replace(basic, dtype="float32", flops=added * DTYPES[basic.dtype][0] / 4, tensor_cores=False)
 
 
 def _convolution_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products) -> KernelPlan:
@@ -170,7 +168,7 @@ def _convolution_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPla
         before, kernels = REORDERED_SINGLES * (elements_of(image) + written), 2
     if len(tensors) > 2:
         before, kernels = before + written, kernels + 1 + SINGLES_LAUNCHES
-    return dataclasses.replace(basic, before=before, launches=1 + kernels, coarse=True)
+    return replace(basic, before=before, launches=1 + kernels, coarse=True)
 
 
 def _attention_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products) -> KernelPlan:
@@ -182,18 +180,18 @@ def _attention_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan,
     shapes = [spec["tensors"][place]["shape"] for place in places]
     chosen = short_name == "scaled_dot_product_attention"  # it chooses among kernels
     written = basic.bytes_moved + SCORE_PASSES * scores
-    unfused = dataclasses.replace(basic, bytes_moved=written, launches=SCORE_LAUNCHES, materialised=True)
+    unfused = replace(basic, bytes_moved=written, launches=SCORE_LAUNCHES, materialised=True)
     if chosen and len({shape[-3] for shape in shapes if len(shape) > 2}) > 1 and not argument(spec, 7, "enable_gqa"):
         # Without enable_gqa no fused kernel expands keys over heads: PyTorch writes them and the scores to memory.
-        return dataclasses.replace(unfused, bytes_moved=written + EXPANDED_PASSES * keys)
+        return replace(unfused, bytes_moved=written + EXPANDED_PASSES * keys)
     scattered = mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1
     if scattered or (chosen and any(len(shape) != 4 for shape in shapes)):
         # No fused kernel takes a mask whose rows are not contiguous, or tensors without four dimensions: PyTorch
         # multiplies in float32 and writes the scores to memory.
-        return dataclasses.replace(unfused, dtype="float32")
+        return replace(unfused, dtype="float32")
     flops = basic.flops / 2 if causal and products.m == products.n else basic.flops
     launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
-    return dataclasses.replace(basic, flops=flops, bytes_moved=max(basic.bytes_moved, keys), launches=launches)
+    return replace(basic, flops=flops, bytes_moved=max(basic.bytes_moved, keys), launches=launches)
 
 
 def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor | None, bool, bool]:
@@ -254,6 +252,116 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
             steps = sorted(step for step, size in zip(_stride(tensor), tensor["shape"], strict=True) if size > 1)
             widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
     return all(width % ALIGNED_BYTES == 0 for width in widths)
+
+
+# -- products
+
+
+@dataclass(frozen=True)
+class Products:
+    """`count` independent products of m x k by k x n."""
+
+    m: int
+    n: int
+    k: int
+    count: int = 1
+
+    @property
+    def flops(self) -> int:
+        """2 for each multiply-add."""
+        return 2 * self.m * self.n * self.k * self.count
+
+
+def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = None) -> Products | None:
+    """
+    Args:
+        short_name: such as ``Conv2d``.
+        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
+        sizes: those of `farm.types.sizes.sizes_of`, if known.
+    """
+    sizes = sizes or sizes_of(short_name, spec)
+    name, shapes = operator_type(short_name), sizes.input_shapes
+    if sizes.n and sizes.k and short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
+        return Products(math.prod(shapes[0][:-1]), sizes.n, sizes.k)  # all rows by one matrix
+    if sizes.m and sizes.n and sizes.k:
+        return Products(sizes.m, sizes.n, sizes.k, sizes.products or 1)
+    try:
+        if name.startswith("convtranspose") or (name == "convolution" and spec.get("kind") == "module"):
+            return _of_module(name, sizes, {key: plain(value) for key, value in spec["parameters"].items()})
+        if short_name in ("convolution", "convolution_backward"):
+            return _of_aten(name, shapes, spec["arguments"])
+        if name == "convolution":  # a function, which is given its weight
+            return _by_weight(shapes[0], shapes[1], _function_output(shapes, spec), _number(spec, 6, "groups", 1))
+        if name in ("linear", "_scaled_mm"):
+            return Products(math.prod(shapes[0][:-1]), shapes[1][0 if name == "linear" else 1], shapes[0][-1])
+        if "scaled_dot_product" in name:
+            query, key = shapes[:2] if "backward" not in name else shapes[1:3]
+            return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
+    except (KeyError, TypeError, ValueError, IndexError):
+        pass  # no rule knows this call
+    return None
+
+
+def _of_module(name: str, sizes: Sizes, given: Mapping[str, Any]) -> Products:
+    """A convolution, or a transposed one."""
+    first, groups, rank = sizes.input_shapes[0], given["groups"], len(given["kernel_size"])
+    batch, window = math.prod(first[: -rank - 1]), math.prod(given["kernel_size"])
+    n, k = given["out_channels"] // groups, given["in_channels"] // groups
+    if name.startswith("convtranspose"):
+        return Products(batch * math.prod(first[-rank:]), n * window, k, groups)
+    assert sizes.output_shape is not None
+    return Products(batch * math.prod(sizes.output_shape[-rank:]), n, k * window, groups)
+
+
+def _by_weight(first: Sequence[int], weight: Sequence[int], output: Sequence[int], groups: int) -> Products:
+    pixels = math.prod(output[2 - len(weight) :])
+    return Products(first[0] * pixels, weight[0] // groups, math.prod(weight[1:]), groups)
+
+
+def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any]) -> Products:
+    if name == "convolution":
+        first, weight = shapes[:2]
+        stride, padding, dilation, transposed, groups = (*map(plain, arguments[3:7]), plain(arguments[8]))
+        if transposed:
+            return Products(first[0] * math.prod(first[2:]), math.prod(weight[1:]), weight[0] // groups, groups)
+        return _by_weight(first, weight, _sizes_out(first, weight, stride, padding, dilation), groups)
+    gradient, first, weight = shapes[:3]
+    groups, mask = plain(arguments[9]), plain(arguments[10])
+    if plain(arguments[7]):  # transposed: input and output change places
+        gradient, first = first, gradient
+    one = _by_weight(first, weight, gradient, groups)
+    return replace(one, count=one.count * max(1, sum(map(bool, mask[:2]))))
+
+
+def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
+    rank = len(shapes[1]) - 2
+    stride, padding, dilation = (
+        _number(spec, place, word, otherwise)
+        for place, word, otherwise in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    )
+    if isinstance(padding, str):
+        padding = 0 if padding == "valid" else [size // 2 for size in shapes[1][2:]]
+    spread = (value if isinstance(value, list) else [value] * rank for value in (stride, padding, dilation))
+    return _sizes_out(shapes[0], shapes[1], *spread)
+
+
+def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
+    """An argument by its place, or by its name among the keywords."""
+    given = spec.get("arguments") or ()
+    return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
+
+
+def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+    """An argument that is not a tensor, or the default."""
+    value = plain(argument(spec, place, name))
+    return default if value is None or any(True for _ in tensor_references(value)) else value
+
+
+def _sizes_out(first: Sequence[int], weight: Sequence[int], stride: Any, padding: Any, dilation: Any) -> list[int]:
+    return [
+        (size + 2 * pad - jump * (width - 1) - 1) // step + 1
+        for size, width, step, pad, jump in zip(first[2:], weight[2:], stride, padding, dilation, strict=True)
+    ]
 
 
 # -- memory layout

@@ -30,15 +30,17 @@ from farm.prediction.regressors import (
     Names,
     NearestReadings,
     Polynomials,
+    PortableTrees,
     Regressor,
+    Trees,
     fit_mean,
     fit_medians,
     fit_nearest,
     fit_polynomials,
+    fit_trees,
     fit_zero,
     with_times,
 )
-from farm.prediction.trees import PortableTrees, Trees, fit_trees
 
 LEAST_ROWS = 20  # readings for a fit
 Arrays = dict[str, npt.NDArray[Any]]
@@ -63,7 +65,7 @@ class CallCosts:
     @classmethod
     def empty(cls, calls: int) -> CallCosts:
         """NaN for every call."""
-        return cls(*np.full((6, calls), np.nan), known=np.zeros(calls, dtype=bool))
+        return cls(*np.full((6, calls), np.nan), np.zeros(calls, dtype=bool))
 
     @property
     def energy_mj(self) -> Floats:
@@ -183,7 +185,7 @@ class TypicalData:
 
     def filled(self, calls: Sequence[CallDescription]) -> list[CallDescription]:
         rows = (dict(zip(("zeros", "positive", "channels"), row, strict=True)) for row in self.data)
-        values = dict(zip(self.types, rows, strict=True))
+        values: dict[str, dict[str, Any]] = dict(zip(map(str, self.types), rows, strict=True))
         return [
             call if call.data_known else dataclasses.replace(call, **values.get(call.operator_type, values[""]))
             for call in calls
@@ -283,11 +285,12 @@ class FittedPredictor:
         Raises:
             KeyError, TypeError: they are not what `arrays` and `about` gave.
         """
-        plain = (about[name] for name in ("predictor", "over", "raw_power", "base_power_w"))
-        regressors = (_from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS)
+        plain = {name: about[name] for name in ("over", "raw_power", "base_power_w")}
+        regressors = {name: _from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS}
         return cls(
-            *plain,
-            *regressors,  # type: ignore[arg-type]
+            about["predictor"],
+            **plain,
+            **regressors,
             fallback_time=_fields(Medians, arrays, "fallback time"),
             fallback_power=_fields(Medians, arrays, "fallback power") if about["power"] else None,
             typical=_fields(TypicalData, arrays, "typical"),

@@ -8,6 +8,7 @@ have 90 % intervals of their own, because they are wrong by factors.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,13 +68,9 @@ class PredictedValue:
 
     @classmethod
     def around(cls, value: float, half_width: float) -> PredictedValue:
-        """
-        Args:
-            half_width: of the interval of the logarithm; NaN for no interval.
-        """
-        if not np.isfinite(half_width):
-            return cls(float(value))
-        return cls(float(value), float(value / np.exp(half_width)), float(value * np.exp(half_width)))
+        """``half_width`` is that of the interval of the logarithm; NaN for no interval."""
+        ends = (value / np.exp(half_width), value * np.exp(half_width)) if np.isfinite(half_width) else ()
+        return cls(*map(float, (value, *ends)))
 
 
 @dataclass(frozen=True)
@@ -98,29 +95,12 @@ class Predictions:
     narrowing: tuple[int, ...] = ()
 
 
-class Predictor(Protocol):
-    """Predicts calls on one card under one protocol and software."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def software(self) -> Software | None:
-        """The software of its readings; None if it has none, and cannot answer for a whole model."""
-
-    @property
-    def method(self) -> int: ...
-
-    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        """
-        Args:
-            model: all tuples of the model, which tell whether its weights stay in the cache.
-        """
-
-
 @dataclass(frozen=True)
 class RooflinePredictor:
-    """The least time at the card's peaks: a lower bound without an interval, and no energy."""
+    """The least time at the card's peaks: a lower bound without an interval, and no energy.
+
+    It has no software, so it cannot answer for a whole model.
+    """
 
     roofline: Roofline
     name: str = "roofline"
@@ -174,6 +154,10 @@ class StoredPredictor:
         ]
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        """
+        Args:
+            model: all tuples of the model, which tell whether its weights stay in the cache.
+        """
         calls, counts, wide = self.described(wanted), [one.all_calls for one in wanted], self.calibration
         costs = self.fitted.predict(calls)
         share = cached_share(self.described(model), [one.all_calls for one in model], self.card.l2_bytes)
@@ -181,24 +165,24 @@ class StoredPredictor:
         time_widths = np.where(costs.known, wide.time, wide.unseen_time) * costs.time_spread
         energy_widths = np.where(costs.known, wide.energy, wide.unseen_energy) * costs.energy_spread
         total = costs.sum(calls, counts, share)
-        has_energy = len(calls) > 0 and bool(np.isfinite(energies).all())
-        by_call = zip(times, time_widths, energies, energy_widths, costs.known, strict=True)
-        around = PredictedValue.around
-        return Predictions(
-            tuple(
-                CallPrediction(around(time, width), around(energy, energy_width) if has_energy else None, bool(known))
-                for time, width, energy, energy_width, known in by_call
-            ),
-            around(total.time_us, wide.sum_time * float(np.hypot(total.time_spread, SUM_FLOOR))),
-            around(total.energy_mj, wide.sum_energy * float(np.hypot(total.energy_spread, SUM_FLOOR)))
-            if has_energy
-            else None,
-            tuple(int(place) for place in np.argsort(-np.array(counts) * times * time_widths, kind="stable")),
-        )
+        time_us = PredictedValue.around(total.time_us, wide.sum_time * np.hypot(total.time_spread, SUM_FLOOR))
+        energy_mj, by_call_mj = None, itertools.repeat(None, len(calls))
+        if calls and np.isfinite(energies).all():
+            energy_mj = PredictedValue.around(
+                total.energy_mj, wide.sum_energy * np.hypot(total.energy_spread, SUM_FLOOR)
+            )
+            by_call_mj = map(PredictedValue.around, energies, energy_widths)
+        found = map(CallPrediction, map(PredictedValue.around, times, time_widths), by_call_mj, map(bool, costs.known))
+        narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
+        return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
 
     def explain(self, wanted: NeededTuple) -> list[str]:
         """What the predicted time of a call is based on."""
         return self.fitted.explain(self.described([wanted])[0])
+
+
+#: Predicts calls on one card under one protocol and software.
+Predictor = RooflinePredictor | StoredPredictor
 
 
 def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
@@ -279,18 +263,16 @@ def load(path: Path) -> StoredPredictor:
         UsageError: there is no such file, it is not a predictor, or its features have another version.
     """
     about = _about(path.with_suffix(".json"))
-    if about.get("format") != FORMAT or about.get("features_version") != call_features.VERSION:
-        raise UsageError(
-            f"The predictor '{path}' has features of version {about.get('features_version')}; this farm has version "
-            f"{call_features.VERSION}.",
-            REFIT,
-        )
+    version = about.get("features_version")
+    if (about.get("format"), version) != (FORMAT, call_features.VERSION):
+        what = f"The predictor '{path}' has features of version {version}"
+        raise UsageError(f"{what}; this farm has version {call_features.VERSION}.", REFIT)
     try:
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
                 raise ValueError(f"its arrays are larger than {MOST_BYTES} bytes")
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            arrays = dict(file)
         return StoredPredictor(
             FittedPredictor.from_arrays(about["fitted"], arrays),
             Calibration.from_json(about["calibration"]),
@@ -341,9 +323,9 @@ def find(
                 unreadable = unreadable or error
                 continue
             protocol = conditions.get("protocol") or {}
-            alike = protocol.get("launch") == (launch or "graph") and bool(protocol.get("tf32")) == tf32
-            alike = alike and protocol.get("residency") == "resident" and not protocol.get("placement")
-            if conditions.get("card_model") == card_model and alike:
+            own = (conditions.get("card_model"), *map(protocol.get, ("launch", "residency")))
+            flags = (bool(protocol.get("tf32")), bool(protocol.get("placement")))
+            if (own, flags) == ((card_model, launch or "graph", "resident"), (tf32, False)):
                 its = str((conditions.get("software") or {}).get("torch"))
                 version = [int(digits) for digits in re.findall(r"\d+", its)]
                 candidates.append((its.startswith(torch), -number, version, path))

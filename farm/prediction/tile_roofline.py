@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
-from farm.prediction.kernel_rules import KernelPlan
-from farm.prediction.products import Products
+from farm.prediction.kernel_rules import KernelPlan, Products
 
 # -- the card
 

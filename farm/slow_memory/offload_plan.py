@@ -195,7 +195,9 @@ class _Program:
         self.periods: list[tuple[int, int, list[int]]] = []  # place, number of the period, calls while away
         self.transfers: list[tuple[float, float, float]] = []  # way, when it goes out, when it comes back
         self.away: list[list[int]] = [[] for _ in range(calls)]  # places among `periods`
-        for number, place in place_of.items() if moves_bytes_per_s is not None else ():
+        if moves_bytes_per_s is None:
+            return
+        for number, place in place_of.items():
             way_us = self.tensors[place].size_bytes / moves_bytes_per_s * 1e6
             for index, period in enumerate(life.periods[number]):
                 if period.time_us > 2 * way_us and (ranges := away_while(life, period, way_us)):

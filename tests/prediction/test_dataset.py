@@ -12,8 +12,7 @@ from farm.estimate.query import training_set, write_dataset
 from farm.exchange.columns import DATASET
 from farm.prediction.call_features import NAMES, describe, numbers_of
 from farm.prediction.families import model_family, operator_family, operator_type
-from farm.prediction.kernel_rules import KernelPlan, attention_options
-from farm.prediction.products import Products, products_of
+from farm.prediction.kernel_rules import KernelPlan, Products, attention_options, products_of
 from farm.prediction.tile_roofline import card_model, tile_roofline
 from farm.types.protocol import Variant
 from tests.report import filled

@@ -21,7 +21,6 @@ from farm.prediction.dataset import cached_share, measured_models
 from farm.prediction.evaluation import (
     FOLDS,
     Score,
-    across_cards,
     cross_validated,
     evaluate,
     evaluate_fitted,
@@ -167,7 +166,7 @@ def test_too_few_families_are_said():
 
 def test_what_one_card_taught_is_asked_of_another():
     data = dataset()
-    found = across_cards(PREDICTORS["trees"], data, dataset(seed=2), models(dataset(seed=2)))
+    found = evaluate_fitted(PREDICTORS["trees"].fit(data), dataset(seed=2), models(dataset(seed=2)))
     assert found.families["time_us"].median < 0.3
     assert found.intervals == {}
 

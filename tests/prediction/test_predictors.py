@@ -15,8 +15,7 @@ from farm.errors import UsageError
 from farm.prediction.call_features import CallDescription
 from farm.prediction.gaussian_process import fit_process
 from farm.prediction.predictors import PREDICTORS, FittedPredictor, predictor_spec
-from farm.prediction.regressors import Inputs, fit_medians, fit_nearest, fit_polynomials
-from farm.prediction.trees import fit_trees
+from farm.prediction.regressors import Inputs, fit_medians, fit_nearest, fit_polynomials, fit_trees
 from tests.prediction.made_up import dataset
 
 # Looked for and not imported: every worker collects this file, and one runs it.

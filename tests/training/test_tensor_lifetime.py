@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
+from farm.memory_report.step_memory import largest_batch
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
-from farm.slow_memory.options import largest_batch
 from farm.slow_memory.transfers import offload
 from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
 
