@@ -104,9 +104,6 @@ def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> 
     return [folder / name for name in files]
 
 
-# -------------------------------------------------------------------------------------------- text files
-
-
 def _names(found: StepMemory) -> dict[int, str]:
     """A unique name for each tensor: equal names are numbered as in `torch.fx`."""
     names: dict[int, str] = {}
@@ -167,9 +164,6 @@ def _liveness(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
         yield f"{_RULE}\n"
 
 
-# -------------------------------------------------------------------------------------------- tables and a timeline
-
-
 def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -212,9 +206,6 @@ def _exactly(time_us: float) -> float:
     return round(time_us * 8) / 8
 
 
-# -------------------------------------------------------------------------------------------- drawings
-
-
 def charts(found: StepMemory) -> list[Chart]:
     """Memory by role and by use over the step, inactive periods by length and size, and the peak."""
     life = found.life
@@ -226,7 +217,7 @@ def charts(found: StepMemory) -> list[Chart]:
 
     use = lines({"active": life.active_bytes, "inactive": inactive_bytes})
     left = lines({"with offloading": found.offload.held_bytes} if found.offload else {})
-    unseen = {"no operator's": found.unseen_bytes} if (found.unseen_bytes or 0) > 0 else {}
+    unseen = {"no operator's": found.unseen_bytes or 0} if (found.unseen_bytes or 0) > 0 else {}
     time_name = f"ms since the step began ({found.clock_name})"
     return [
         Chart("held, by role", time_name, "GB", areas=lines(life.held_by_role)),

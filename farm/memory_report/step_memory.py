@@ -313,9 +313,6 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------ finding it out
-
-
 def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> StepMemory:
     """A step that is extracted without a card, with estimated times.
 

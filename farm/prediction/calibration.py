@@ -58,10 +58,9 @@ def quantile(errors: PredictionErrors, share: float = SHARE) -> float:
 
 
 def unseen_quantile(known: float, errors: PredictionErrors) -> float:
-    """The number of spreads for operator types without a reading: from their own errors if there are enough.
+    """The number of spreads for operator types without a reading, from their own errors if there are enough.
 
-    Args:
-        known: that of other types; the result is at least `UNSEEN` times as large.
+    It is at least `UNSEEN` times ``known``, that of other types.
     """
     own = quantile(errors) if len(errors.log_ratio) >= LEAST_UNSEEN else math.nan
     return float(np.nanmax([own, UNSEEN * known])) if known == known else own
@@ -101,9 +100,6 @@ def without_nan(tree: Any) -> Any:
     return None if isinstance(tree, float) and tree != tree else tree
 
 
-# -- how well intervals cover
-
-
 @dataclass(frozen=True)
 class IntervalCoverage:
     """The share that 90 % intervals cover, that of the worst family, and their median width (x and ÷).
@@ -134,8 +130,7 @@ def coverage(errors: PredictionErrors, half_widths: Floats) -> IntervalCoverage 
 def jackknife_coverage(errors: PredictionErrors, known: npt.NDArray[np.bool_] | None = None) -> IntervalCoverage:
     """The coverage of intervals that are calibrated by the other families.
 
-    Args:
-        known: whether the operator type of each error has a reading; None for sums.
+    ``known`` tells whether the operator type of each error has a reading; None for sums.
     """
     half_widths, usable = np.full(len(errors.log_ratio), np.nan), np.isfinite(errors.log_ratio)
     seen = np.ones_like(usable) if known is None else known

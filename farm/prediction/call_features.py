@@ -99,11 +99,7 @@ def describe(
     *,
     tf32: bool = False,
 ) -> CallDescription:
-    """
-    Args:
-        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
-        data_class: the class of its inputs' values; "" if unknown.
-    """
+    """``spec`` is that of `farm.types.tuple.OperatorTuple.to_json`; ``data_class`` is "" if unknown."""
     sizes = sizes_of(short_name, spec)
     dtype, family, output = sizes.dtype or "float32", operator_family(short_name), sizes.output_shape or ()
     bytes_moved = _bytes_touched(short_name, spec, bytes_moved)
@@ -216,10 +212,7 @@ def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
 
 
 def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
-    """The bytes of a call that reads or writes only a part of a table or cache: at most the size of that part.
-
-    Counts of older captures contain the whole table.
-    """
+    """A call moves at most the part of a table or cache that it uses; counts of older captures contain all of it."""
     name, tensors = operator_type(short_name), spec.get("tensors") or []
     if operator_family(short_name) == "creation" and tensors:
         created = _bytes_created(short_name, spec, tensors[0])
@@ -313,9 +306,6 @@ def _along(spec: Mapping[str, Any], first: Sequence[int]) -> tuple[float, int]:
         return 0.5, 0
     places = {one % rank for one in dimensions}
     return float(rank - 1 in places), math.prod(first[place] for place in places)
-
-
-# -- features
 
 
 def _log(value: float | None) -> float:

@@ -152,11 +152,7 @@ def _sound_readings(session: Session, model: str, subject_kind: str) -> Iterator
 
 
 def datasets(session: Session, model: str) -> list[Dataset]:
-    """All sound readings of a card model by their conditions, the largest data set first.
-
-    Args:
-        model: the stored name of the card model.
-    """
+    """All sound readings of a card model, by its stored name: a data set for each conditions, the largest first."""
     cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
     card = card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
     software = {
@@ -221,9 +217,6 @@ def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> Call
     return describe(card, row.id, row.short_name, row.spec, row.flops, row.bytes_moved, data, tf32=tf32)
 
 
-# -- measured models
-
-
 @dataclass(frozen=True)
 class MeasuredModel:
     """A variant with its calls, described without their values, and the reading of the whole model, if there is one."""
@@ -243,10 +236,9 @@ class MeasuredModel:
 
 
 def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_bytes: float) -> float:
-    """The share of a model's weights that the next pass finds in the cache.
+    """The share of a model's weights that the next pass finds in the cache: 1 if they and the largest call fit in it.
 
-    It is 1 if the weights and the largest call fit in the cache. Measured models have all or nothing there, except
-    models of just that size (`farm.benchmark.cache`).
+    Measured models have all or nothing there, except models of just that size (`farm.benchmark.cache`).
     """
     weights = sum(number * call.parameter_bytes for call, number in zip(calls, counts, strict=True))
     largest = max((call.bytes_moved - call.parameter_bytes for call in calls), default=0)

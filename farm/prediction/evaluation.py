@@ -54,10 +54,7 @@ class Score:
 
     @classmethod
     def of(cls, log_ratio: Floats) -> Score | None:
-        """
-        Args:
-            log_ratio: logarithms of predicted over measured, NaN if not predicted.
-        """
+        """``log_ratio``: logarithms of predicted over measured, NaN if not predicted."""
         error = np.abs(np.expm1(log_ratio[np.isfinite(log_ratio)]))
         if not len(error):
             return None
@@ -169,9 +166,6 @@ def _put(costs: CallCosts, rows: npt.NDArray[np.intp], part: CallCosts) -> None:
         getattr(costs, name)[rows] = getattr(part, name)
 
 
-# -- evaluations
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of one predictor by target: time_us, power_w, energy_mj; of sums time_us and energy_mj."""
@@ -233,7 +227,7 @@ def _evaluation(
         known = {name: score for name, score in scores.items() if score}
         return dict(sorted(known.items(), key=lambda entry: -entry[1].count))
 
-    measured = [(model, model.time_us, *predicted) for model, *predicted in held.sums if model.time_us]
+    measured = [(model, model.time_us, predicted, times) for model, predicted, times in held.sums if model.time_us]
     return Evaluation(
         name,
         cross_validation={},
@@ -305,9 +299,6 @@ def evaluate_fitted(
         errors = held.sum_errors(target)
         sum_intervals[target] = coverage(errors, getattr(calibration, f"sum_{name}") * errors.spread)
     return _evaluation(fitted.name, data, held, intervals, sum_intervals)
-
-
-# -- fitting
 
 
 def fit(

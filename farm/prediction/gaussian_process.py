@@ -127,10 +127,7 @@ class GaussianProcess:
 def fit_process(
     inputs: Inputs, values: Floats, steps: int = 25, hyper: int = HYPER, inducing: int = INDUCING
 ) -> GaussianProcess:
-    """
-    Args:
-        steps: bounds the search for length scales.
-    """
+    """``steps`` bounds the search for length scales."""
     means, deviations = inputs.numbers.mean(axis=0), inputs.numbers.std(axis=0)
     deviations = np.where(deviations < 1e-9, 1.0, deviations)
     types, families = np.unique(inputs.types), np.unique(inputs.families)

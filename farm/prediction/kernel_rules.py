@@ -78,11 +78,7 @@ class KernelPlan:
 def kernel_plan(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
 ) -> KernelPlan:
-    """
-    Args:
-        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
-        bytes_moved: the least that it must read and write.
-    """
+    """``spec`` is that of `farm.types.tuple.OperatorTuple.to_json`; ``bytes_moved`` the least to read and write."""
     weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
     cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
     basic = KernelPlan(dtype, flops, bytes_moved, cold_bytes=min(cold, bytes_moved))
@@ -139,9 +135,7 @@ def _plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products:
 
 
 def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelPlan:
-    """Depthwise convolutions run without tensor cores, and their backward sums a gradient over all pixels for each
-    weight.
-    """
+    """Depthwise convolutions run without tensor cores; their backward sums a gradient over all pixels per weight."""
     if products.count <= 2:  # one output channel of all inputs; its backward has two products
         return basic
     if kind == "convolution_backward":
@@ -151,9 +145,7 @@ def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelP
 
 
 def _convolution_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products) -> KernelPlan:
-    """A forward pass. Half precision turns images channels last, and back, unless each is one product; a bias is
-    added last.
-    """
+    """Half precision turns images channels last, and back, unless each is one product; a bias is added last."""
     arguments, tensors = spec.get("arguments") or [], spec["tensors"]
     if short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True:  # transposed
         return basic
@@ -254,9 +246,6 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
     return all(width % ALIGNED_BYTES == 0 for width in widths)
 
 
-# -- products
-
-
 @dataclass(frozen=True)
 class Products:
     """`count` independent products of m x k by k x n."""
@@ -273,11 +262,10 @@ class Products:
 
 
 def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = None) -> Products | None:
-    """
-    Args:
-        short_name: such as ``Conv2d``.
-        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
-        sizes: those of `farm.types.sizes.sizes_of`, if known.
+    """The matrix products of an operator; None for other operators. A convolution has one for each group.
+
+    They follow from the stored description alone: of linear layers, products, convolutions and attention, as modules,
+    as functions and in aten's order of arguments, which training steps call.
     """
     sizes = sizes or sizes_of(short_name, spec)
     name, shapes = operator_type(short_name), sizes.input_shapes
@@ -364,9 +352,6 @@ def _sizes_out(first: Sequence[int], weight: Sequence[int], stride: Any, padding
     ]
 
 
-# -- memory layout
-
-
 def elements_of(tensor: Tensor) -> int:
     return math.prod(tensor["shape"])
 
@@ -407,14 +392,10 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor])
 
 
 def _flattened(short_name: str, tensors: Sequence[Tensor], products: Products | None) -> tuple[float, int]:
-    """`KernelPlan.before` of a product whose factors must be copied first, and the number of these kernels.
-
-    A linear layer adds its bias last if its input has several dimensions and is not contiguous. Batches of several
-    dimensions are copied unless they can be walked as one.
-    """
+    """`KernelPlan.before` of a product whose factors must be copied first, and the number of these kernels."""
     name = operator_type(short_name)
     if name == "matmul":
-        apart = []
+        apart = []  # batches of several dimensions that cannot be walked as one
         for one in (one for one in tensors if len(one["shape"]) > 3):
             steps, shape = _steps(one), one["shape"]
             places = [place for place in steps if place < len(shape) - 2]
@@ -424,7 +405,7 @@ def _flattened(short_name: str, tensors: Sequence[Tensor], products: Products | 
     given = max(tensors, key=lambda one: len(one["shape"]), default=None)
     if name != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
         return 0.0, 0
-    return _singles(given) + (products.m * products.n if products is not None else 0), 2
+    return _singles(given) + (products.m * products.n if products is not None else 0), 2  # its bias is added last
 
 
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:

@@ -65,7 +65,8 @@ class CallCosts:
     @classmethod
     def empty(cls, calls: int) -> CallCosts:
         """NaN for every call."""
-        return cls(*np.full((6, calls), np.nan), np.zeros(calls, dtype=bool))
+        time, time_spread, power, power_spread, neighbours, fetching = np.full((6, calls), np.nan)
+        return cls(time, time_spread, power, power_spread, neighbours, fetching, np.zeros(calls, dtype=bool))
 
     @property
     def energy_mj(self) -> Floats:
@@ -76,21 +77,16 @@ class CallCosts:
         return np.hypot(self.time_spread, self.power_spread)
 
     def in_model(self, cached_share: float) -> tuple[Floats, Floats]:
-        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.choice`).
-
-        Args:
-            cached_share: the share of the model's weights that the next pass finds in the card's cache.
-        """
+        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.choice`), the next pass of which
+        finds a share of the weights in the card's cache."""
         shift_us = np.maximum(self.neighbours_us - cached_share * self.fetching_us, -0.9 * self.time_us)
         shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
         return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3
 
     def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
-        """The cost of a model. Errors within an operator type are equal, those of different types independent.
+        """The cost of a model, which makes each call as often as `counts` says; for `cached_share` see `in_model`.
 
-        Args:
-            calls: of the model, in the order of the costs, each called as often as `counts` says.
-            cached_share: see `in_model`.
+        Errors within an operator type are equal, those of different types independent.
         """
         types = np.array([call.operator_type for call in calls])
 
@@ -116,9 +112,7 @@ class PredictedSum:
 
 @dataclass(frozen=True)
 class PredictorSpec:
-    """How a predictor is fitted: to logarithms of time over a roofline and of power, or to raw microseconds and
-    watts.
-    """
+    """How a predictor is fitted: to logarithms of time over a roofline and of power, or to raw us and W."""
 
     name: str
     time: Regressor
@@ -166,9 +160,7 @@ class PredictorSpec:
 
 @dataclass(frozen=True)
 class TypicalData:
-    """The values assumed in the inputs of a call if they are unknown: the mean over the readings of its type ("": of
-    all).
-    """
+    """The values assumed in unknown inputs of a call: the mean over the readings of its type ("": of all)."""
 
     types: Names
     data: Floats  # types x (zeros, positive, channels)
@@ -263,8 +255,6 @@ class FittedPredictor:
         over = f"over the {self.over.removesuffix('_us').replace('_', ' ')}" if self.over else "of the time itself"
         return [*lines, f"{self.name}, {over}", *self.time.explain(inputs)]
 
-    # -- stored form
-
     def arrays(self) -> Arrays:
         found: Arrays = {}
         for name in ("typical", *_REGRESSORS, "fallback_time", "fallback_power"):
@@ -285,12 +275,11 @@ class FittedPredictor:
         Raises:
             KeyError, TypeError: they are not what `arrays` and `about` gave.
         """
-        plain = {name: about[name] for name in ("over", "raw_power", "base_power_w")}
-        regressors = {name: _from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS}
+        given: dict[str, Any] = {name: about[name] for name in ("over", "raw_power", "base_power_w")}
+        given |= {name: _from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS}
         return cls(
             about["predictor"],
-            **plain,
-            **regressors,
+            **given,
             fallback_time=_fields(Medians, arrays, "fallback time"),
             fallback_power=_fields(Medians, arrays, "fallback power") if about["power"] else None,
             typical=_fields(TypicalData, arrays, "typical"),
@@ -300,8 +289,7 @@ class FittedPredictor:
 def _raw(predicted: tuple[Floats, Floats], times: Floats | None) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Values, spreads of their logarithms, and which values are unusable.
 
-    Args:
-        times: the factor of exponentials; None if the predicted values are raw.
+    ``times`` is the factor of exponentials; None if the predicted values are raw.
     """
     values, spreads = predicted
     with np.errstate(invalid="ignore"):

@@ -90,9 +90,6 @@ def needs_scikit_learn() -> None:
         ) from error
 
 
-# -- medians
-
-
 @dataclass(frozen=True)
 class Medians:
     """The median of each operator type and family, and the spread around it; the name "" is that of all readings.
@@ -105,19 +102,16 @@ class Medians:
     spreads: Floats
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        places = [self._place(*names) for names in zip(inputs.types, inputs.families, strict=True)]
+        places = self._places(inputs)
         return self.medians[places], self.spreads[places]
 
-    def _place(self, operator_type: str, family: str) -> int:
-        known = self._places
-        return known.get(f"type:{operator_type}", known.get(f"family:{family}", known[""]))
-
-    @functools.cached_property
-    def _places(self) -> dict[str, int]:
-        return {str(name): place for place, name in enumerate(self.names)}
+    def _places(self, inputs: Inputs) -> list[int]:
+        known = {str(name): place for place, name in enumerate(self.names)}
+        groups = zip(inputs.types, inputs.families, strict=True)
+        return [known.get(f"type:{one}", known.get(f"family:{family}", known[""])) for one, family in groups]
 
     def explain(self, inputs: Inputs) -> list[str]:
-        place = self._place(inputs.types[0], inputs.families[0])
+        place = self._places(inputs)[0]
         group = str(self.names[place]).replace(":", " ") or "all"
         return [f"the median of {group}: x {np.exp(self.medians[place]):.3g}"]
 
@@ -127,10 +121,7 @@ LEAST_SPREAD = 0.02
 
 
 def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians:
-    """
-    Args:
-        grouped: False takes one median of all readings.
-    """
+    """``grouped=False`` takes one median of all readings."""
     groups = {"": values}
     for kind, names in (("type", inputs.types), ("family", inputs.families)) if grouped else ():
         groups |= {f"{kind}:{name}": values[names == name] for name in np.unique(names)}
@@ -145,9 +136,6 @@ def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians
 def fit_zero(inputs: Inputs, values: Floats) -> Medians:
     """Always 0: the roofline itself."""
     return Medians(np.array([""]), np.zeros(1), np.array([max(float(np.sqrt(np.mean(values**2))), LEAST_SPREAD)]))
-
-
-# -- nearest neighbours
 
 
 @dataclass(frozen=True)
@@ -203,8 +191,6 @@ def fit_nearest(inputs: Inputs, values: Floats) -> NearestReadings:
     return NearestReadings(inputs.numbers, inputs.types, inputs.families, values)
 
 
-# -- polynomials (NeuralPower, Cai et al., 2017)
-
 LAYER_PARAMETERS = ("batch", "last_size", "rows", "channels_in", "channels_out", "pixels", "window", "stride")
 PRODUCT_PARAMETERS = ("n", "k", "products")
 PHYSICAL = ("flops", "bytes_moved", "elements")
@@ -213,10 +199,10 @@ LEAST_FOR_POLYNOMIAL, MOST_TERMS = 10, 370
 
 @dataclass(frozen=True)
 class Polynomials:
-    """NeuralPower: for each operator type a polynomial of its layer's parameters whose terms a lasso selected.
+    """NeuralPower (Cai et al., 2017): a polynomial of layer parameters for each operator type.
 
-    The physical terms, operations and bytes, are added. Values are raw (us or W), as in the publication; NaN for types
-    without a polynomial.
+    A lasso selects its terms. The physical terms, operations and bytes, are added. Values are raw (us or W), as in the
+    publication; NaN for types without a polynomial.
     """
 
     logarithms: npt.NDArray[np.bool_]  # whether the logarithms of the parameters are parameters, too
@@ -306,8 +292,6 @@ def _terms(parameters: Floats, powers: npt.NDArray[np.int8]) -> Floats:
     return np.prod(parameters[:, None, :] ** powers[None, :, :], axis=2)  # type: ignore[no-any-return]
 
 
-# -- trees
-
 SHRINK = 3.0  # the family's mean counts as so many readings beside those of the type
 
 
@@ -383,11 +367,7 @@ class PortableTrees(Trees):
 def fit_trees(
     inputs: Inputs, values: Floats, estimator: str = "ExtraTreesRegressor", kind: type[Trees] = Trees, **settings: Any
 ) -> Trees:
-    """
-    Args:
-        estimator: the class of `sklearn.ensemble`.
-        settings: its arguments.
-    """
+    """``estimator`` is the class of `sklearn.ensemble`; ``settings`` are its arguments."""
     needs_scikit_learn()
     from sklearn import ensemble
 
@@ -429,9 +409,6 @@ def _group_means(inputs: Inputs, values: Floats) -> tuple[Names, Floats, Names, 
     family_of = dict(zip(inputs.types, inputs.families, strict=True))
     means = [shrunk(inputs.types == one, of_family[str(family_of[one])]) for one in types]
     return types, np.array(means), families, np.array(list(of_family.values()))
-
-
-# -- the mean of several regressors
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,6 @@ from farm.settings import settings
 from farm.types import protocol as protocols
 from farm.types.protocol import Software
 
-# -- the interface of estimates
-
 
 @dataclass(frozen=True)
 class NeededTuple:
@@ -154,10 +152,7 @@ class StoredPredictor:
         ]
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        """
-        Args:
-            model: all tuples of the model, which tell whether its weights stay in the cache.
-        """
+        """``model``: all tuples of the model, which tell whether its weights stay in the cache."""
         calls, counts, wide = self.described(wanted), [one.all_calls for one in wanted], self.calibration
         costs = self.fitted.predict(calls)
         share = cached_share(self.described(model), [one.all_calls for one in model], self.card.l2_bytes)
@@ -166,7 +161,8 @@ class StoredPredictor:
         energy_widths = np.where(costs.known, wide.energy, wide.unseen_energy) * costs.energy_spread
         total = costs.sum(calls, counts, share)
         time_us = PredictedValue.around(total.time_us, wide.sum_time * np.hypot(total.time_spread, SUM_FLOOR))
-        energy_mj, by_call_mj = None, itertools.repeat(None, len(calls))
+        energy_mj: PredictedValue | None = None
+        by_call_mj: Iterable[PredictedValue | None] = itertools.repeat(None, len(calls))
         if calls and np.isfinite(energies).all():
             energy_mj = PredictedValue.around(
                 total.energy_mj, wide.sum_energy * np.hypot(total.energy_spread, SUM_FLOOR)
@@ -188,8 +184,6 @@ Predictor = RooflinePredictor | StoredPredictor
 def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
     return np.array([int(hashlib.sha256(id_.encode()).hexdigest()[:16], 16) for id_ in operator_ids], dtype=np.uint64)
 
-
-# -- files
 
 FORMAT = 2
 PACKAGED = Path(__file__).parent.parent / "data" / "predictors"
@@ -255,9 +249,7 @@ def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def load(path: Path) -> StoredPredictor:
-    """
-    Args:
-        path: of the .npz file.
+    """Read a predictor from its .npz file.
 
     Raises:
         UsageError: there is no such file, it is not a predictor, or its features have another version.
@@ -304,11 +296,8 @@ def _about(path: Path) -> dict[str, Any]:
 def find(
     folders: Iterable[Path], card_model: str, torch: str = "", launch: str = "", tf32: bool = False
 ) -> StoredPredictor | None:
-    """Find the predictor of a card for resident data: one of this torch before others, earlier folders before later
-    ones.
-
-    Args:
-        torch: a version, or its beginning.
+    """Find the predictor of a card for resident data: one of this version of torch (or with this beginning) before
+    others, earlier folders before later ones.
 
     Raises:
         UsageError: the predictor cannot be read, or every file that could be it cannot be read.

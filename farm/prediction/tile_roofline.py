@@ -16,8 +16,6 @@ from typing import Any
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
 from farm.prediction.kernel_rules import KernelPlan, Products
 
-# -- the card
-
 
 @dataclass(frozen=True)
 class CardModel:
@@ -66,8 +64,6 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     return CardModel(kind, model, rates, bytes_per_s, launch_us, sheet.multiprocessors, sheet.l2_bytes, limit_w, base_w)
 
 
-# -- tiles
-
 #: Rows and columns of a tile, which one multiprocessor computes at a time, and the share of its peak that it reaches
 #: there: the smaller the tile, the more often a value is fetched again.
 TILES = (
@@ -111,10 +107,7 @@ class TileRoofline:
 
 
 def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:
-    """
-    Args:
-        plan: if its FLOPs are not those of the products, the time of the products is scaled to them.
-    """
+    """If the FLOPs of the plan are not those of the products, the time of the products is scaled to them."""
     bytes_moved, flops = plan.bytes_moved, plan.flops
     peaks = card.roofline(plan.dtype, tf32 and plan.tensor_cores)
     flops_per_s = peaks.flops_per_s * (1.0 if plan.aligned else UNALIGNED_SHARE)

@@ -60,12 +60,8 @@ class InSituTimes:
 
 
 def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
-    """The configurations of all tuples, each at the first call of its tuple.
-
-    Args:
-        how: see `farm.types.memory_tiers.configurations`.
-        most: at most so many, spread evenly over the model.
-    """
+    """The configurations (`farm.types.memory_tiers.configurations`) of all tuples, each at the first call of its
+    tuple; at most `most`, spread evenly over the model."""
     from farm.operators.replay import placements_of
 
     first = {call.tuple_id: call.index for call in reversed(capture.calls)}
@@ -98,11 +94,7 @@ def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[
 def time_changes(
     capture: CapturedPass, runs: Sequence[Sequence[ChangedCall]], memory: Callable[[], SlowMemory], device: torch.device
 ) -> InSituTimes:
-    """Time changed calls, run by run.
-
-    Args:
-        memory: makes the slow memory of one run.
-    """
+    """Time changed calls, run by run. ``memory`` makes the slow memory of one run."""
     began_s = time.perf_counter()
     player = Player(capture, device)
     found: dict[ChangedCall, CallTime] = {}

@@ -243,8 +243,6 @@ class FarNode(SlowMemory):
         return torch.frombuffer(region, dtype=torch.uint8).untyped_storage()  # it keeps the region alive
 
 
-# ------------------------------------------------------------------------------------------ moving tensors
-
 OUT, BACK = 0, 1
 PIECE_BYTES = 64 * 2**20
 PIECES = 4  # enqueued at once, for each way
@@ -270,10 +268,7 @@ class Mover:
     """
 
     def __init__(self, move: Move, host: torch.Tensor, device: torch.device) -> None:
-        """
-        Args:
-            host: slow memory of the tensor's size, as the host sees it.
-        """
+        """``host`` is slow memory of the tensor's size, as the host sees it."""
         self.move, self._host, self._device = move, host, device
         self.room: torch.Tensor | None = None
         self.away = False
@@ -324,9 +319,6 @@ class Mover:
     def _wait_for(self, way: int) -> None:
         if self._done:
             torch.cuda.current_stream(self._device).wait_event(self._done[way])
-
-
-# ------------------------------------------------------------------------------------------ the wire
 
 
 def wire_beside(

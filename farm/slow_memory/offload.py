@@ -105,9 +105,6 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
     return _pooled(rebuilt, wanted, memory)
 
 
-# ------------------------------------------------------------------------------------------ writing directly
-
-
 class _WatchedCall(NamedTuple):
     func: Any
     writable: bool
@@ -194,23 +191,15 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
     return None
 
 
-def _convolution(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Write | None:
-    """Do what `at::convolution` does if it selects cuDNN or the depthwise kernel; None for its other backends."""
+def _convolution(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *more: Any) -> Write | None:
+    """Do what `at::convolution` does if it selects cuDNN or the depthwise kernel; None for its other backends.
+
+    ``more``: stride, padding, dilation, whether it is transposed, output padding, and groups.
+    """
+    stride, padding, dilation, _, _, groups = more
     if image.device.type != "cuda" or image.dim() not in (4, 5):
         return None
-    backend = torch._C._select_conv_backend(  # type: ignore[attr-defined]
-        image, weight, bias, stride, padding, dilation, transposed, output_padding, groups, None
-    )
+    backend = torch._C._select_conv_backend(image, weight, bias, *more, None)  # type: ignore[attr-defined]
     backends = torch._C._ConvBackend  # type: ignore[attr-defined]
     if backend == backends.CudaDepthwise2d:
         return lambda outs: _aten._conv_depthwise2d.out(
@@ -223,18 +212,9 @@ def _convolution(
     def write(outs: Sequence[torch.Tensor]) -> torch.Tensor:
         last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
         form = torch.contiguous_format if outs[0].is_contiguous() else last
-        _aten.cudnn_convolution.out(
-            image.contiguous(memory_format=form),
-            weight.contiguous(memory_format=form),
-            padding,
-            stride,
-            dilation,
-            groups,
-            cudnn.benchmark,
-            cudnn.deterministic,
-            cudnn.allow_tf32,
-            out=outs[0],
-        )
+        given = (image.contiguous(memory_format=form), weight.contiguous(memory_format=form))
+        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32)
+        _aten.cudnn_convolution.out(*given, padding, stride, dilation, groups, *flags, out=outs[0])
         if bias is not None:
             outs[0].add_(bias.reshape([1, -1] + [1] * (image.dim() - 2)))
         return outs[0]
@@ -254,8 +234,6 @@ _RULES: Mapping[Any, Callable[..., Write | None]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------ a pool
-
 _SEGMENT_BYTES = 20 * 2**20  # the caching allocator's request for a tensor between 1 and 10 MiB
 _ALIGNED_BYTES = 2 * 2**20
 _SETTLES = 3
@@ -268,10 +246,7 @@ class _Pool:
     """A memory pool in which chosen requests, by their order, get slow memory."""
 
     def __init__(self, device: torch.device, fast_bytes: int, slow: Mapping[int, torch.UntypedStorage]) -> None:
-        """
-        Args:
-            fast_bytes: size of the fast memory for all other requests.
-        """
+        """``fast_bytes`` is the size of the fast memory for all other requests."""
         self.requests: list[tuple[int, int]] = []  # address and size
         self._slow, self._device = slow, device
         self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)

@@ -257,8 +257,6 @@ class PlannedStep:
         self._sequence.clear()
         self.graphs.clear()
 
-    # ------------------------------------------------------------------------------------------ outputs
-
     def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
         """Run a call for the first time, and find out how it writes its slow outputs to slow memory."""
         made = [number for number in call.writes if number not in call.reads]
@@ -291,8 +289,6 @@ class PlannedStep:
         except torch.OutOfMemoryError:  # no room for its pool
             return None
         return outputs, memory
-
-    # ------------------------------------------------------------------------------------------ replays
 
     def replayed(self) -> Callable[[], None]:
         """Prepare the step; the result runs it once more."""
@@ -373,11 +369,7 @@ class _CallNotCaptured(Exception):
 def _timed(
     run: Callable[[], None], device: torch.device, window_s: float, meanwhile: Callable[[], None] | None = None
 ) -> list[float]:
-    """Time each of many consecutive runs. Unit: us.
-
-    Args:
-        meanwhile: called repeatedly during the runs, on a GPU.
-    """
+    """Time each of many consecutive runs. Unit: us. On a GPU, ``meanwhile`` is called repeatedly during the runs."""
     began_s, runs = time.perf_counter(), 0
     while runs == 0 or time.perf_counter() - began_s < min(WARM_UP_S, window_s):
         run()

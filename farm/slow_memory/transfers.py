@@ -42,12 +42,8 @@ def moves_of(life: Life, moved: Iterable[tuple[int, int]], bytes_per_s: float) -
 
 
 def away_while(life: Life, period: Inactive, copy_us: float) -> list[tuple[int, int]]:
-    """The calls, as ranges [first, behind), during which a tensor is in slow memory; two ranges if the period crosses
-    the end of the step.
-
-    Args:
-        copy_us: the time of one copy.
-    """
+    """The calls, as ranges [first, behind), during which a tensor is in slow memory, if one copy takes `copy_us`; two
+    ranges if the period crosses the end of the step."""
     gone_us, back_us = period.begin_us + copy_us, period.end_us - copy_us
     begins, calls, ranges = life.begins_us, len(life.times_us), []
     for shift_us in (0.0, life.step_us) if period.over_the_end else (0.0,):
@@ -106,9 +102,6 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
     moved = sum(sizes[period.tensor] for period in hidden)
     share = 1 - left_us / life.step_us if life.step_us else 0.0
     return Offload(bytes_per_s, len(periods), len(enough), tuple(hidden), moved, share, tuple(held_bytes))
-
-
-# ------------------------------------------------------------------------------------------ as measured on a card
 
 
 @dataclass(frozen=True)
