@@ -73,17 +73,16 @@ class EstimateOptions:
 def estimate(model: Model, options: EstimateOptions) -> None:
     """Estimate the cost of a model on a card from readings, and from predictions where there are none. Runs nothing."""
     from cli import prediction_tables
-    from farm.estimate.query import EstimateQuery, check_fill, parse_sizes
+    from farm.estimate.query import EstimateQuery, parse_sizes
     from farm.models import catalog
     from farm.requests.partial_request import default_dtype
 
-    check_fill(options.fill)
+    query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
     batches = parse_sizes(options.batch, "--batch")
     lengths = parse_sizes(options.length, "--length") if options.length is not None else [None]
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
     fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
     variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
-    query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
     if (tokens := options.generate) is not None:
         found = opening.first_that_knows(lambda session: query.generation(session, variants[0], tokens), lambda _: True)
         answer(options.as_json, found, lambda: prediction_tables.generation(found))

@@ -16,14 +16,7 @@ from typing import Any
 from sqlmodel import Session
 
 from farm.errors import UsageError
-from farm.estimate.readings import (
-    SelectedReadings,
-    card_model_named,
-    peaks_of,
-    select_for_model,
-    tuples_of,
-    without_readings,
-)
+from farm.estimate.readings import SelectedReadings, card_model_named, peaks_of, select_for_model, tuples_of
 from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
@@ -161,10 +154,10 @@ class Estimate:
             keys = f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"
             return dict(zip(keys, vars(found).values() if found else (None,) * 3, strict=True))
 
-        plain = ["tuples", "covered_tuples", "coverage", "predicted_us", "predictor", "predicted_mj", "shares"]
-        plain += ["measuring_rest_s", "other_data_calls", "oldest_at_s", "card_model", "method"]
+        left_out = ("specs", "time", "energy", "whole_time", "whole_energy", "total_time", "total_energy")
         return {
-            **{name: getattr(self, name) for name in plain},
+            **{name: value for name, value in vars(self).items() if name not in left_out},
+            "shares": self.shares,
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
@@ -175,11 +168,7 @@ class Estimate:
             **asdict(self.per_token),
             **interval("total_time", "us", self.total_time),
             **interval("total_energy", "mj", self.total_energy),
-            "narrowing": list(self.narrowing),
-            "missing": [asdict(entry) for entry in self.missing],
-            "flags": dict(self.flags),
-            "origins": dict(self.origins),
-            "notes": list(self.notes),
+            "missing": [vars(entry) for entry in self.missing],
         }
 
 
@@ -219,7 +208,7 @@ def estimate(
         software = Software(**row.model_dump(exclude={"id"}))
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
         software = predictor.software
-        selected = without_readings(needed, predictor.method, software.id, roofline)
+        selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
     else:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))

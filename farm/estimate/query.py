@@ -27,18 +27,6 @@ from farm.types.protocol import Protocol, Variant
 FILLS = ("auto", "none", "roofline")
 
 
-def check_fill(fill: str) -> None:
-    """
-    Raises:
-        UsageError: it is not one of `FILLS`.
-    """
-    if fill not in FILLS:
-        raise UsageError(f"There is no predictor '{fill}'.", f"Give --fill one of {', '.join(FILLS)}.")
-
-
-# -- estimates
-
-
 def parse_sizes(text: str, option: str) -> list[int]:
     """The sizes of `32`, `1,8,32`, or `1..256`, which doubles.
 
@@ -60,7 +48,7 @@ def parse_sizes(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class EstimateQuery:
-    """The options of an estimate beside its variant.
+    """The options of an estimate beside its variant. Raises `UsageError` if `fill` is unknown.
 
     Attributes:
         card: part of the card's model.
@@ -76,6 +64,10 @@ class EstimateQuery:
     torch: str = ""
     fill: str = "auto"
 
+    def __post_init__(self) -> None:
+        if self.fill not in FILLS:
+            raise UsageError(f"There is no predictor '{self.fill}'.", f"Give --fill one of {', '.join(FILLS)}.")
+
     def protocol(self, kind: str) -> Protocol:
         launch = self.launch or ("eager" if kind == "cpu" else "graph")
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
@@ -84,9 +76,8 @@ class EstimateQuery:
         """Estimate the cost of a model. A note names a predictor that cannot be read.
 
         Raises:
-            UsageError, CaptureError: see `farm.estimate.estimate.estimate`; or `fill` is unknown.
+            UsageError, CaptureError: see `farm.estimate.estimate.estimate`.
         """
-        check_fill(self.fill)
         model = card_model_named(session, self.card)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, predictor, notes = self.protocol(kind), None, list[str]()
@@ -152,9 +143,6 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     new = len(stored) - int(found.has_learned(stored).sum())
     learned = f"The predictor has learned {len(found.learned)} tuples, and the database has {new} more"
     return [f"{learned}: `farm predict fit` learns all."] if new else []
-
-
-# -- training data
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:

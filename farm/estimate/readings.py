@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy
 from sqlmodel import Session
@@ -60,9 +60,6 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
     return cards[0].kind, roofline_of(cards[0].kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
 
 
-# -- the tuples of a model
-
-
 def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
     """The tuples of a stored capture, with the data classes of their calls; without a capture, extract the tuples.
 
@@ -99,9 +96,6 @@ def stored_tuples(session: Session, variant: Variant, device_type: str, launch: 
     return [NeededTuple(*rows[id_][:5], calls[id_], rows[id_].spec) for id_ in calls]
 
 
-# -- their readings
-
-
 @dataclass(frozen=True)
 class SelectedReadings:
     """The readings of one method and one software that cover most of a model's cost.
@@ -119,6 +113,11 @@ class SelectedReadings:
     wholes: list[Whole]
     other_sets: int
     other_data_calls: int
+
+    @classmethod
+    def none(cls, needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline) -> Self:
+        """A selection without readings, for a model with predictions alone."""
+        return cls(method, software_id, _parts(needed, {}, {}, roofline)[0], {}, [], 0, 0)
 
 
 def select_for_model(
@@ -156,13 +155,6 @@ def select_for_model(
     whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
     wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
-
-
-def without_readings(
-    needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline
-) -> SelectedReadings:
-    """A selection without readings, for a model with predictions alone."""
-    return SelectedReadings(method, software_id, _parts(needed, {}, {}, roofline)[0], {}, [], 0, 0)
 
 
 _COLUMNS = (

@@ -156,9 +156,6 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     return dataclasses.replace(made, text=hold_tokens(transformers.tokens_of(entry, made, Path(text), Path(tokenizer))))
 
 
-# ------------------------------------------------------------------------------------------------- building
-
-
 def build(
     model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0, real_buffers: bool = False
 ) -> nn.Module:

@@ -18,9 +18,9 @@ from farm.operators.roofline import Roofline
 from farm.pages import COLOURS, GREY
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
-from farm.types.format import ENERGY, TIME, Units, count_of, gap, percent, printable, quantity
+from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, printable, quantity
 from farm.verdict.figures import Figure
-from farm.verdict.verdict import TupleRow
+from farm.verdict.verdict import Comparison, TupleRow
 
 Chart = dict[str, Any]
 Legend = list[tuple[str, str]]  # names with their colours
@@ -78,25 +78,21 @@ def _line(x: list[float], y: list[float], width: int = 2, dash: str = "solid") -
 
 def sum_and_whole(report: Report) -> list[Chart]:
     """The sum by operator type as stacked bars above the whole, for time and, if there is one, for energy."""
-    charts, verdict = [], report.verdict
-    if verdict.measured:
-        bars = {
-            "sum of<br>the parts": [row.time_us for row in report.types],
-            "in the<br>model": [row.in_model_us for row in report.types],
-        }
-        whole_us = verdict.time.whole.value if verdict.time.whole else None
-        charts.append(_stacked(report, bars, whole_us, "time", _unit(whole_us or verdict.time.total.value, TIME)))
+    types, verdict = report.types, report.verdict
+    in_sum, in_model = "sum of<br>the parts", "in the<br>model"
+    time = {in_sum: [row.time_us for row in types], in_model: [row.in_model_us for row in types]}
+    charts = [_stacked(report, time, verdict.time, "time", TIME)] if verdict.measured else []
     if verdict.energy is not None:
-        bars = {"sum of<br>the parts": [row.energy_mj for row in report.types]}
-        whole_mj = verdict.energy.whole.value if verdict.energy.whole else None
-        charts.append(_stacked(report, bars, whole_mj, "energy", _unit(whole_mj or verdict.energy.total.value, ENERGY)))
+        energy = {in_sum: [row.energy_mj for row in types]}
+        charts.append(_stacked(report, energy, verdict.energy, "energy", ENERGY))
     return charts
 
 
 def _stacked(
-    report: Report, bars: Mapping[str, list[float | None]], whole: float | None, what: str, unit: tuple[str, float]
+    report: Report, bars: Mapping[str, list[float | None]], compared: Comparison, what: str, units: Units
 ) -> Chart:
     """Bars of the values of all operator types (name of the bar -> value of each type), and of the whole."""
+    unit, factor = fitting_unit((compared.whole or compared.total).value, units)
     known = {name: values for name, values in bars.items() if any(value is not None for value in values)}
     colours = colours_of(report.types)
     groups = [([n], name, colour) for n, (name, colour) in enumerate(colours.items()) if colour != GREY]
@@ -104,20 +100,20 @@ def _stacked(
         groups.append((rest, f"{len(rest)} others", GREY))
 
     def bar(y: list[str], x: list[float], name: str, colour: str) -> dict[str, Any]:
-        hover = f"{_text(name)}: %{{x:.4g}} {unit[0]}<extra></extra>"
+        hover = f"{_text(name)}: %{{x:.4g}} {unit}<extra></extra>"
         style = {"orientation": "h", "marker": {"color": colour}, "hovertemplate": hover}
-        return {"type": "bar", "y": y, "x": [value / unit[1] for value in x], "name": _text(name), **style}
+        return {"type": "bar", "y": y, "x": [value / factor for value in x], "name": _text(name), **style}
 
     data = [
         bar(list(known), [sum(values[n] or 0.0 for n in numbers) for values in known.values()], name, colour)
         for numbers, name, colour in groups
     ]
-    if whole is not None:
-        data.append(bar(["whole<br>model"], [whole], "whole model", "#5f6b7a"))
+    if compared.whole is not None:
+        data.append(bar(["whole<br>model"], [compared.whole.value], "whole model", "#5f6b7a"))
     return _chart(
         data,
         120 + 45 * len(known),
-        f"{what} of one pass, {unit[0]}",
+        f"{what} of one pass, {unit}",
         "",
         axes=({"rangemode": "tozero"}, {"autorange": "reversed"}),
         legend=[(name, colour) for _, name, colour in groups],
@@ -169,7 +165,7 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
     timed = [row for row in rows if row.time_us]
     if not timed or timed[0].depth:
         return None
-    unit, factor = _unit(timed[0].time_us or 0.0, TIME)
+    unit, factor = fitting_unit(timed[0].time_us or 0.0, TIME)
     values = [(row.time_us or 0.0) / factor for row in timed]
     above, parents = list[int](), list[int]()
     for n, row in enumerate(timed):
@@ -316,10 +312,6 @@ def _ticks(least: float, most: float) -> dict[str, Any]:
     decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
     return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
-
-
-def _unit(value: float, units: Units) -> tuple[str, float]:
-    return next(((unit, factor) for unit, factor in units if abs(value) >= factor), units[-1])
 
 
 def _text(text: str) -> str:

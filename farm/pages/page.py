@@ -81,9 +81,6 @@ def job_page(session: Session, report: Report) -> JobPage:
     )
 
 
-# --------------------------------------------------------------------------------------------------- HTML
-
-
 def check_page(path: Path) -> None:
     """Check that a page can be written to this file, before the report is made.
 
@@ -155,15 +152,12 @@ def render(template: str, **values: Any) -> str:
         finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
     )
     environment.filters.update(
+        {name: getattr(format, name) for name in ("percent", "gap", "span", "plural")},
         time=lambda value: format.quantity(value, format.TIME),
         energy=lambda value: format.quantity(value, format.ENERGY),
         power=lambda value: format.quantity(value, format.POWER),
-        percent=format.percent,
         interval=lambda figure, units: format.interval(figure, getattr(format, units)),
-        gap=format.gap,
         count=format.count_of,
-        span=format.span,
-        plural=format.plural,
         day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
     )
     return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)

@@ -207,9 +207,6 @@ def _compared(pairs: Sequence[Pair], name: str, operator: str) -> ComparedRow:
     return ComparedRow(name, operator, sum(a.calls for a, _ in pairs), len(pairs), time, difference("energy"))
 
 
-# --------------------------------------------------------------------------------------------- sides
-
-
 def _side(session: Session, text: str) -> Tuples:
     words = text.split()
     if not words:

@@ -199,9 +199,6 @@ def _outputs(specs: Mapping[str, OperatorTuple]) -> dict[str, tuple[Size, ...] |
     return {id_: None if (found := known[id_]) is None else tuple(map(tuple, found)) for id_ in specs}
 
 
-# ---------------------------------------------------------------------------------------------------- rows
-
-
 def _row(
     calls: Sequence[_LayerCall],
     *,

@@ -24,7 +24,7 @@ from farm.store import tables
 from farm.store.rows import fetch
 from farm.store.tables import ItemState, JobState
 from farm.types.protocol import Protocol
-from farm.types.reading import Verification, inside_s
+from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import Request
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
@@ -57,13 +57,9 @@ class TypeRow:
 
 
 @dataclass(frozen=True)
-class EagerRow:
+class EagerRow(OtherCalls):
     """An operator that an eager pass calls more or less often than the measured pass."""
 
-    operator_id: str
-    label: str
-    launched: int  # calls in the measured pass
-    eager: int
     time_us: float | None  # of one call; None: not measured for this job
     energy_mj: float | None
 

@@ -34,7 +34,7 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
     """``5.31 ms``; a dash for None."""
     if value is None:
         return NOTHING
-    unit, factor = _fitting(value, units)
+    unit, factor = fitting_unit(value, units)
     return f"{_rounded(value / factor, digits)} {unit}"
 
 
@@ -42,7 +42,7 @@ def interval(figure: ValueWithInterval | None, units: Units) -> str:
     """``7.460 ± 0.021 ms``: up to the second digit of the half-width."""
     if figure is None:
         return NOTHING
-    unit, factor = _fitting(figure.value, units)
+    unit, factor = fitting_unit(figure.value, units)
     value, half_width = figure.value / factor, figure.half_width / factor
     if half_width <= 0 or not math.isfinite(half_width):
         return f"{_rounded(value, 4)} {unit}"
@@ -71,7 +71,7 @@ def count_of(number: float | None, unit: str) -> str:
     """``4.09 GFLOP``, ``102 MB`` (decimal prefixes)."""
     if number is None:
         return NOTHING
-    prefix, factor = _fitting(number, _COUNT)
+    prefix, factor = fitting_unit(number, _COUNT)
     if not prefix:
         return f"{number:.0f} {unit}"
     return f"{_rounded(number / factor, 3)} {prefix}{unit}"
@@ -99,7 +99,8 @@ def plural(word: str, number: int) -> str:
     return word if number == 1 else f"{word}s"
 
 
-def _fitting(value: float, units: Units) -> tuple[str, float]:
+def fitting_unit(value: float, units: Units) -> tuple[str, float]:
+    """The unit for a value in the base unit, and its factor."""
     return next(((unit, factor) for unit, factor in units if abs(value) >= factor), units[-1])
 
 

@@ -183,8 +183,6 @@ def corpus() -> list[str]:
     return [part for part in (FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n") if part.strip()]
 
 
-# ------------------------------------------------------------------------------------------------ users' texts
-
 #: The ids of users' texts that this process holds, by their content id; a variant has that id alone. They come from a
 #: new text, the database, or a request to measure.
 _held: dict[str, Tokens] = {}
