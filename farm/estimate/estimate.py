@@ -43,10 +43,7 @@ class PerToken:
 
     @classmethod
     def of(cls, variant: Variant | None, time: Figure | None, energy: Figure | None) -> PerToken:
-        """
-        Args:
-            time, energy: of one pass of the whole model, in µs and mJ.
-        """
+        """The cost per token, from the time (µs) and energy (mJ) of one pass of the whole model."""
         if variant is None or not variant.tokens:
             return cls(0, None, None)
         tokens_per_s = variant.tokens / time.value * 1e6 if time and time.value else None
@@ -273,17 +270,13 @@ def estimate(
 
 
 def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure, list[str]]:
-    """The time with an interval that includes the bursts of tuples that hit the power limit in a loop, and a note.
-
-    Only a reading of the whole model shows which of the two states of the card the model is in.
-    """
-    readings = [(part.count, part.reading) for part in selected.parts if part.reading]
+    """The time with an interval that includes the bursts of tuples that hit the power limit in a loop, and a note."""
     bursts = [
-        count * abs(reading.time_us - reading.details.burst.time_us)
-        for count, reading in readings
-        if reading.details.burst
+        part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
+        for part in selected.parts
+        if part.reading and part.reading.details.burst
     ]
-    if not bursts or selected.wholes:
+    if not bursts or selected.wholes:  # a reading of the whole model shows which state of the card it runs in
         return time, []
     note = f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
     return Figure(time.value, time.half_width + math.fsum(bursts)), [note]

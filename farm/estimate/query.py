@@ -103,10 +103,7 @@ class EstimateQuery:
         return None, list(dict.fromkeys(notes))
 
     def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
-        """
-        Raises:
-            UsageError: see `farm.estimate.generation.generation`.
-        """
+        """Estimate the cost of a text; see `farm.estimate.generation.generation`."""
         model = card_model_named(session, self.card)
         kind, _ = peaks_of(session, model, prompt.computes_in, self.tf32)
         return generation(session, prompt, tokens, model, protocol=self.protocol(kind), torch=self.torch)

@@ -42,10 +42,7 @@ def _entries(source: Source) -> Mapping[str, ModelEntry]:
 
 
 def source_named(name: str) -> Source:
-    """
-    Raises:
-        UsageError: there is no source of that name.
-    """
+    """The source with this name. Raises `UsageError` if there is none."""
     known = {source.NAME: source for source in SOURCES}
     if name not in known:
         raise UsageError(f"There is no source of models named '{name}'.", f"Choose one of {', '.join(known)}.")
@@ -55,8 +52,8 @@ def source_named(name: str) -> Source:
 def names(task: str | None = None, source: str | None = None) -> list[str]:
     """The names of all models that can be measured, sorted; ``task`` and ``source`` select some of them."""
     chosen = SOURCES if source is None else (source_named(source),)
-    found = [(one, entry) for one in chosen for entry in _entries(one).values() if task in (None, entry.task)]
-    return sorted(_shortest(one, entry.name) for one, entry in found)
+    found = ((one, entry) for one in chosen for entry in _entries(one).values())
+    return sorted(_shortest(one, entry.name) for one, entry in found if task in (None, entry.task))
 
 
 def _shortest(source: Source, name: str) -> str:
@@ -88,7 +85,7 @@ def matching(name: str) -> list[str]:
     prefix, _, pattern = name.rpartition("/")
     groups = [(source_named(prefix),)] if prefix else [_PREFERRED, SOURCES]
     for group in groups:
-        entries = [(one, entry.name) for one in group for entry in _entries(one).values()]
+        entries = [(one, model) for one in group for model in _entries(one)]
         if found := [pair for pair in entries if fnmatch.fnmatchcase(pair[1].lower(), pattern.lower())]:
             return sorted(_shortest(*pair) for pair in found)
     raise UnknownModel(f"No model's name fits '{name}'.", "List the models with `farm models`.")
@@ -191,11 +188,7 @@ def build(
 
 
 def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
-    """The variant (of a name: the default), its source and entry.
-
-    Raises:
-        UnsupportedModel: the package of the source is not installed.
-    """
+    """The variant (of a name: the default), its source and entry; `UnsupportedModel` without the source's package."""
     chosen = variant(model) if isinstance(model, str) else model
     source, entry = _found(chosen.model)
     if not is_installed(source):

@@ -69,10 +69,6 @@ class ModelEntry:
         """Whether it continues a text: its default pass is over a prompt."""
         return self.phases[:1] == ("prefill",)
 
-    @property
-    def decodes(self) -> bool:
-        return "decode" in self.phases
-
     def check_size(self, input_size: int | None) -> int:
         """The size to use; None stands for the default.
 
@@ -145,7 +141,7 @@ class ModelEntry:
             return {"length": 1, "cache": cache}
         if cache:
             why = f" in {phase}" if phase else ": it takes no tokens"
-            step = "Give --phase decode with it." if self.decodes else "Leave --cache away."
+            step = "Give --phase decode with it." if "decode" in self.phases else "Leave --cache away."
             raise UsageError(f"{self.name} has no cache of tokens{why}.", step)
         if not length or length == self.length:
             return {"length": self.length}

@@ -37,15 +37,6 @@ IMAGE_PX = 224  # size of the images for a model without example inputs
 _PLACE = "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it"
 
 
-def targets() -> dict[str, str]:
-    """Name -> 'module:function', checked but not imported.
-
-    Raises:
-        SettingsError: one has another form.
-    """
-    return _checked("models", settings().models, "takes no argument and returns the module")
-
-
 def loss(name: str) -> Callable[[Any], Any] | None:
     """The loss of a user's model: takes the model's output and returns a scalar. None if none is registered.
 
@@ -61,7 +52,12 @@ def loss(name: str) -> Callable[[Any], Any] | None:
         ) from error
 
 
+def _targets() -> dict[str, str]:
+    return _checked("models", settings().models, "takes no argument and returns the module")
+
+
 def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
+    """Name -> 'module:function', checked but not imported."""
     for name, target in named.items():
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
@@ -80,7 +76,7 @@ def _imported(target: str) -> Any:
 
 
 def entries() -> Mapping[str, ModelEntry]:
-    return {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in targets()}
+    return {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in _targets()}
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
@@ -151,10 +147,10 @@ def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> An
 
 
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, Any]]:
-    """The user's module, its positional arguments (None if it has no example inputs) and its keyword arguments."""
+    """The user's module, its positional arguments (None without example inputs) and its keyword arguments."""
     from torch import nn
 
-    target = targets()[name]
+    target = _targets()[name]
     try:
         with contextlib.redirect_stdout(sys.stderr):  # its output is not output of this program
             made = _imported(target)()

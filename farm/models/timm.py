@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from farm.errors import UnsupportedModel
 from farm.models.entry import ModelEntry
+from farm.models.torchvision import imported_after_torchvision
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,6 @@ def entries() -> Mapping[str, ModelEntry]:
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
     from farm.models.building import dtype_of
-    from farm.models.torchvision import imported_after_torchvision
 
     timm = imported_after_torchvision(NAME)
     if not timm.is_model(entry.own_name):

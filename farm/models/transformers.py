@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from farm.errors import UnsupportedModel, UsageError
 from farm.models.entry import ModelEntry, costs_of
 from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
+from farm.models.torchvision import imported_after_torchvision
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +59,9 @@ REFUSED = {
     "transfo-xl": "Transformer-XL, which transformers 5 no longer has",
     "retribert": "RetriBERT, which transformers 5 no longer has",
 }
+
+
+_package = functools.partial(imported_after_torchvision, NAME)
 
 
 @functools.cache
@@ -261,9 +265,3 @@ def _class_of(entry: ModelEntry) -> Any:
             "Install another version of transformers.",
         )
     return found
-
-
-def _package() -> Any:
-    from farm.models.torchvision import imported_after_torchvision
-
-    return imported_after_torchvision(NAME)

@@ -1,9 +1,8 @@
 """The charts of a page, as plain values that plotly draws in the browser.
 
-Each is ``{"data": [...], "layout": {...}}`` in plotly's schema; a test checks this. ``legend`` may be added: names
-with their colours, which the page shows, because plotly's own legend scrolls if it is narrow. Axis titles name their
-unit. The page sets the colours of text, lines and background, for a light and a dark theme. Labels, types and paths
-are escaped in data and layout, because plotly interprets some HTML in texts.
+A chart is ``{"data": [...], "layout": {...}}`` in plotly's schema. It may have a ``legend``: names with their colours,
+which the page shows, because plotly's own legend scrolls if it is narrow. Axis titles name their unit. The page sets
+the colours of text, lines and background. All texts are escaped, because plotly interprets some HTML.
 """
 
 from __future__ import annotations

@@ -133,9 +133,8 @@ def plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise UsageError(
-            "Pages need plotly, which is not installed.", "Install it with `pip install 'operator-farm[plot]'`."
-        ) from error
+        step = "Install it with `pip install 'operator-farm[plot]'`."
+        raise UsageError("Pages need plotly, which is not installed.", step) from error
     return str(get_plotlyjs())
 
 

@@ -132,9 +132,6 @@ def _save(figure: Any, path: Path, title: str) -> None:
         raise UsageError(f"'{path}' cannot be written: {error}.", _FORMATS) from error
 
 
-# ------------------------------------------------------------------------------------------------ traces
-
-
 def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
     """Power between two steps of the energy counter: (end of each step in s, power in W)."""
     steps = power_by_step(*trace.series.get("energy_mj", ([], [])))
@@ -205,9 +202,6 @@ def _draw_bands(axis: Any, trace: Trace) -> None:
             axis.broken_barh(spans, (0.05 * number, 0.04), color=_colour(number + 3), **place)
 
 
-# ------------------------------------------------------------------------------------------------ charts
-
-
 def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
     """Draw the charts of a study one below the other."""
     check_path(path)
@@ -253,9 +247,6 @@ def _draw_bars(axis: Any, chart: Chart) -> None:
     (axis.set_yticks if chart.horizontal else axis.set_xticks)(range(len(chart.bars)), list(chart.bars), fontsize=7)
     if chart.horizontal:
         axis.set_ylim(len(chart.bars) - 0.4, -0.6)  # the first at the top
-
-
-# ------------------------------------------------------------------------------------------- predictions
 
 
 def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:

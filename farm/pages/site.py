@@ -160,9 +160,8 @@ def _cards(session: Session) -> list[Row]:
     counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
     groups: dict[str, list[tables.CardRow]] = defaultdict(list)
-    for card in session.exec(
-        select(tables.CardRow).where(tables.CardRow.kind != "simulated").order_by(col(tables.CardRow.id))
-    ):
+    card_row = tables.CardRow
+    for card in session.exec(select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))):
         groups[card.model].append(card)
     rows = []
     for model, cards in sorted(groups.items()):
@@ -176,13 +175,10 @@ def _cards(session: Session) -> list[Row]:
 def _side_by_side(models: Sequence[ModelPage]) -> list[Row]:
     """One row per variant and protocol, with the figures of the whole on each card model."""
     rows: dict[tuple[str, str], Row] = {}
-    for model in models:
-        for page in model.jobs:
-            report = page.report
-            if not report.cards or report.cards[0].simulated or report.verdict.time.whole is None:
-                continue
-            key = (report.title, str(report.protocol))
-            row = rows.setdefault(key, {"title": report.title, "protocol": key[1], "file": model.file, "on": {}})
-            time, energy = report.verdict.time, report.verdict.energy
-            row["on"][report.cards[0].model] = {"time": time.whole, "energy": energy and energy.whole}
+    for report, file in ((page.report, model.file) for model in models for page in model.jobs):
+        time, energy, protocol = report.verdict.time, report.verdict.energy, str(report.protocol)
+        if report.cards and not report.cards[0].simulated and time.whole is not None:
+            new = {"title": report.title, "protocol": protocol, "file": file, "on": {}}
+            on = rows.setdefault((report.title, protocol), new)["on"]
+            on[report.cards[0].model] = {"time": time.whole, "energy": energy.whole if energy else None}
     return list(rows.values())

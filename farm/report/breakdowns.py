@@ -29,9 +29,6 @@ from farm.verdict.verdict import TupleRow, Unmeasured
 OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
 
 
-# ---------------------------------------------------------------------------------------------- owners
-
-
 @dataclass(frozen=True)
 class OwnerRow:
     """All calls of one part of a training step (forward, backward, ...) that belong to one kind of module or function.
@@ -117,9 +114,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
     """The sum; None if a value is None."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
-
-
-# ---------------------------------------------------------------------------------------------- slow memory
 
 
 @dataclass(frozen=True)
@@ -215,9 +209,6 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
         return "all"
     outputs = (f"output {number}" if number else "output" for number in sorted(placement.outputs))
     return ", ".join([*(named.get(number, f"in{number}") for number in sorted(placement.inputs)), *outputs])
-
-
-# ---------------------------------------------------------------------------------------------- all layers
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy
@@ -20,8 +20,6 @@ from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
 from farm.store.rows import fetch, fetch_values
 from farm.verdict.figures import Figure, figure_json, total_of
-
-Change = Literal["faster", "slower", "same", "unknown"]
 
 _READING, _OPERATOR, _PROTOCOL, _SOFTWARE = (
     table.__table__.c  # type: ignore[attr-defined]
@@ -58,7 +56,7 @@ class Difference:
         return abs(self.b.value - self.a.value) > self.a.half_width + self.b.half_width
 
     @property
-    def verdict(self) -> Change:
+    def verdict(self) -> Literal["faster", "slower", "same"]:
         if not self.apart:
             return "same"
         return "slower" if self.b.value > self.a.value else "faster"
@@ -109,15 +107,9 @@ class SideComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; changes are fractions, b / a - 1."""
-        return {
-            "a": asdict(self.a),
-            "b": asdict(self.b),
-            "total": self.total.to_json() if self.total else None,
-            "types": [row.to_json() for row in self.types],
-            "tuples": [row.to_json() for row in self.tuples],
-            "only_a": list(self.only_a),
-            "only_b": list(self.only_b),
-        }
+        rows = {name: [row.to_json() for row in getattr(self, name)] for name in ("types", "tuples")}
+        total = self.total.to_json() if self.total else None
+        return {**vars(self), "a": vars(self.a), "b": vars(self.b), "total": total, **rows}
 
 
 @dataclass(frozen=True)
@@ -301,12 +293,7 @@ def _dtype(spec: Mapping[str, Any]) -> str | None:
 
 
 def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tuple[dict[str, str], set[str]]:
-    """The data class of each protocol by id, and the version of torch, of readings that can be mixed.
-
-    Raises:
-        UsageError: the readings are of several card models, methods or software, or their protocols differ in a field
-            other than the data class.
-    """
+    """The data class of each protocol by id, and the version of torch; `UsageError` if readings cannot be mixed."""
     protocols = fetch_values(session, (_PROTOCOL.id, _PROTOCOL.spec), (row.protocol_id for row in found))
     software = fetch(session, tables.SoftwareRow, (row.software_id for row in found)).values()
     specs = {id_: dict(row.spec) for id_, row in protocols.items()}

@@ -119,11 +119,6 @@ class _LayerCall:
         steps = tuple(self.place.module_path.split(".")) if self.place.module_path else ()
         return steps if self.is_module else (*steps, f":{self.short_name}")
 
-    @property
-    def holder(self) -> str | int:
-        """The owner of its weights: those of a module that is called twice count once."""
-        return self.place.module_path if self.is_module else self.place.index
-
 
 def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
     """The rows of a job: calls in their order, tuples and types by falling cost, modules as a tree.
@@ -207,13 +202,7 @@ def _row(
     alike: bool = True,
     steps: tuple[str, ...] = (),
 ) -> LayerRow:
-    """One row of several calls.
-
-    Args:
-        totals: time and energy of all calls of the model.
-        alike: all calls are of one tuple, so that the row has its sizes and parameters.
-        steps: the place of a module in the tree.
-    """
+    """One row of calls, with sizes and parameters if they are `alike`. `steps` is a module's place in the tree."""
     first = calls[0]
     spec = first.spec if alike else None
     one = len(calls) == 1 and alike
@@ -222,7 +211,8 @@ def _row(
     rows = [call.row for call in calls if call.row]
     times, energies = _costs(calls)
     time_us, energy_mj = (math.fsum(values) if values else None for values in (times, energies))
-    held = {call.holder: _held(call.spec) for call in calls}
+    # The weights of a module that is called twice count once.
+    held = {call.place.module_path if call.is_module else call.place.index: _held(call.spec) for call in calls}
     known = [counts for counts in held.values() if counts is not None]
     return LayerRow(
         name=name,
@@ -279,9 +269,6 @@ def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], lis
     order = {steps: number for number, steps in enumerate(groups)}
     for steps in sorted(groups, key=lambda steps: [order[steps[:level]] for level in range(len(steps) + 1)]):
         yield steps, groups[steps]
-
-
-# ----------------------------------------------------------------------------------------------------- CSV
 
 
 def csv_lines(many: Iterable[Layers]) -> Iterator[str]:

@@ -143,12 +143,12 @@ class Report:
     @property
     def per_token(self) -> PerToken:
         """Cost per token of the whole model; of the sum if only that is complete."""
-        time, energy, complete = self.verdict.time, self.verdict.energy, self.verdict.measured == self.verdict.parts
-        return PerToken.of(
-            Request.from_json(self.request).variant,
-            time.whole or (time.total if complete else None),
-            (energy.whole or (energy.total if complete else None)) if energy else None,
+        complete = self.verdict.measured == self.verdict.parts
+        time, energy = (
+            (one.whole or (one.total if complete else None)) if one else None
+            for one in (self.verdict.time, self.verdict.energy)
         )
+        return PerToken.of(Request.from_json(self.request).variant, time, energy)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON with units in the key names; shares and accuracies are fractions."""

@@ -27,7 +27,6 @@ MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_MEMORY_BYTES = 4 * 2**30
 MOST_S = 60.0
 _ENCODE = Path(__file__).with_name("encode.py")
-_INSTALL = "Install it with pip install 'operator-farm[language]'."
 _TOKENIZER_STEP = "Give the folder of a tokenizer of Hugging Face's tokenizers, with its tokenizer.json."
 
 
@@ -107,11 +106,7 @@ def _paragraphs(text: str, padded: bool) -> list[str]:
 def _encode(
     folder: Path, paragraphs: list[str], needed: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[int, ...]]:
-    """The ids of the paragraphs, the end of each, and the ids that the tokenizer puts before and after a row.
-
-    Args:
-        needed: the number of ids after which the tokenizer reads no further paragraph.
-    """
+    """The ids of the paragraphs (up to `needed`), the end of each, and the ids before and after a row."""
     import numpy as np
 
     path = folder / "tokenizer.json"
@@ -143,7 +138,8 @@ def _encode(
         )
     answer = json.loads(line)
     if answer.get("absent"):
-        raise SettingsError("A text of your own needs the library 'tokenizers', which is not installed.", _INSTALL)
+        problem = "A text of your own needs the library 'tokenizers', which is not installed."
+        raise SettingsError(problem, "Install it with pip install 'operator-farm[language]'.")
     if "error" in answer:
         raise UsageError(f"The tokenizer.json in {folder} cannot be read: {answer['error']}.", _TOKENIZER_STEP)
     ends = np.cumsum([count for count in answer["counts"] if count], dtype=np.int64)
