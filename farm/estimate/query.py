@@ -17,7 +17,7 @@ from farm.estimate.readings import card_model_named, peaks_of
 from farm.exchange.packaged import database_of, packaged_files
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, datasets, measured_models
-from farm.prediction.stored_predictor import RooflinePredictor, StoredPredictor
+from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -80,7 +80,8 @@ class EstimateQuery:
         """
         model = card_model_named(session, self.card)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
-        protocol, predictor, notes = self.protocol(kind), None, list[str]()
+        protocol, notes = self.protocol(kind), list[str]()
+        predictor: Predictor | None = None
         if self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":

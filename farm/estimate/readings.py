@@ -26,7 +26,7 @@ from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Part, ReadingView, Whole
 
 _READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
-    table.__table__.c  # type: ignore[attr-defined]
+    table.__table__.c  # type: ignore[union-attr]
     for table in (tables.ReadingRow, tables.Capture, tables.CardRow, tables.ProtocolRow, tables.Operator)
 )
 
@@ -93,7 +93,11 @@ def stored_tuples(session: Session, variant: Variant, device_type: str, launch: 
         calls[operator_id][data] = number
     columns = [_OPERATOR[name] for name in ("id", "short_name", "label", "flops", "bytes_moved", "spec")]
     rows = fetch_values(session, columns, calls)
-    return [NeededTuple(*rows[id_][:5], calls[id_], rows[id_].spec) for id_ in calls]
+    return [
+        NeededTuple(id_, row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec)
+        for id_, number in calls.items()
+        for row in (rows[id_],)
+    ]
 
 
 @dataclass(frozen=True)

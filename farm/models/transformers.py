@@ -151,8 +151,9 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
 
 def _specials(name: str) -> Specials:
     """The ids of a model that are not text."""
-    about: dict[str, Any] = _TABLE[name].get("specials", {})
-    return Specials(**{key: tuple(value) if isinstance(value, list) else value for key, value in about.items()})
+    about = _TABLE[name].get("specials", {}).items()
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in about}
+    return Specials(**values)
 
 
 def _vocabulary(name: str) -> int:

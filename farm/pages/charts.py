@@ -215,7 +215,8 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     Args:
         readings: rows with `power_w` and `sm_clock_mhz`, by reading id.
     """
-    rows = [(row, readings[row.reading_id]) for row in report.tuples if row.time_us and row.reading_id in readings]
+    of_rows = [(row, readings.get(row.reading_id or "")) for row in report.tuples if row.time_us]
+    rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)
     charts = []
     for title, column in (

@@ -22,7 +22,7 @@ from farm.store.rows import fetch, fetch_values
 from farm.verdict.figures import Figure, figure_json, total_of
 
 _READING, _OPERATOR, _PROTOCOL, _SOFTWARE = (
-    table.__table__.c  # type: ignore[attr-defined]
+    table.__table__.c  # type: ignore[union-attr]
     for table in (tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow)
 )
 

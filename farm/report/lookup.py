@@ -22,7 +22,7 @@ Sort = Literal["time", "energy", "power", "age"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 
 _READING, _OPERATOR, _VARIANT, _SOFTWARE, _PROTOCOL = (
-    table.__table__.c  # type: ignore[attr-defined]
+    table.__table__.c  # type: ignore[union-attr]
     for table in (tables.ReadingRow, tables.Operator, tables.ModelVariant, tables.SoftwareRow, tables.ProtocolRow)
 )
 _BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}

@@ -72,7 +72,7 @@ def _all_layers(found: AllLayers) -> str:
 def _power_limit(adjusted: Sequence[Adjustment]) -> str:
     """The figures that the sum takes for tuples that hit the power limit in a loop."""
     figures = {"burst": "burst figures", "interpolated": "figures between steady and burst, by the whole's clock,"}
-    numbers = Counter(entry.used for entry in adjusted)
+    numbers = Counter[str](entry.used for entry in adjusted)
     used = [
         f"{text} for {numbers[name]} {plural('tuple', numbers[name])}"
         for name, text in figures.items()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
 from farm.models.texts import Specials, in_rows, room_for_text, row_spans
@@ -115,7 +115,10 @@ def _encode(
         raise UsageError(f"The tokenizer's folder {folder} {reason}.", _TOKENIZER_STEP)
     if not path.exists():
         raise UsageError(f"The folder {folder} has no tokenizer.json.", _TOKENIZER_STEP)
-    request = {"tokenizer": _read(path, "The tokenizer", MOST_TOKENIZER_BYTES), "paragraphs": paragraphs}
+    request: dict[str, Any] = {
+        "tokenizer": _read(path, "The tokenizer", MOST_TOKENIZER_BYTES),
+        "paragraphs": paragraphs,
+    }
     request |= {"needed": needed, "most_bytes": MOST_MEMORY_BYTES}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     try:
