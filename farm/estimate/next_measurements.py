@@ -90,7 +90,7 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
         best = max(left, key=lambda id_: (left[id_], id_))
         found, entry = missing_of[best][-1]
         titles = tuple(str(one.variant) for one, _ in missing_of[best])
-        sweep = sweep_of(entry.operator, found.specs[best], best)
+        sweep = _sweep_of(entry.operator, found.specs[best], best)
         chosen.append(ProposedMeasurement(entry, left.pop(best), titles, sweep))
         for id_ in left:
             other = missing_of[id_][-1][1]
@@ -102,14 +102,13 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     return MeasurementPlan(tuple(chosen), uncertain, seconds, _file(chosen, variants))
 
 
-def sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep | None:
+def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep | None:
     """The sweep of one combination that makes exactly this tuple, if there is one."""
-    if operator not in RECIPES:
+    grid = _grid(operator, spec) if operator in RECIPES else None
+    if grid is None:
         return None
     from farm.operators.sweep import Expansion
 
-    if (grid := _grid(operator, spec)) is None:
-        return None
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):
         made = [tuple_ for batch in Expansion(sweep).batches() for tuple_ in batch]

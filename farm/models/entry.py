@@ -181,10 +181,7 @@ def _optimizer(name: str, amp: str) -> str:
 
 @functools.cache
 def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
-    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size if known.
-
-    benchmarks/model_costs.py makes the file.
-    """
+    """Name -> parameters, and if known FLOPs at batch 1 and the default size; see benchmarks/model_costs.py."""
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
 
 

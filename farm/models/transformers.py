@@ -167,16 +167,9 @@ def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) 
     Raises:
         UsageError, SettingsError: see `farm.models.texts.user_text.tokenize`.
     """
-    return user_text.tokenize(
-        text,
-        tokenizer,
-        _vocabulary(entry.own_name),
-        _rows(entry, variant),
-        variant.length,
-        padded=variant.padded,
-        specials=_specials(entry.own_name),
-        bare=variant.phase == "decode",  # the input is one token of the text
-    )
+    name, bare = entry.own_name, variant.phase == "decode"  # in decode the input is one token of the text
+    sizes = _vocabulary(name), _rows(entry, variant), variant.length
+    return user_text.tokenize(text, tokenizer, *sizes, padded=variant.padded, specials=_specials(name), bare=bare)
 
 
 def _rows(entry: ModelEntry, variant: Variant) -> int:

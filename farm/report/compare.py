@@ -76,10 +76,9 @@ class ComparedRow:
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {name: getattr(self, name) for name in ("name", "operator", "calls", "tuples")}
         for name, unit, found in (("time", "us", self.time), ("energy", "mj", self.energy)):
-            data |= figure_json(f"a_{name}", unit, found and found.a) | figure_json(
-                f"b_{name}", unit, found and found.b
-            )
-            data |= figure_json(f"{name}_change", "", found and found.change)
+            a, b, change = (found.a, found.b, found.change) if found else (None, None, None)
+            data |= figure_json(f"a_{name}", unit, a) | figure_json(f"b_{name}", unit, b)
+            data |= figure_json(f"{name}_change", "", change)
             data[f"{name}_verdict"] = found.verdict if found else "unknown"
         return data
 
@@ -220,31 +219,18 @@ def _of_job(session: Session, job_id: str) -> Tuples:
     from farm.report.report import build
 
     built = build(session, job_id)
-    rows = [
-        SideTuple(
-            row.operator_id,
-            row.short_name,
-            row.label,
-            row.data,
-            row.calls,
-            Figure(row.time_us, row.time_half_width_us or 0.0),
-            None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0),
-        )
-        for row in built.tuples
-        if row.time_us is not None
-    ]
+    rows = []
+    for row in built.tuples:
+        if row.time_us is not None:
+            time = Figure(row.time_us, row.time_half_width_us or 0.0)
+            energy = None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
+            rows.append(SideTuple(row.operator_id, row.short_name, row.label, row.data, row.calls, time, energy))
     if not rows:
         raise UsageError(f"The job {job_id} has no readings yet.", f"`farm status {job_id}` shows its progress.")
     dtype = (built.request.get("variant") or {}).get("dtype")
-    about = Side(
-        built.title,
-        job_id,
-        tuple(sorted({card.model for card in built.cards})),
-        tuple(sorted({str(software["torch"]) for software in built.software})),
-        (dtype,) if dtype else (),
-        len(rows),
-    )
-    return about, rows
+    card_models = tuple(sorted({card.model for card in built.cards}))
+    torches = tuple(sorted({str(software["torch"]) for software in built.software}))
+    return Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), len(rows)), rows
 
 
 def _of_filters(session: Session, filters: Filters) -> Tuples:

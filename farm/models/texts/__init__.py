@@ -98,11 +98,7 @@ def token_ids(
 
 
 def room_for_text(length: int, around: int) -> int:
-    """The number of text tokens in a row.
-
-    Raises:
-        UsageError: there is no room for any.
-    """
+    """The number of text tokens in a row; `UsageError` if there is no room for any."""
     if length <= around:
         raise UsageError(
             f"A row of {length} tokens has no room for a text beside {around} special ones.",

@@ -115,11 +115,8 @@ def _encode(
         raise UsageError(f"The tokenizer's folder {folder} {reason}.", _TOKENIZER_STEP)
     if not path.exists():
         raise UsageError(f"The folder {folder} has no tokenizer.json.", _TOKENIZER_STEP)
-    request: dict[str, Any] = {
-        "tokenizer": _read(path, "The tokenizer", MOST_TOKENIZER_BYTES),
-        "paragraphs": paragraphs,
-    }
-    request |= {"needed": needed, "most_bytes": MOST_MEMORY_BYTES}
+    request: dict[str, Any] = {"paragraphs": paragraphs, "needed": needed, "most_bytes": MOST_MEMORY_BYTES}
+    request["tokenizer"] = _read(path, "The tokenizer", MOST_TOKENIZER_BYTES)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     try:
         done = subprocess.run(
