@@ -17,7 +17,7 @@ from sqlmodel import Session
 
 from farm.errors import UsageError
 from farm.estimate.readings import SelectedReadings, card_model_named, peaks_of, select_for_model, tuples_of
-from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
+from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue, Predictor
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
 from farm.types.format import ENERGY, count_of, plural, quantity
@@ -31,10 +31,9 @@ SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no rea
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tokens a second and energy a token.
+    """Tokens a second and energy a token; None if the time or energy is unknown.
 
-    `tokens` is the number of tokens of a pass: those of a prompt or text, or one of each decoded sequence. A figure is
-    None if the time or energy is unknown.
+    `tokens` is the number of tokens of a pass: those of a prompt or text, or one of each decoded sequence.
     """
 
     tokens: int
@@ -214,26 +213,37 @@ def estimate(
             f"No reading of {model}{about} covers a tuple of {variant}.",
             f"Measure it: {command}; or import another farm's readings with `farm import`.",
         )
+    found = _from_readings(variant, model, protocol, software, needed, weight, selected)
+    if notes and found.missing:
+        found = replace(found, notes=(*notes, *found.notes))
+    return _with_predictions(found, predictor, needed) if predictor else found
+
+
+def _from_readings(
+    variant: Variant,
+    card_model: str,
+    protocol: Protocol,
+    software: Software,
+    needed: Sequence[NeededTuple],
+    weight: Mapping[str, float],
+    selected: SelectedReadings,
+) -> Estimate:
+    """The estimate from the selected readings alone."""
     summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
-    missing = [one for one in needed if one.operator_id not in selected.rows]
-    predicted = predictor.predict(missing, needed) if predictor else None
-    readings = list({row.id: row for rows in selected.rows.values() for row in rows}.values())
-    time, found_notes = _time_with_bursts(summed.time.total, selected)
+    time, notes = _time_with_bursts(summed.time.total, selected)
     if selected.other_sets:
-        found_notes.append(f"Readings of {selected.other_sets} other methods or software exist and were not mixed in.")
-    if readings and missing and predictor and predictor.software and predictor.software.id != software.id:
-        found_notes.append(
-            f"Predictions are for torch {predictor.software.torch}, readings for torch {software.torch}."
-        )
+        notes.append(f"Readings of {selected.other_sets} other methods or software exist and were not mixed in.")
+    readings = list({row.id: row for rows in selected.rows.values() for row in rows}.values())
     measuring_s = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
     total_weight = math.fsum(weight.values())
-    listed = []
-    for place, one in enumerate(missing):
-        share, call = weight[one.operator_id] / total_weight, predicted.calls[place] if predicted else None
-        listed.append(MissingTuple(one.operator_id, one.short_name, one.label, one.all_calls, share, *_cost_of(call)))
-    found = Estimate(
+    rest = [one for one in needed if one.operator_id not in selected.rows]
+    missing = [
+        MissingTuple(one.operator_id, one.short_name, one.label, one.all_calls, weight[one.operator_id] / total_weight)
+        for one in rest
+    ]
+    return Estimate(
         variant=variant,
-        card_model=model,
+        card_model=card_model,
         protocol=protocol,
         software=software,
         method=selected.method,
@@ -244,29 +254,43 @@ def estimate(
         energy=summed.energy.total if summed.energy else None,
         whole_time=summed.time.whole,
         whole_energy=summed.energy.whole if summed.energy else None,
-        missing=tuple(sorted(listed, key=lambda entry: (-entry.share, entry.label))),
+        missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
         measuring_rest_s=len(missing) * (statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE),
         other_data_calls=selected.other_data_calls,
         flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
         origins=dict(Counter(row.origin for row in readings)),
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
-        notes=(*(notes if missing else ()), *found_notes),
-        specs={one.operator_id: one.spec for one in missing},
+        notes=tuple(notes),
+        specs={one.operator_id: one.spec for one in rest},
     )
-    if predictor is None or predicted is None:
-        return found
+
+
+def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[NeededTuple]) -> Estimate:
+    """The estimate with predictions of the missing tuples."""
+    missing = [one for one in needed if one.operator_id in found.specs]
+    predicted, notes = predictor.predict(missing, needed), found.notes
+    calls = {one.operator_id: call for one, call in zip(missing, predicted.calls, strict=True)}
+    if found.covered_tuples and missing and predictor.software and predictor.software.id != found.software.id:
+        torches = f"Predictions are for torch {predictor.software.torch}, readings for torch {found.software.torch}."
+        notes = (*notes, torches)
+    measured_energy = found.energy if found.covered_tuples else Figure(0.0)
     return replace(
         found,
         predictor=predictor.name,
         predicted_us=predicted.time_us.value,
         predicted_mj=predicted.energy_mj.value if predicted.energy_mj else None,
-        total_time=_total(time, predicted.time_us),
-        total_energy=_total(
-            found.energy if selected.rows else Figure(0.0),
-            predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0),
-        ),
+        total_time=_total(found.time, predicted.time_us),
+        total_energy=_total(measured_energy, predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0)),
         narrowing=tuple(missing[place].operator_id for place in predicted.narrowing),
+        missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in found.missing),
+        notes=notes,
     )
+
+
+def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
+    time, energy_mj = call.time_us, call.energy_mj.value if call.energy_mj else None
+    times: dict[str, Any] = {"predicted_us": time.value, "predicted_low_us": time.low, "predicted_high_us": time.high}
+    return replace(entry, **times, predicted_mj=energy_mj, known=call.known)
 
 
 def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure, list[str]]:
@@ -280,14 +304,6 @@ def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure,
         return time, []
     note = f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
     return Figure(time.value, time.half_width + math.fsum(bursts)), [note]
-
-
-def _cost_of(call: CallPrediction | None) -> tuple[Any, ...]:
-    """The last fields of a `MissingTuple`."""
-    if call is None:
-        return ()
-    time, energy = call.time_us, call.energy_mj
-    return time.value, time.low, time.high, energy.value if energy else None, call.known
 
 
 def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:

@@ -69,12 +69,7 @@ class MeasurementPlan:
 
 
 def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
-    """Choose the tuples to measure.
-
-    Args:
-        estimates: of the models, with predictions.
-        most: number of tuples to choose.
-    """
+    """Choose up to ``most`` tuples to measure, from estimates of models with predictions."""
     gains: dict[str, float] = defaultdict(float)
     missing_of: dict[str, list[tuple[Estimate, MissingTuple]]] = defaultdict(list)
     for one in estimates:

@@ -285,10 +285,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
 
 
 def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
-    """Draw a model's time over a size, with its interval.
-
-    Args:
-        over: batch or length.
+    """Draw a model's time over a size (``batch`` or ``length``), with its interval.
 
     Raises:
         UsageError: as of `draw_evaluation`.

@@ -45,13 +45,10 @@ class ModelPage:
 
 
 def publish(session: Session, folder: Path, progress: Callable[[str], object] = lambda page: None) -> int:
-    """Write the site, replacing an earlier one.
+    """Write the site, replacing an earlier one; return the number of pages.
 
     Args:
         progress: called with the name of each page.
-
-    Returns:
-        The number of pages.
 
     Raises:
         UsageError: plotly is missing, the folder cannot be written, or it holds the site of another program.

@@ -236,9 +236,8 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
     verdict, items = evidence.verdict(), evidence.items
     if evidence.job.state == JobState.CANCELLED:
         begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
-        verdict = verdict.withheld(
-            f"Cancelled after {begun} of {len(items)} items; the same command continues the job."
-        )
+        reason = f"Cancelled after {begun} of {len(items)} items; the same command continues the job."
+        verdict = verdict.withheld(reason)
     return verdict, True
 
 
