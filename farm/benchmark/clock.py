@@ -16,7 +16,7 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.passes import Pass
-from farm.benchmark.sampler import Sampler
+from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
 from farm.types.reading import Burst
@@ -138,11 +138,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     card cool (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in the duty f, P =
     P_pause + f (P_op - P_pause): two duties give P_op without the pauses.
     """
-    points: list[tuple[float, float, float]] = []  # duty, power, half-width
-    times_us: list[float] = []
-    passes = 0
-    clocks_mhz: list[float] = []
-    reasons: dict[str, float] = {}
+    duties, powers, rounds, seen = list[float](), list[intervals.Slope](), list[TimedRound](), list[SampledWindow]()
     for duty in DUTIES:
         with Sampler(device) as sampler:
             clock = Clock(workload)
@@ -160,44 +156,37 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
                 burst_s = sum(entry.took_s for entry in clock.done[-count:])
                 time.sleep(burst_s * (1 - duty) / duty)
         ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
-        if len(ticks_s) < 4:
-            return None
-        power = intervals.power_of_ticks(ticks_s, ticks_mj)
-        inside = clock.between(ticks_s[0], ticks_s[-1])
+        inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
         if not inside:
             return None
-        window = sampler.window(ticks_s[0], ticks_s[-1])
-        worked_s = sum(entry.took_s for entry in inside)
-        points.append((worked_s / (ticks_s[-1] - ticks_s[0]), power.rate, power.half_width))
-        times_us += pass_times_us(inside)
-        passes += sum(entry.passes for entry in inside)
-        if window.sm_clock_mhz is not None:
-            clocks_mhz.append(window.sm_clock_mhz)
-        for name, share in window.throttle_shares.items():
-            reasons[name] = max(share, reasons.get(name, 0.0))
-    (high, high_w, high_hw), (low, low_w, low_hw) = points
+        duties.append(sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]))
+        powers.append(intervals.power_of_ticks(ticks_s, ticks_mj))
+        rounds += inside
+        seen.append(sampler.window(ticks_s[0], ticks_s[-1]))
+    (high, low), (high_w, low_w) = duties, (power.rate for power in powers)
     if high - low < 0.05:
         return None
     # P_op is on the line through both points, at duty 1; P_pause is at duty 0.
-    weight_high, weight_low = (1 - low) / (high - low), (1 - high) / (high - low)
-    power_w = weight_high * high_w - weight_low * low_w
-    power_half_width_w = math.hypot(weight_high * high_hw, weight_low * low_hw)
+    weights = (1 - low) / (high - low), (1 - high) / (high - low)
+    power_w = weights[0] * high_w - weights[1] * low_w
+    power_half_width_w = math.hypot(*(weight * power.half_width for weight, power in zip(weights, powers, strict=True)))
+    times_us = pass_times_us(rounds)
     time_us = statistics.fmean(times_us)
     time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
-    energy_mj = power_w * time_us * 1e-3
+    energy_mj, energy_half_width_mj = intervals.pass_energy(power_w, power_half_width_w, time_us, time_half_width_us)
+    clocks_mhz = [one.sm_clock_mhz for one in seen if one.sm_clock_mhz is not None]
+    reasons = [name for one in seen for name in one.throttle_shares]
     return Burst(
         time_us=time_us,
         time_half_width_us=time_half_width_us,
         power_w=power_w,
         power_half_width_w=power_half_width_w,
         energy_mj=energy_mj,
-        energy_half_width_mj=intervals.ratio_half_width(
-            energy_mj, power_w, power_half_width_w, time_us, time_half_width_us
-        ),
+        energy_half_width_mj=energy_half_width_mj,
         sm_clock_mhz=statistics.fmean(clocks_mhz) if clocks_mhz else None,
         pause_power_w=low_w - (high_w - low_w) / (high - low) * low,
         duties=(round(high, 4), round(low, 4)),
         duty_power_w=(round(high_w, 2), round(low_w, 2)),
-        throttle_shares={name: round(share, 3) for name, share in reasons.items()},
-        passes=passes,
+        throttle_shares={name: round(max(one.throttle_shares.get(name, 0.0) for one in seen), 3) for name in reasons},
+        passes=sum(entry.passes for entry in rounds),
     )

@@ -127,11 +127,13 @@ def finite(half_width: float, figure: float) -> float:
     return half_width if math.isfinite(half_width) else abs(figure)
 
 
-def ratio_half_width(
-    value: float, first: float, first_half_width: float, second: float, second_half_width: float
-) -> float:
-    """Half-width of `value`, a product or quotient of two independent figures."""
-    return abs(value) * math.hypot(relative(first_half_width, first), relative(second_half_width, second))
+def pass_energy(
+    power_w: float, power_half_width_w: float, time_us: float, time_half_width_us: float
+) -> tuple[float, float]:
+    """Energy of a pass and its half-width in mJ, from independent figures of its mean power and its time."""
+    energy_mj = power_w * time_us * 1e-3
+    share = math.hypot(relative(power_half_width_w, power_w), relative(time_half_width_us, time_us))
+    return energy_mj, abs(energy_mj) * share
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:

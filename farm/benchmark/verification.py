@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -96,10 +97,23 @@ def verify(
         raise
     except Exception as error:  # a user's model may raise anything
         raise why_it_raised(error) from error
+    findings = dataclasses.replace(
+        _compared(found, predicted),
+        launch="graph" if record is not None else "eager",
+        not_captured=not_captured,
+        tuple_kernels=tuple_kernels,
+        in_model=in_model,
+        numerics={name: getattr(protocol, name) for name in NUMERICS},
+    )
+    as_predicted = predicted is not None and not findings.missing and not findings.unexpected
+    return None if as_predicted else capture_json(found.capture), findings
+
+
+def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
+    """The observed pass compared with the prediction and with unobserved passes."""
     capture, seen = found.capture, Counter(found.capture.counts)
     expected = seen if predicted is None else Counter(predicted)
     missing, unexpected = expected - seen, seen - expected
-    matches = predicted is not None and not missing and not unexpected
     differences = [
         *(f"observing changes what runs: {text}" for text in found.differences),
         *(f"predicted, not seen on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()),
@@ -110,11 +124,9 @@ def verify(
         *(f"gap: {text}" for text in capture.gaps),
         *(f"overlap: {text}" for text in capture.overlaps),
     ]
-    findings = Verification(
-        launch="graph" if record is not None else "eager",
-        not_captured=not_captured,
+    return Verification(
         eagerly=_eagerly(found),
-        matches=matches and not found.differences,
+        matches=predicted is not None and not (missing or unexpected or found.differences),
         observer_effect=tuple(found.differences)[:KEPT_DIFFERENCES],
         missing=dict(missing),
         unexpected=dict(unexpected),
@@ -125,13 +137,9 @@ def verify(
             name: Launches(found.unobserved[name], round(time_us, 3))
             for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
         },
-        tuple_kernels=tuple_kernels,
-        in_model=in_model,
-        numerics={name: getattr(protocol, name) for name in NUMERICS},
         differences=tuple(differences[:KEPT_DIFFERENCES]),
         difference_count=len(differences),
     )
-    return None if matches else capture_json(capture), findings
 
 
 #: Compares an observed run with an unobserved one; and the observed run.

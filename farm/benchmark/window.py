@@ -184,18 +184,12 @@ class SteadyWindow:
             return intervals.finite(intervals.batch_half_width(values, figure), time_us)
 
         time_half_width_us, window_s = half_width_us(figure), power.end_s - power.begin_s
-        energy: dict[str, float] = {}
+        power_half_width_w = energy_mj = energy_half_width_mj = None
         if power.power_w is not None:
             power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
-            energy_mj = power.power_w * time_us * 1e-3
-            half_width_mj = intervals.ratio_half_width(
-                energy_mj, power.power_w, power_half_width_w, time_us, time_half_width_us
+            energy_mj, energy_half_width_mj = intervals.pass_energy(
+                power.power_w, power_half_width_w, time_us, time_half_width_us
             )
-            energy = {
-                "power_half_width_w": power_half_width_w,
-                "energy_mj": energy_mj,
-                "energy_half_width_mj": half_width_mj,
-            }
         return Reading(
             time_us=time_us,
             time_half_width_us=time_half_width_us,
@@ -205,8 +199,10 @@ class SteadyWindow:
             window_s=window_s,
             warm_up_s=self.warm_up_s,
             power_w=power.power_w,
+            power_half_width_w=power_half_width_w,
             power_source=power.source,
-            **energy,
+            energy_mj=energy_mj,
+            energy_half_width_mj=energy_half_width_mj,
             idle_power_w=levels.idle_power_w,
             base_power_w=levels.base_power_w,
             sm_clock_mhz=seen.sm_clock_mhz,

@@ -12,7 +12,7 @@ import pytest
 from farm.benchmark.intervals import (
     batch_half_width,
     midmean,
-    ratio_half_width,
+    pass_energy,
     relative,
     slope,
     student_t_95,
@@ -102,4 +102,4 @@ def test_the_average_over_time_weighs_uneven_samples() -> None:
 
 
 def test_relative_widths_of_a_product_add_in_quadrature() -> None:
-    assert ratio_half_width(200, 10, 0.3, 20, 0.8) == pytest.approx(200 * 0.05)
+    assert pass_energy(10, 0.3, 20e3, 800) == pytest.approx((200, 200 * 0.05))
