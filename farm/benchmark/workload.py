@@ -211,7 +211,7 @@ def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Worklo
     keep.append(calls)
     rounds: list[WorkloadRound] = []
     for group in groups:
-        launch = functools.partial(_run_all, group)
+        launch: Callable[[], None] = functools.partial(_run_all, group)
         if graph:
             with _not_capturable():
                 captured = capture_graph(group, device, pool)
