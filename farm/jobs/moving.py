@@ -19,7 +19,7 @@ from farm.jobs import item_state
 from farm.jobs.balance import MovableItem, balance_groups, slowness
 from farm.jobs.planning import card_for_each, wait_on_card
 from farm.store.database import Database, database_now, read_clock_s
-from farm.store.rows import in_batches, lock_items, lock_open_jobs, lock_with_open_jobs, locked
+from farm.store.rows import fetch, in_batches, lock_items, lock_open_jobs, lock_with_open_jobs, locked
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, ReadingRow
 
 
@@ -196,11 +196,7 @@ def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[Mova
         )
         .order_by(col(Item.id))
     ).all()
-    takers = {
-        job.id: _takers(job, cards)
-        for batch in in_batches({job_id for *_, job_id in rows})
-        for job in session.exec(select(Job).where(col(Job.id).in_(batch)))
-    }
+    takers = {key: _takers(job, cards) for key, job in fetch(session, Job, (job_id for *_, job_id in rows)).items()}
     return [
         MovableItem(item_id, card_id, expected_s, job_id, takers[job_id])
         for item_id, card_id, expected_s, job_id in rows
@@ -225,10 +221,7 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[M
                 its = (col(Item.id).in_(batch), col(Item.card_id) == giver, col(Item.state) == ItemState.WAITING)
                 moving = item_state.MOVE.update(*its, card_id=taker).returning(col(Item.id))
                 moved += [item_id for item_id in session.exec(moving).scalars() if item_id is not None]
-        items: list[Item] = []
-        for batch in in_batches(moved):
-            items += session.exec(select(Item).where(col(Item.id).in_(batch)))
-        return _ids(_missing_wholes(session, items)) + moved
+        return _ids(_missing_wholes(session, fetch(session, Item, moved).values())) + moved
 
 
 def _ids(items: Iterable[Item]) -> list[int]:
@@ -241,7 +234,7 @@ def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
 
 
-def _missing_wholes(session: Session, moved: Sequence[Item]) -> list[Item]:
+def _missing_wholes(session: Session, moved: Iterable[Item]) -> list[Item]:
     """Wholes for cards that now contribute tuples: the verdict compares each card with itself."""
     wanted: list[Item] = []
     for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
