@@ -1,7 +1,7 @@
-"""The types of values that an import accepts in a column, as Pydantic types.
+"""Pydantic types of the values that an import accepts in a column.
 
-A file of another farm can hold anything: every text and every document has a largest size, numbers are finite, and
-operator tuples are validated by `farm.types.tuple`. A validator raises ValueError or FarmError.
+A file of another farm can hold anything. So texts and documents have a largest size, numbers are finite, and operator
+tuples are validated by `farm.types.tuple`. A validator raises ValueError or FarmError.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, create_model
 
 from farm.store import content
 from farm.types.format import printable
-from farm.types.reading import Burst, CanaryNote, InContext, Verification
+from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verification
 from farm.types.tuple import parse
 from farm.types.value_profiles import class_of, is_class
 
 MOST_JSON = 16 << 20  # characters of one JSON document
-#: What `content.storable` would change in a document: to walk through every document would be a quarter of an import.
+#: What `content.storable` changes in a document. To walk through every document would take a quarter of an import.
 _NOT_STORABLE = re.compile(r"\\u(0000|[dD][89abAB])|NaN|Infinity|[eE]\+?\d{3}")
 
 
@@ -68,31 +68,10 @@ def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, 
     return Annotated[Any, PlainValidator(checked)]
 
 
-class _SummedDetails(BaseModel):
-    """The details of a reading that sums are computed from. All others are stored as they are."""
-
-    model_config = ConfigDict(defer_build=True)
-    method: Annotated[int, Field(ge=0, lt=10**6)] | None = None
-    copies: float | None = None
-    found_again: float | None = None
-    ceiling_s: float | None = None
-    eager_time_us: float | None = None
-    burst: Burst | None = None
-    context: InContext | None = None
-    canary: CanaryNote | None = None
-
-
-class _TimedCalls(BaseModel):
-    model_config = ConfigDict(defer_build=True)
-    calls_us: dict[str, list[float | None]] | None = None
-
-
-class _ReportedVerification(BaseModel):
-    """The numbers of a verification that reports compute with."""
-
-    model_config = ConfigDict(defer_build=True)
-    tuple_kernels: dict[str, Annotated[dict[str, float], Field(max_length=10_000)]] | None = None
-    in_model: _TimedCalls | None = None
+def _some(name: str, **kinds: Any) -> Any:
+    """The type of an object with some known keys, each of which may be missing. Other keys are accepted as they are."""
+    fields: dict[str, Any] = {key: (kind | None, None) for key, kind in kinds.items()}
+    return create_model(name, __config__=ConfigDict(defer_build=True), **fields)
 
 
 def _check_seen(seen: Sequence[Mapping[str, Any] | None]) -> None:
@@ -131,9 +110,17 @@ Numbers = document(Annotated[dict[str, float], Field(max_length=10_000)])
 Object = document(dict[str, Any])
 RequestText = document(dict[str, Any], as_text=True)
 Storages = document(list[Count])
-Details = document(_SummedDetails)
-Verified = document(_ReportedVerification, Verification.from_json)
-#: For each activation of a call, and each buffer or parameter that it was given: numbers that make its data class.
+#: The details of a reading that sums are computed from.
+_NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
+_METHOD = Annotated[int, Field(ge=0, lt=10**6)]
+Details = document(_some("details", method=_METHOD, **_NUMBERS, burst=Burst, context=InContext, canary=CanaryNote))
+#: The numbers of a verification that reports compute with.
+_KERNELS = dict[str, Annotated[dict[str, float], Field(max_length=10_000)]]
+_CALLS = _some("calls", calls_us=dict[str, list[float | None]])
+Verified = document(
+    _some("verification", tuple_kernels=_KERNELS, kernels=dict[str, Launches], in_model=_CALLS), Verification.from_json
+)
+#: For each activation of a call, and each buffer or parameter argument: the numbers that decide its data class.
 Seen = document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen)
 VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
 MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)

@@ -51,8 +51,13 @@ class Column:
         return TypeAdapter(accepted, config=ConfigDict(strict=True)).validate_python
 
 
-def _columns(*rows: tuple[Any, ...], derived: bool = False) -> tuple[Column, ...]:
-    return tuple(replace(Column(*row), derived=derived) for row in rows)
+def _columns(*rows: tuple[Any, ...] | str, derived: bool = False) -> tuple[Column, ...]:
+    """Columns from their fields; a text names columns of the readings, separated by blanks."""
+    named = {column.name: column for column in READINGS} if any(isinstance(row, str) for row in rows) else {}
+    found = []
+    for row in rows:
+        found += [named[name] for name in row.split()] if isinstance(row, str) else [Column(*row)]
+    return _derived(found) if derived else tuple(found)
 
 
 def _derived(columns: Sequence[Column]) -> tuple[Column, ...]:
@@ -128,11 +133,7 @@ OPERATOR = (
     *PARAMETERS,
     Column("parameters", "json", "all arguments of the constructor and the call except tensors", derived=True),
     Column(
-        "flops",
-        "integer",
-        "of one call: 2 for each multiply-add of products, convolutions, attention",
-        "FLOP",
-        accept.Count,
+        "flops", "integer", "of one call: 2 per multiply-add of products, convolutions, attention", "FLOP", accept.Count
     ),
     Column("bytes_moved", "integer", "what one call must read and write at least once", "B", accept.Count),
     Column("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B", derived=True),
@@ -155,13 +156,7 @@ CARD = _columns(
     ("card_model", "text", "its model, such as NVIDIA H200", "", accept.Name),
     ("card_kind", "text", "cuda, cpu or simulated", "", Literal["cuda", "cpu", "simulated"]),
     ("card_memory_bytes", "integer", "its memory", "B", accept.Count),
-    (
-        "card_fingerprint",
-        "json",
-        "measured when a worker first used it: peaks, idle levels, sensors",
-        "",
-        accept.Object,
-    ),
+    ("card_fingerprint", "json", "measured at its first use: peaks, idle levels, sensors", "", accept.Object),
 )
 
 SOFTWARE = _accepting(_declared(Software), torch=accept.Name)
@@ -235,24 +230,14 @@ READINGS = (
 )
 
 _CAPTURE_ID = Column(
-    "capture_id",
-    "text",
-    "the capture: a hash of variant, device type, grad mode, torch, launch and kind",
-    "",
-    accept.Id,
+    "capture_id", "text", "hash of variant, device type, grad mode, torch, launch, kind", "", accept.Id
 )
 _CAPTURED = (
     *_columns(
         ("device_type", "text", "cuda or cpu", "", Literal["cuda", "cpu"]),
         ("grad", "boolean", "autograd recorded", "", bool),
         ("torch", "text", "version that captured it"),
-        (
-            "launch",
-            "text",
-            "graph or eager: a model may run other operators in a CUDA graph",
-            "",
-            Literal["graph", "eager"],
-        ),
+        ("launch", "text", "graph or eager (a graph may run other operators)", "", Literal["graph", "eager"]),
         ("captured", "text", "predicted, or observed on a card", "", Literal["predicted", "observed"]),
     ),
     Column("variant_id", "text", "the model variant", derived=True),
@@ -269,13 +254,7 @@ CALLS = (
         ("module_path", "text", "position in the model, such as layer1.0.conv1", "", accept.Path),
         ("operator_id", "text", "the operator tuple; `subject_id` of its readings"),
         ("part", "text", "of a training step: forward, backward, recomputation, accumulation, loss or optimizer"),
-        (
-            "owner",
-            "text",
-            "of a training step: the leaf module or function that it belongs to, such as Conv2d",
-            "",
-            accept.Path,
-        ),
+        ("owner", "text", "of a training step: its leaf module or function, such as Conv2d", "", accept.Path),
         ("seen", "json", "statistics of each activation when the model ran; empty: unknown", "", accept.Seen | None),
         ("reads", "json", "storages that it reads", "", accept.Storages),
         ("writes", "json", "storages that it writes", "", accept.Storages),
@@ -328,13 +307,7 @@ VERDICTS = _columns(
     ("request", "json", "the request of the job", "", accept.RequestText | None),
     ("capture_id", "text", "the capture that calls are counted by; empty for a sweep", "", accept.Id | None),
     ("operators", "texts", "operator types in scope; `all`: all of them", "", _SOME_NAMES),
-    (
-        "made_of",
-        "json",
-        "each of its readings: id, role (tuple, whole, canary), round, reused",
-        "",
-        accept.MadeOf | None,
-    ),
+    ("made_of", "json", "its readings: id, role (tuple, whole, canary), round, reused", "", accept.MadeOf | None),
     ("origin", "text", "the farm that it was imported from; empty: of the exporting farm"),
 )
 
@@ -348,82 +321,64 @@ TRACES = _columns(
 )
 
 #: What `farm predict dataset` writes: readings as predictors learn from them (`farm.prediction.dataset`).
-DATASET = (
-    *_columns(
-        ("operator_id", "text", "the operator tuple"),
-        ("operator", "text", "the operator's short name, such as Conv2d"),
-        ("operator_type", "text", "the common name of modules, functions and aten operators that do the same work"),
-        ("operator_family", "text", "kind of its kernels, such as convolution or pointwise"),
-        ("dtype", "text", "of the arithmetic: the dtype of the first floating-point tensor"),
-        ("data_class", "text", "values of the inputs"),
-        ("training", "boolean", "the module was in training mode"),
-        ("flops", "integer", "of one call: 2 for each multiply-add of products, convolutions, attention", "FLOP"),
-        ("bytes_moved", "integer", "what one call must read and write at least once", "B"),
-        ("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B"),
-        ("m", "integer", "of a product of m x k by k x n, also of a convolution"),
-        ("n", "integer", "of such a product"),
-        ("k", "integer", "of such a product"),
-        ("products", "integer", "number of such products in one call: groups of a convolution, heads of an attention"),
-        ("tiles", "integer", "number of tiles of the products; 0 without a product"),
-        ("waves", "number", "tiles over the card's multiprocessors"),
-        ("wave_share_64x64", "number", "tiles of 64 x 64 over the tiles of complete waves; 1 without a product", "1"),
-        ("wave_share_128x64", "number", "the same for tiles of 128 x 64", "1"),
-        ("wave_share_256x128", "number", "the same for tiles of 256 x 128", "1"),
-        ("roofline_us", "number", "least time at the card's peaks, with a launch", "µs"),
-        ("tile_roofline_us", "number", "the same with complete waves of tiles, and with the cache", "µs"),
-        ("compute_us", "number", "of the tile roofline, the arithmetic", "µs"),
-        ("traffic_us", "number", "of the tile roofline, the bytes", "µs"),
-        ("tensors", "integer", "number of its input tensors, with parameters"),
-        ("itemsize_bytes", "integer", "of one element", "B"),
-        ("elements", "integer", "of the largest input or output tensor"),
-        ("elements_given", "integer", "of all tensors of the call"),
-        ("parameter_bytes", "integer", "of parameters and buffers", "B"),
-        ("strided_share", "number", "share of the input elements in tensors that are not contiguous", "1"),
-        ("expanded_share", "number", "1 - the smallest input tensor over the largest", "1"),
-        ("written_share", "number", "share of the bytes moved beyond the inputs", "1"),
-        ("casts", "boolean", "an output or input has another dtype than the first input"),
-        ("run_bytes", "integer", "that follow one another in memory, the least over the input tensors", "B"),
-        ("casts_to_whole", "boolean", "the name of the output's dtype is an integer or boolean type"),
-        ("masked", "number", "of an attention: 0.5 with a boolean mask, 1 with a mask of numbers, 0 without"),
-        ("causal", "boolean", "of an attention: each position sees only earlier positions"),
-        ("drops", "boolean", "of an attention: it has dropout"),
-        ("materialised", "boolean", "an attention that writes its scores, because of its mask, sizes or shared keys"),
-        ("along_last", "number", "1: it works along the last dimension; 0: along others; 0.5: it names none"),
-        ("along", "integer", "elements along the dimensions that it names"),
-        ("last_size", "integer", "of the first tensor; of an embedding its width"),
-        ("rows", "integer", "elements of the first tensor over its last size; of an embedding the requested rows"),
-        ("batch", "integer", "the first size of the first tensor"),
-        ("window", "integer", "elements of the kernel of a convolution or pool"),
-        ("stride", "integer", "elements of its step"),
-        ("dilation", "integer", "elements of its dilation"),
-        ("channels_in", "integer", "of an image"),
-        ("channels_out", "integer", "of an image, if known"),
-        ("pixels", "integer", "of an input image"),
-        ("zeros", "number", "share of zeros by the data class, the mean over activations", "1"),
-        ("positive", "number", "share of the activations without a negative value", "1"),
-        ("channels", "number", "mean share of the variance between channels", "1"),
-        ("data_known", "boolean", "the data class is known"),
-        ("reading_id", "text", "the reading"),
-        ("time_us", "number", "one pass in a loop", "µs"),
-        ("time_half_width_us", "number", "half of its 95 % interval", "µs"),
-        ("power_w", "number", "energy over time; empty if the card has no sensor", "W"),
-        ("energy_mj", "number", "one pass, gross", "mJ"),
-        ("energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
-        ("neighbours_us", "number", "time that other operators before it add to one pass", "µs"),
-        (
-            "fetching_us",
-            "number",
-            "part of it: fetching weights, which a model smaller than the cache finds there",
-            "µs",
-        ),
-        ("flags", "texts", "what a reader should know of the reading"),
-        ("kernels", "texts", "kernels of one call, if they were imported with it; predictors do not use them"),
-    ),
-    *(entry for entry in CARD if entry.name == "card_model"),
-    *(entry for entry in SOFTWARE if entry.name in ("torch", "cuda", "cudnn", "driver")),
-    *_columns(("method", "integer", "version of the measuring method")),
-    *(entry for entry in PROTOCOL if entry.name in ("launch", "residency", "tf32")),
-    *_columns(("features_version", "integer", "version of the columns that predictors use")),
+DATASET = _columns(
+    ("operator_id", "text", "the operator tuple"),
+    "operator",
+    ("operator_type", "text", "the common name of modules, functions and aten operators that do the same work"),
+    ("operator_family", "text", "kind of its kernels, such as convolution or pointwise"),
+    "dtype data_class training flops bytes_moved flops_per_byte",
+    ("m", "integer", "of a product of m x k by k x n, also of a convolution"),
+    ("n", "integer", "of such a product"),
+    ("k", "integer", "of such a product"),
+    ("products", "integer", "number of such products in one call: groups of a convolution, heads of an attention"),
+    ("tiles", "integer", "number of tiles of the products; 0 without a product"),
+    ("waves", "number", "tiles over the card's multiprocessors"),
+    ("wave_share_64x64", "number", "tiles of 64 x 64 over the tiles of complete waves; 1 without a product", "1"),
+    ("wave_share_128x64", "number", "the same for tiles of 128 x 64", "1"),
+    ("wave_share_256x128", "number", "the same for tiles of 256 x 128", "1"),
+    ("roofline_us", "number", "least time at the card's peaks, with a launch", "µs"),
+    ("tile_roofline_us", "number", "the same with complete waves of tiles, and with the cache", "µs"),
+    ("compute_us", "number", "of the tile roofline, the arithmetic", "µs"),
+    ("traffic_us", "number", "of the tile roofline, the bytes", "µs"),
+    ("tensors", "integer", "number of its input tensors, with parameters"),
+    ("itemsize_bytes", "integer", "of one element", "B"),
+    ("elements", "integer", "of the largest input or output tensor"),
+    ("elements_given", "integer", "of all tensors of the call"),
+    ("parameter_bytes", "integer", "of parameters and buffers", "B"),
+    ("strided_share", "number", "share of the input elements in tensors that are not contiguous", "1"),
+    ("expanded_share", "number", "1 - the smallest input tensor over the largest", "1"),
+    ("written_share", "number", "share of the bytes moved beyond the inputs", "1"),
+    ("casts", "boolean", "an output or input has another dtype than the first input"),
+    ("run_bytes", "integer", "that follow one another in memory, the least over the input tensors", "B"),
+    ("casts_to_whole", "boolean", "the name of the output's dtype is an integer or boolean type"),
+    ("masked", "number", "of an attention: 0.5 with a boolean mask, 1 with a mask of numbers, 0 without"),
+    ("causal", "boolean", "of an attention: each position sees only earlier positions"),
+    ("drops", "boolean", "of an attention: it has dropout"),
+    ("materialised", "boolean", "an attention that writes its scores, because of its mask, sizes or shared keys"),
+    ("along_last", "number", "1: it works along the last dimension; 0: along others; 0.5: it names none"),
+    ("along", "integer", "elements along the dimensions that it names"),
+    ("last_size", "integer", "of the first tensor; of an embedding its width"),
+    ("rows", "integer", "elements of the first tensor over its last size; of an embedding the requested rows"),
+    ("batch", "integer", "the first size of the first tensor"),
+    ("window", "integer", "elements of the kernel of a convolution or pool"),
+    ("stride", "integer", "elements of its step"),
+    ("dilation", "integer", "elements of its dilation"),
+    ("channels_in", "integer", "of an image"),
+    ("channels_out", "integer", "of an image, if known"),
+    ("pixels", "integer", "of an input image"),
+    ("zeros", "number", "share of zeros by the data class, the mean over activations", "1"),
+    ("positive", "number", "share of the activations without a negative value", "1"),
+    ("channels", "number", "mean share of the variance between channels", "1"),
+    ("data_known", "boolean", "the data class is known"),
+    "reading_id time_us time_half_width_us",
+    ("power_w", "number", "energy over time; empty if the card has no sensor", "W"),
+    "energy_mj energy_half_width_mj",
+    ("neighbours_us", "number", "time that other operators before it add to one pass", "µs"),
+    ("fetching_us", "number", "part of it: fetching weights, which a small model finds in the cache", "µs"),
+    "flags",
+    ("kernels", "texts", "kernels of one call, if they were imported with it; predictors do not use them"),
+    "card_model torch cuda cudnn driver method launch residency tf32",
+    ("features_version", "integer", "version of the columns that predictors use"),
 )
 
 TABLES: Mapping[str, tuple[Column, ...]] = {
@@ -474,22 +429,18 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 def as_markdown() -> str:
     """The data dictionary, for people."""
-    lines = [
-        "# Data dictionary",
-        "",
-        f"The tables of `farm export`, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a "
-        "fraction. A",
-        "value that could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines; in CSV "
-        "they are",
-        "joined by `x` (numbers) or `;` (texts). JSON is a text in Parquet and CSV. In Parquet, each field's "
-        "metadata holds",
-        "its unit and meaning.",
-    ]
+    text = f"""# Data dictionary
+
+The tables of `farm export`, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a fraction. A value
+that could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines; in CSV they are joined by
+`x` (numbers) or `;` (texts). JSON is a text in Parquet and CSV. In Parquet, each field's metadata holds its unit and
+meaning.
+"""
     for table, columns in {**TABLES, "dataset": DATASET}.items():
-        lines += ["", f"## {table}", "", f"One row is {_ONE_ROW_IS[table]}.", ""]
-        lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
-        lines += [f"| `{entry.name}` | {entry.kind} | {entry.unit} | {entry.meaning} |" for entry in columns]
-    return "\n".join(lines) + "\n"
+        text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"
+        text += "| column | type | unit | meaning |\n| --- | --- | --- | --- |\n"
+        text += "".join(f"| `{one.name}` | {one.kind} | {one.unit} | {one.meaning} |\n" for one in columns)
+    return text
 
 
 if __name__ == "__main__":

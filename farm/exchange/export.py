@@ -59,30 +59,24 @@ def export(
         raise UsageError(f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}.")
     alone = _format_of(target)
     if alone and form not in (None, alone):
-        raise UsageError(
-            f"{target} is not a {form} file by its name.", f"Name it {target.with_suffix('.' + str(form))}."
-        )
+        raise UsageError(f"{target} is not a {form} file by its name.", f"Name it {target.with_suffix(f'.{form}')}.")
+    if alone and traces:
+        raise UsageError("Traces go into a folder, beside the readings.", "Name a folder: farm export FOLDER --traces.")
     form = alone or form or "parquet"
     selection = select_readings(session, filters) if filters else Selection((), None)
-    makers: dict[str, Callable[[], tidy.Batches]] = {"readings": lambda: tidy.readings(session, selection)}
+    makers = {"readings": tidy.readings}
     if not alone:
-        makers["calls"] = lambda: tidy.calls(session, selection)
-        makers["captures"] = lambda: tidy.captures(session, selection)
-        makers["verdicts"] = lambda: tidy.verdicts(session, selection)
+        makers |= {"calls": tidy.calls, "captures": tidy.captures, "verdicts": tidy.verdicts}
     if traces:
-        if alone:
-            raise UsageError(
-                "Traces go into a folder, beside the readings.", "Name a folder: farm export FOLDER --traces."
-            )
-        makers["traces"] = lambda: tidy.traces(session, selection)
+        makers["traces"] = tidy.traces
     try:
         folder = target.parent if alone else target
         folder.mkdir(parents=True, exist_ok=True)
-        told = {"format": FORMAT, "farm_version": __version__, "exported_at_s": round(time.time(), 3)}
+        about = {"format": FORMAT, "farm_version": __version__, "exported_at_s": round(time.time(), 3)}
         files = {}
         for table, make in makers.items():
             path = target if alone else folder / f"{table}.{form}"
-            files[table] = (path, _write(path, form, table, make(), told))
+            files[table] = (path, _write(path, form, table, make(session, selection), about))
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
         dictionary.write_text(as_markdown())
     except OSError as error:
@@ -108,19 +102,20 @@ def as_table(session: Session, table: Literal["readings", "calls"], filters: Fil
 
 def _format_of(target: Path) -> str | None:
     """The format of a file by its suffix; None for a folder."""
-    if target.is_dir() or target.suffix[1:].lower() not in FORMATS:
-        if target.suffix and not target.is_dir() and target.suffix.lower() in (".parq", ".json", ".gz", ".xlsx", ".db"):
-            raise UsageError(f"{target.suffix} is not a format of an export.", "Choose .parquet, .csv or .jsonl.")
+    suffix = target.suffix.lower()
+    if target.is_dir() or not suffix:
         return None
-    return target.suffix[1:].lower()
+    if suffix in (".parq", ".json", ".gz", ".xlsx", ".db"):
+        raise UsageError(f"{target.suffix} is not a format of an export.", "Choose .parquet, .csv or .jsonl.")
+    return suffix[1:] if suffix[1:] in FORMATS else None
 
 
 # -------------------------------------------------------------------------------------------- writing
 
 
-def _write(path: Path, form: str, table: str, batches: tidy.Batches, told: Mapping[str, Any]) -> int:
+def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapping[str, Any]) -> int:
     """Write a file; return its number of rows."""
-    schema = schema_of(table, told)
+    schema = schema_of(table, about)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     rows = 0
     try:
@@ -161,8 +156,10 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
     elif form == "csv":
         import pyarrow.csv
 
-        lists = {entry.name: "x" if entry.kind != "texts" else ";" for entry in columns if entry.kind in _LISTS}
-        flat = _flat_schema(schema, lists)
+        signs = {"integers": "x", "numbers": "x", "texts": ";"}
+        lists = {entry.name: signs[entry.kind] for entry in columns if entry.kind in signs}
+        kinds = [(entry.name, pyarrow.string() if entry.name in lists else entry.type) for entry in schema]
+        flat = pyarrow.schema(kinds)
         with pyarrow.csv.CSVWriter(path, flat) as writer:
             yield lambda batch: writer.write_batch(_flattened(batch, flat, lists))
     else:
@@ -176,9 +173,6 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
                     lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
             yield write
-
-
-_LISTS = ("integers", "numbers", "texts")
 
 
 def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
@@ -199,12 +193,6 @@ def _batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
         values = columns[entry.name]
         arrays.append(values if isinstance(values, pa.Array) else pa.array(values, entry.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _flat_schema(schema: pa.Schema, lists: Mapping[str, str]) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema([pa.field(entry.name, pa.string() if entry.name in lists else entry.type) for entry in schema])
 
 
 def _flattened(batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str]) -> pa.RecordBatch:

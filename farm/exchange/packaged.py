@@ -71,11 +71,11 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
 def first_answer(
     ask: Callable[[Session], Answer], knows: Callable[[Answer], bool], say: Callable[[str], None]
 ) -> Answer:
-    """The answer of the user's own database; if it knows nothing, that of the readings of the package.
+    """The answer of the user's own database; if it has no readings for it, that of the packaged readings.
 
     Args:
-        ask: the question.
-        knows: whether an answer is based on readings.
+        ask: computes the answer.
+        knows: True if an answer is based on readings.
         say: receives a line if the package answers.
 
     Raises:
@@ -110,17 +110,14 @@ def first_answer(
 
 
 def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
-    """The error if neither the own database nor the package has an answer: what the own one lacks, and what there
-    is.
-    """
+    """The error if neither the own database nor the package has an answer."""
     if not isinstance(own, UsageError) or own.next_step == "It has no readings at all.":
         return packaged
-    if own.message != packaged.message or "Did you mean" in own.next_step:
+    suggests = ["Did you mean" in error.next_step for error in (own, packaged)]
+    if own.message != packaged.message or suggests[0] or own.next_step == packaged.next_step:
         return own
-    if "Did you mean" in packaged.next_step:
+    if suggests[1]:
         return packaged
-    if own.next_step == packaged.next_step:
-        return own
     return UsageError(
         own.message, f"{own.next_step} In the package {packaged.next_step[:1].lower()}{packaged.next_step[1:]}"
     )

@@ -1,4 +1,4 @@
-"""The declaration of a field: name, type, default, meaning, unit, choices and command-line option, all in one place.
+"""Declared fields: name, type, default, meaning, unit, choices and command-line option in one place.
 
 A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once, with `declared`, in
 its class. Everything else is derived from it: validation, JSON and content id (`Record`), database columns
@@ -35,16 +35,16 @@ class Field:
         name: of the attribute, the database column, the export column and the measurement-file key.
         type: ``str``, ``int``, ``float``, ``bool`` or another plain type; without ``None``.
         default: `dataclasses.MISSING` if the field must be given.
-        description: what it is, for people; begins in lower case.
+        description: for people; begins in lower case.
         unit: of a number; "" if it has none.
-        note: more for the data dictionary, such as the meaning of 0.
-        usual: what applies if a user does not give it, for the help text.
-        choices: the values that are accepted; () if any. "" stands for "not given".
-        minimum: the smallest integer that is accepted.
+        note: addition for the data dictionary, such as the meaning of 0.
+        usual: the default for users, for the help text.
+        choices: the accepted values; (): any. "" stands for "not given".
+        minimum: the smallest accepted integer.
         option: flags of the command-line option; () if there is none.
         metavar: placeholder for the value in the help text.
-        several: the command line takes several values, separated by commas, and makes a job of each.
-        always: written to JSON also at its default, see `Record.to_json`.
+        several: the command line accepts several values, separated by commas, and creates a job for each.
+        always: JSON contains it also at its default; see `Record.to_json`.
     """
 
     name: str
@@ -97,13 +97,9 @@ def original(default: Any, description: str, option: str = "", **more: Any) -> A
     return declared(default, description, option, always=True, **more)
 
 
-def fields_of(kind: type) -> tuple[Field, ...]:
-    """The fields of a dataclass, in order."""
-    return _fields_of(kind)  # type: ignore[arg-type]  # mypy takes the hash of instances for that of the class
-
-
 @functools.cache
-def _fields_of(kind: Any) -> tuple[Field, ...]:
+def fields_of(kind: Any) -> tuple[Field, ...]:
+    """The fields of a dataclass, in order."""
     hints = typing.get_type_hints(kind)
     return tuple(
         Field(one.name, _plain_type(hints[one.name]), one.default, **{"always": one.default is MISSING, **one.metadata})
@@ -143,7 +139,7 @@ class Record:
         Raises:
             UsageError: a value is not one of its choices, or out of range; names the field.
         """
-        for one in fields_of(type(self)):
+        for one in fields_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if one.choices and value not in one.choices and not self._accepts(one.name, value):
                 raise UsageError(
@@ -158,7 +154,7 @@ class Record:
                 )
 
     def _accepts(self, name: str, value: Any) -> bool:
-        """Whether a field takes a value beside its choices."""
+        """True if a field accepts a value that is not one of its choices."""
         return False
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +162,7 @@ class Record:
 
         So a new field changes no JSON and no id of what was made before it.
         """
-        values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]
+        values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]  # type: ignore[arg-type]
         return {
             one.name: value.to_json() if isinstance(value, Record) else value
             for one, value in values

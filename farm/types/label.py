@@ -1,8 +1,8 @@
-"""One readable line for an operator tuple: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'.
+"""The label of an operator tuple, one readable line: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'.
 
-For people alone: labels are shown and stored, never parsed. Tuples of one model shall differ in them, so that a label
-names all that commonly tells two tuples apart: what a function is called with beside its tensors, and which of them are
-parameters or buffers. What makes it too long is cut and gives way to the beginning of the id.
+Labels are shown and stored, never parsed. Tuples of one model should have different labels, so a label names what
+commonly differs: arguments of a function that are not tensors, and which tensors are parameters or buffers. A label
+that is too long is cut and ends with the beginning of the id.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, plain, tensor_references
+from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, plain, tensor_references
 
 LENGTH = 80
 _MARK = 6  # characters of an id
-_LEAST = 6  # characters of a cut text that still say something
+_LEAST = 6  # characters; a shorter rest of a cut text is left out
 _LISTED = 4  # inputs that are shown
 
 
@@ -24,11 +24,9 @@ def label_of(spec: OperatorTuple) -> str:
     """'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'."""
     head = " ".join([spec.short_name, *_parameter_words(spec)])
     called = " ".join(_call_words(spec))
-    tail = " ".join(
-        filter(
-            None, [_inputs(spec), _dtype(spec), *_layout_words(spec), _zeros(spec), "train" if spec.training else ""]
-        )
-    )
+    zeros = max((tensor.zeros for tensor in spec.tensors), default=0.0)
+    words = [_inputs(spec), _dtype(spec), *_layout_words(spec), f"zeros {zeros * 100:g} %" if zeros else ""]
+    tail = " ".join(filter(None, [*words, "train" if spec.training else ""]))
     tail = f" | {tail}" if tail else ""
     if not called:
         return f"{head}{tail}"
@@ -40,13 +38,13 @@ def label_of(spec: OperatorTuple) -> str:
 
 
 def call_of(spec: OperatorTuple) -> str:
-    """The operator and what it is called with, without the inputs: 'Conv2d 64->128 k3 s2'."""
+    """The operator and its arguments without the tensors: 'Conv2d 64->128 k3 s2'."""
     text = " ".join([spec.short_name, *_parameter_words(spec), *_call_words(spec)])
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
 
 
 def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
-    """Id -> label as a list shows it: with the beginning of the id where tuples have their label in common."""
+    """Id -> label; labels that several tuples share end with the beginning of the id."""
     number = Counter(labels.values())
     return {id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()}
 
@@ -87,13 +85,8 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
         yield f"offset {offset}"
 
 
-def _zeros(spec: OperatorTuple) -> str:
-    share = max((tensor.zeros for tensor in spec.tensors), default=0.0)
-    return f"zeros {share * 100:g} %" if share else ""
-
-
 def _call_words(spec: OperatorTuple) -> Iterator[str]:
-    """What the call says beside its tensors, without what is off or left to PyTorch."""
+    """The arguments that are not tensors, without those that are None or False."""
     arguments = list(spec.arguments)
     if spec.short_name in ("getitem", "setitem") and len(arguments) > 1:
         key, *value = arguments[1:]
@@ -102,16 +95,15 @@ def _call_words(spec: OperatorTuple) -> Iterator[str]:
             yield f"[{', '.join(map(_text, parts))}]"
         arguments = [] if not value or _only(value[0]) is not None else ["=", *value]
     for tree in arguments:
-        if tree is not None and not any(True for _ in tensor_references(tree)):
+        if tree is not None and not holds_tensor(tree):
             yield _text(tree)
     for name, tree in spec.keywords.items():
-        if tree is None or tree is False or any(True for _ in tensor_references(tree)):
-            continue
-        yield name if tree is True else f"{name} {_text(tree)}"
+        if tree is not None and tree is not False and not holds_tensor(tree):
+            yield name if tree is True else f"{name} {_text(tree)}"
 
 
 def _only(tree: Any) -> Any:
-    """The index where the tree is one tensor and nothing else."""
+    """The index of the tensor if the tree is a tensor; else None."""
     return tree.get("tensor") if isinstance(tree, dict) else None
 
 
@@ -129,15 +121,14 @@ def _text(tree: Any) -> str:
         if tag == "tuple":
             return _text(value)
         if tag == "slice":
-            return ":".join(
-                "" if part is None else _text(part) for part in (value if value[2] is not None else value[:2])
-            )
+            parts = value if value[2] is not None else value[:2]
+            return ":".join("" if part is None else _text(part) for part in parts)
         return str(plain(tree))
     return "".join(letter if letter.isprintable() else "?" for letter in str(tree))
 
 
 def _parameter_words(spec: OperatorTuple) -> list[str]:
-    """What a module was made with: its sizes, and what differs from the usual."""
+    """The sizes of a module, and its parameters that differ from the usual values."""
     values = {name: plain(value) for name, value in spec.parameters.items()}
     words: list[str] = []
 
@@ -159,17 +150,17 @@ def _parameter_words(spec: OperatorTuple) -> list[str]:
     for name, letter, usual in (
         ("kernel_size", "k", None),
         ("stride", "s", "1"),
-        ("padding", "p", None),
+        ("padding", "p", "0"),
         ("dilation", "d", "1"),
         ("groups", "g", "1"),
         ("output_size", "o", None),
     ):
-        if name in values and values[name] is not None and size(values[name]) != usual:
-            if name == "padding" and size(values[name]) == "0":
-                continue
-            # An adaptive pool to 1 and one to (1, 1) are two tuples, and models have both.
-            whole = name == "output_size" and isinstance(values[name], list)
-            words.append(f"{letter}{'x'.join(map(str, values[name])) if whole else size(values[name])}")
+        value = values.get(name)
+        if value is None or size(value) == usual:
+            continue
+        # An adaptive pool to 1 and one to (1, 1) are two tuples, and models have both.
+        every = name == "output_size" and isinstance(value, list)
+        words.append(f"{letter}{'x'.join(map(str, value)) if every else size(value)}")
     if spec.short_name.endswith("Dropout"):
         words.append(f"p{values.get('p')}")
     if values.get("inplace"):

@@ -1,13 +1,13 @@
-"""Which tensors of a call lie in slow memory: a word in the protocol of a reading, never part of the tuple's id.
+"""Placements: which tensors of a call are in slow memory. A word in the protocol of a reading, not part of the tuple.
 
-Fast is the card's own memory, slow what it reaches over a wire. A word names what is slow; all else is fast:
+Fast is the card's own memory; slow is memory that it reaches over a link. A word names the slow tensors:
 
     ""              everything fast
     in0             the first input
     in1-3+out0      three inputs, the second to the fourth, and the first output
 
-Inputs are the storages of the tuple's tensors by their number, parameters and buffers among them; outputs the storages
-that a call makes, in the order in which it returns them. What it writes in place is an input.
+Inputs are the storages of the tuple's tensors by number, with parameters and buffers. Outputs are the storages that a
+call creates, in the order of its results. A tensor that the call writes in place is an input.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from farm.errors import UsageError
 
 Placements = Literal["none", "each", "all"]
 PLACEMENTS = get_args(Placements)
-#: So many tensors have all their configurations read (2^n); of more, each is slow alone, and all of them.
+#: Up to so many tensors, all 2^n configurations are measured; of more tensors, each alone and all together.
 FEW = 5
-#: Of more tensors than this (an optimizer's call on all parameters) only all are slow.
+#: Of more tensors (an optimizer's call on all parameters), only all together.
 MANY = 64
 _PART = re.compile(r"(in|out)(0|[1-9]\d{0,5})(?:-([1-9]\d{0,5}))?")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What is slow. Empty: all is fast."""
+    """The slow tensors. Empty: all are fast."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -40,10 +40,10 @@ class Placement:
     def parse(cls, word: str) -> Self:
         """
         Raises:
-            UsageError: it is no such word, or not the one way to write it.
+            UsageError: the word is not a placement, or not in its canonical form.
         """
         found: dict[str, set[int]] = {"in": set(), "out": set()}
-        for part in filter(None, [word] if not word else word.split("+")):
+        for part in word.split("+") if word else ():
             if (match := _PART.fullmatch(part)) is None:
                 raise _unknown(word)
             kind, first, last = match[1], int(match[2]), int(match[3] or match[2])
@@ -64,31 +64,26 @@ class Placement:
 
 
 def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]:
-    """The words of all configurations that are asked for, without the one that is all fast, which is read in any case.
+    """The words of all requested configurations, except the one with all tensors fast.
 
     Args:
         inputs: the numbers of the storages that can be placed.
-        how: ``all``: every subset of up to `FEW` tensors, of more each alone and all; ``each``: each alone and all;
-            ``none``.
+        how: ``all`` (every subset of up to `FEW` tensors, of more each alone and all), ``each`` (each alone and all)
+            or ``none``.
     """
     tensors = [("in", number) for number in sorted(inputs)] + [("out", number) for number in range(outputs)]
     if how == "none" or not tensors:
         return []
-    sizes: list[int]
-    if how == "all" and len(tensors) <= FEW:
-        sizes = list(range(1, len(tensors) + 1))
-    elif len(tensors) <= MANY:
-        sizes = sorted({1, len(tensors)})
+    every = len(tensors)
+    if every > MANY:
+        sizes: Collection[int] = [every]
     else:
-        sizes = [len(tensors)]
-    return [str(_of(chosen)) for size in sizes for chosen in itertools.combinations(tensors, size)]
-
-
-def _of(chosen: Collection[tuple[str, int]]) -> Placement:
-    return Placement(
-        frozenset(number for kind, number in chosen if kind == "in"),
-        frozenset(number for kind, number in chosen if kind == "out"),
-    )
+        sizes = range(1, every + 1) if how == "all" and every <= FEW else sorted({1, every})
+    words = []
+    for chosen in itertools.chain.from_iterable(itertools.combinations(tensors, size) for size in sizes):
+        slow = {wanted: frozenset(number for kind, number in chosen if kind == wanted) for wanted in ("in", "out")}
+        words.append(str(Placement(slow["in"], slow["out"])))
+    return words
 
 
 def _ranges(kind: str, numbers: Collection[int]) -> Iterator[str]:
@@ -99,6 +94,6 @@ def _ranges(kind: str, numbers: Collection[int]) -> Iterator[str]:
 
 def _unknown(word: str) -> UsageError:
     return UsageError(
-        f"'{word[:80]}' is no placement.",
+        f"'{word[:80]}' is not a placement.",
         "Name what is slow, inputs first, in rising order: in0, in0+out0 or in1-3+out0.",
     )

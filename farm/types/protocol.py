@@ -16,21 +16,9 @@ from farm.types.fields import LARGEST_NUMBER, ContentAddressed, Record, content_
 from farm.types.memory_tiers import Placement
 from farm.types.value_profiles import is_class
 
-__all__ = [
-    "LARGEST_NUMBER",
-    "OPTIMIZERS",
-    "OnPhase",
-    "Protocol",
-    "Software",
-    "Stopping",
-    "Subject",
-    "Variant",
-    "content_id",
-]
-
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
-#: Of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation for the device.
+#: Of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation.
 OPTIMIZERS = tuple(f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused"))
 #: Called with the name of each phase of a measurement when it starts, and with details of it.
 OnPhase = Callable[[str, dict[str, Any]], None]
@@ -38,9 +26,7 @@ OnPhase = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Protocol(ContentAddressed):
-    """The conditions of a measurement. Only readings of one protocol are comparable; its id is part of a reading's
-    identity.
-    """
+    """The conditions of a measurement. Only readings with the same protocol are comparable."""
 
     launch: Launch = original(
         "graph",
@@ -89,19 +75,17 @@ class Protocol(ContentAddressed):
         return dataclasses.replace(self, placement=placement)
 
     def with_data(self, data: str) -> Self:
-        """The same protocol with other input values: a job with `seen` measures each tuple under the profile of its
-        calls.
-        """
+        """The same protocol with other input values. A job with `seen` uses the profile of each call."""
         return dataclasses.replace(self, data=data)
 
     @property
     def measures_context(self) -> bool:
-        """Whether tuples are also timed among other operators: only if the protocol stands for a running model."""
+        """True if tuples are also timed among other operators: if the protocol represents a running model."""
         return self.launch == "graph" and self.residency == "resident" and not self.placement
 
     @property
     def of_whole(self) -> Self:
-        """The protocol of a whole model: standard normal inputs, from which its layers compute the other values."""
+        """The protocol of a whole model: with standard normal inputs instead of `seen`."""
         return self.with_data("normal") if self.data == "seen" else self
 
     def __str__(self) -> str:
@@ -251,10 +235,8 @@ class Variant(ContentAddressed):
     def __str__(self) -> str:
         if self.phase == "decode":
             return self.titled(f"decode {self.batch} beside {self.cache} tokens")
-        size = f"{self.batch}x{self.length or self.input_size}"
-        if self.phase:
-            size += " tokens"
-            size += f" and {self.input_size} px" if self.input_size else ""
+        size = f"{self.batch}x{self.length or self.input_size}{' tokens' if self.phase else ''}"
+        size += f" and {self.input_size} px" if self.phase and self.input_size else ""
         return self.titled(f"{self.phase} {size}" if self.phase == "prefill" and not self.step else size)
 
     def titled(self, size: str) -> str:

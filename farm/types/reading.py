@@ -1,8 +1,8 @@
-"""What came out of a measurement: a `Reading` with its sampled `Trace`, and what else was found beside it (`Details`).
+"""The result of a measurement: a `Reading` with its `Trace` and `Details`. Also the `Verification` of a capture.
 
 A reading travels from the benchmark process to the farm and is stored: its figures as columns, its details as JSON.
-This is the only place where that JSON is made and read. Data sets are made of it, so every field has its unit in its
-name, and None always stands for "not looked at, or the card cannot tell", never for zero.
+Only this module writes and parses that JSON. Every field has its unit in its name. None means "not examined" or "the
+card cannot report it", never zero.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from farm.types.fields import declared
+from farm.types.fields import declared, names_of
 
-METHOD = 5  # raised when a change of the code changes what a reading says; readings of another are not reused
-REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
-INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+METHOD = 5  # raised if a change of the code changes results; readings of another method are not reused
+REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
+INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the subject or the canary runs
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:
-    """The card time of a reading's warm-ups and windows, with those of its canary. Unit: s."""
+    """The card time of the warm-ups and windows of a reading and its canary, in s."""
     return math.fsum(cost_s.get(name, 0.0) for name in INSIDE)
 
 
@@ -41,7 +44,7 @@ class Trace:
     series: dict[str, tuple[list[float], list[float]]]
 
     def pack(self) -> bytes:
-        """Compressed form, as stored."""
+        """The compressed form that is stored."""
         return zlib.compress(json.dumps({"window_s": self.window_s, "series": self.series}).encode(), 6)
 
     @classmethod
@@ -53,21 +56,20 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """An operator at the power limit, read in bursts between pauses, at the clocks that these leave it
-    (`farm.benchmark.clock`).
+    """An operator at the power limit, measured in bursts with pauses, at the higher clocks of bursts.
 
-    Figures are of one pass, half-widths absolute, of the 95 % interval.
+    Figures are of one pass. Half-widths are absolute, of the 95 % interval. See `farm.benchmark.clock`.
     """
 
     time_us: float
     time_half_width_us: float | None = None
-    power_w: float | None = None  # of the pass itself, the pauses taken out
+    power_w: float | None = None  # of a pass, without the pauses
     power_half_width_w: float | None = None
     energy_mj: float | None = None
     energy_half_width_mj: float | None = None
     sm_clock_mhz: float | None = None  # mean over both duties
-    pause_power_w: float | None = None  # what the card draws between two bursts
-    duties: tuple[float, ...] | None = None  # shares of the time that were work, the higher first
+    pause_power_w: float | None = None  # between two bursts
+    duties: tuple[float, ...] | None = None  # shares of the time with work, the higher first
     duty_power_w: tuple[float, ...] | None = None  # mean power at each of these duties
     throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples, the larger of both duties
     passes: int | None = None  # of both duties together
@@ -75,21 +77,23 @@ class Burst:
 
 @dataclass(frozen=True)
 class InContext:
-    """An operator alone and among others, on the same memory, at the same clocks (`farm.benchmark.cache`).
+    """The time of an operator in a loop, and the effect of other operators on it, in µs per pass.
 
-    Times are of one pass.
+    Measured on the same memory at the same clocks (`farm.benchmark.cache`).
     """
 
-    alone_us: float  # looped, weights and inputs as warm as they get
-    effect_us: float  # what the others add
+    alone_us: float  # in a loop, with weights and inputs as warm as possible
+    effect_us: float  # time that the others add
     effect_half_width_us: float | None = None  # of the 95 % interval
-    passes: int | None = None  # timed among others; 0: too long for the effect to matter, and not looked at
+    passes: int | None = None  # timed among others; 0: not timed, because the effect on so long a pass is negligible
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the place of a tuple's calls in a model adds to one of them, against the operator looped with everything
-    warm (`farm.benchmark.call_context`). The mean over the calls."""
+    """The time that the place in a model adds to a call, compared with a loop on warm data: the mean over the calls.
+
+    See `farm.benchmark.call_context`.
+    """
 
     effect_us: float
     half_width_us: float  # of the 95 % interval
@@ -98,13 +102,12 @@ class Place:
 
 @dataclass(frozen=True)
 class CanaryNote:
-    """The reference operator as it was last read before a reading, in the same process (`farm.benchmark.checks`).
+    """The last measurement of the reference operator before a reading, in the same process (`farm.benchmark.checks`).
 
-    Figures are of one pass of the reference operator. Changes are fractions, against the process's first canary that
-    was not disturbed.
+    Figures are of one pass. Changes are fractions of the first undisturbed canary of the process.
     """
 
-    number: int  # of the process's canaries, from 1
+    number: int  # counts the canaries of the process from 1
     time_us: float
     process: int | None = None  # the process's id on its host
     power_w: float | None = None
@@ -114,143 +117,140 @@ class CanaryNote:
     flags: tuple[str, ...] = ()
     time_change: float | None = None
     energy_change: float | None = None
-    cost_s: float | None = None  # card time that it took, everything included
+    cost_s: float | None = None  # all its card time
 
 
-_PARTS: dict[str, type] = {"burst": Burst, "context": InContext, "canary": CanaryNote}
+class _Stored:
+    """A record that is stored as JSON. `other` keeps the keys that this version does not know."""
+
+    other: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON by field name, without None."""
+        values = {name: getattr(self, name) for name in names_of(type(self)) if name != "other"}  # type: ignore[arg-type]
+        return {**self.other, **{name: _plain(value) for name, value in values.items() if value is not None}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> Self:
+        """Parse JSON of any version: missing keys become None, unknown ones go to `other`."""
+        data = data or {}
+        names = frozenset(names_of(cls)) - {"other"}  # type: ignore[arg-type]
+        values = {name: _parsed(name, value) for name, value in data.items() if name in names}
+        # Few of the fifty fields of details are set, and a job has tens of thousands of readings: the other fields
+        # keep the defaults of the class.
+        found = cls.__new__(cls)
+        vars(found).update(values, other={name: data[name] for name in data.keys() - names})
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, InModelTimes):
+        return {name: one for name, one in dataclasses.asdict(value).items() if one is not None}
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """The value of a field: lists as tuples, records of this module as such; a part that lacks a field as None."""
+    if value is None or name not in _PARTS:
+        return tuple(value) if isinstance(value, list) else value
+    try:
+        return _adapter(name).validate_python(value)
+    except ValueError:
+        if name in names_of(Verification):
+            raise
+        return None
+
+
+@functools.cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # late: making a reading does not need it
+
+    return TypeAdapter(_PARTS[name])
 
 
 @dataclass(frozen=True)
-class Details:
-    """What a reading found beside its figures. Times are of one pass; half-widths absolute, of the 95 % interval.
+class Details(_Stored):
+    """The details of a reading. Times are of one pass; half-widths are absolute, of the 95 % interval."""
 
-    `other` holds what this version does not know, as it was written.
-    """
-
-    method: int | None = None  # `METHOD` of the code that took it
+    method: int | None = None  # `METHOD` of the code that measured
 
     # what was run
-    copies: int | None = None  # of the tensors that the passes walk through in turn
-    passes_per_round: int | None = None  # a round is launched and timed at once
-    copies_wanted_more: bool | None = None  # True: too few copies for the residency that was asked for
-    parameter_bytes: int | None = None  # of a whole model, buffers included
-    activation_peak_bytes: int | None = None  # of a whole model: most allocated in one pass, beyond what was before it
-    allocated_peak_bytes: int | None = (
-        None  # of a training step on a GPU: most allocated at once, all that it holds included
-    )
-    reserved_peak_bytes: int | None = (
-        None  # of a training step on a GPU: what PyTorch's allocator had of the card meanwhile
-    )
-    workspace_bytes: int | None = None  # of what is allocated: workspaces that cuBLAS keeps from call to call
-    found_again: float | None = None  # share of what a pass touches that the cache still holds at the next, 0 to 1
+    copies: int | None = None  # of the tensors: the passes use one copy after the other
+    passes_per_round: int | None = None  # a round is launched and timed as one
+    copies_wanted_more: bool | None = None  # True: too few copies for the requested residency
+    parameter_bytes: int | None = None  # of a whole model, with buffers
+    activation_peak_bytes: int | None = None  # of a whole model: most memory that one pass allocates
+    allocated_peak_bytes: int | None = None  # of a training step on a GPU: most memory allocated, with all it holds
+    reserved_peak_bytes: int | None = None  # of the same: the memory that PyTorch's allocator reserved
+    workspace_bytes: int | None = None  # part of the allocated memory: workspaces that cuBLAS keeps between calls
+    found_again: float | None = None  # share of a pass's data that the cache still holds at the next pass, 0 to 1
     threads: int | None = None  # of a CPU
-    slow_memory: str | None = None  # of a tuple with a placement: what was slow
+    slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     workspaces: str | None = None  # of the same: where a library's workspaces were, fast or may be with the output
-    attempts: int | None = None  # windows read, where the first was hot, shared, drifting or starved
+    attempts: int | None = None  # windows measured, if the first was hot, shared, drifting or starved
 
     # the window: time
     rounds: int | None = None
-    late_rounds: int | None = None  # launched when the card had nothing left to do
-    starved_share: float | None = None  # of the window's time, in which the card waited for the host
-    time_figure: Literal["mean", "median"] | None = None  # which of them `Reading.time_us` is
+    late_rounds: int | None = None  # launched when the card was already idle
+    starved_share: float | None = None  # share of the window in which the card waited for the host
+    time_figure: Literal["mean", "median"] | None = None  # the one in `Reading.time_us`
     time_mean_us: float | None = None
     time_mean_half_width_us: float | None = None
     time_median_half_width_us: float | None = None
     time_trimmed_half_width_us: float | None = None
-    ceiling_s: float | None = None  # the longest window that was allowed, where it did not converge within
+    ceiling_s: float | None = None  # the longest allowed window, if it ended before it converged
 
     # the window: power
-    ticks: int | None = None  # of the energy counter, that the window holds
-    ramp_ticks_dropped: int | None = None  # first ticks that were still warm-up
-    power_integral_w: float | None = None  # the power sensor's mean, beside the counter's
-    power_drift: float | None = None  # second half against the first, a fraction, where that is much
+    ticks: int | None = None  # of the energy counter within the window
+    ramp_ticks_dropped: int | None = None  # first ticks, which still belong to the warm-up
+    power_integral_w: float | None = None  # mean of the power sensor, to compare with the counter
+    power_drift: float | None = None  # relative change from the first half to the second, if large
 
-    # the card meanwhile
-    lacks: tuple[str, ...] | None = None  # what it does not tell of what a reading is known to be good by
+    # the card during the window
+    lacks: tuple[str, ...] | None = None  # sensors for the checks of a reading that the card does not have
     throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
-    foreign_processes: tuple[int, ...] | None = None  # process ids seen on the card that are not the benchmark's
-    foreign_cpu_share: float | None = None  # of a CPU's cores: their time that other processes had, 0 to 1
-    temperature_slope_c_per_s: float | None = None  # within the window
+    foreign_processes: tuple[int, ...] | None = None  # ids of other processes on the card
+    foreign_cpu_share: float | None = None  # of a CPU: share of the cores' time used by other processes, 0 to 1
+    temperature_slope_c_per_s: float | None = None  # during the window
     warm_up_slope_c_per_s: float | None = None  # when the warm-up ended
     memory_temperature_c: float | None = None
-    sampler_busy_share: float | None = None  # of the time, that the sampler's thread spent in the driver
+    sampler_busy_share: float | None = None  # share of the time that the sampler's thread spent in the driver
 
-    # other states, and second opinions
+    # other states, and cross-checks
     burst: Burst | None = None
     context: InContext | None = None
-    context_missing: str | None = None  # why there is none
-    eager_time_us: float | None = None  # of a replayed whole: one pass launched eagerly, the median
+    context_missing: str | None = None  # why it is missing
+    eager_time_us: float | None = None  # of a whole in a CUDA graph: the median pass with eager launch
     eager_time_half_width_us: float | None = None
-    eager_time_missing: str | None = None  # why there is none
-    places: Mapping[str, Place] | None = None  # of a whole that is replayed: by tuple id
-    places_missing: str | None = None  # why there are none
+    eager_time_missing: str | None = None  # why it is missing
+    places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
+    places_missing: str | None = None  # why they are missing
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
-    study: Mapping[str, Any] | None = None  # the study that it was read for: id, name, circumstances
+    study: Mapping[str, Any] | None = None  # its study: id, name, circumstances
 
-    other: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON by field name, without None."""
-        found = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+        data = super().to_json()
         if self.activation_peak_bytes is not None:
-            found["found_again"] = self.found_again  # looked at: null says that it could not be told
-        if self.places is not None:
-            found["places"] = {tuple_id: dataclasses.asdict(place) for tuple_id, place in self.places.items()}
-        return {**self.other, **found, **{name: dataclasses.asdict(found[name]) for name in _PARTS if name in found}}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Read JSON of any version: missing keys become None, unknown ones go to `other`."""
-        data = data or {}
-        values = known(cls, data)
-        for name in values.keys() & _PARTS.keys():
-            values[name] = _part(_PARTS[name], values[name])
-        if places := values.get("places"):
-            values["places"] = {tuple_id: Place(**known(Place, one)) for tuple_id, one in places.items()}
-        other = {name: data[name] for name in data.keys() - values.keys()} if len(values) < len(data) else {}
-        # Of its fifty fields a reading has five, and a job tens of thousands of readings: the class has what all others
-        # are.
-        details = cls.__new__(cls)
-        vars(details).update(values, other=other)
-        return details
-
-
-_NAMES = tuple(entry.name for entry in dataclasses.fields(Details) if entry.name != "other")
-
-
-@functools.cache
-def _fields(kind: type) -> frozenset[str]:
-    return frozenset(entry.name for entry in dataclasses.fields(kind)) - {"other"}
-
-
-def known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of JSON of any version that a dataclass has fields for; lists become tuples."""
-    names = _fields(kind)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in names}
+            data["found_again"] = self.found_again  # examined: null means that it could not be determined
+        return data
 
 
 def canary_of(details: Mapping[str, Any]) -> CanaryNote | None:
-    """The canary's note alone, from the JSON of a reading's details: for who looks through thousands of them."""
-    return cast("CanaryNote | None", _part(CanaryNote, details.get("canary")))
-
-
-def _part(kind: type, data: Any) -> Any:
-    """A part of the details; None where there is none, or it lacks what makes it one."""
-    if data is None:
-        return None
-    try:
-        return kind(**known(kind, data))
-    except (TypeError, AttributeError):
-        return None
+    """The canary's note in the JSON of a reading's details. Much faster than parsing all details."""
+    return cast("CanaryNote | None", _parsed("canary", details.get("canary")))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One result: subject x card x software x protocol -> time, power, energy, their intervals, flags.
+    """One result for a subject, card, software and protocol: time, power, energy, their intervals, and flags.
 
-    Times are of one pass, in microseconds; half-widths are absolute, of the 95 % interval. What the card
-    cannot tell is None and has a flag, never zero.
+    Times are of one pass, in microseconds. Half-widths are absolute, of the 95 % interval. If the card cannot report a
+    value, the value is None and a flag says so.
     """
 
     time_us: float = declared(
@@ -274,8 +274,8 @@ class Reading:
     temperature_c: float | None = declared(None, "mean temperature", unit="°C")
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    details: Details = field(default_factory=Details)  # other states of the subject, cross-checks, copies made ...
-    cost_s: dict[str, float] = field(default_factory=dict)  # where the card's time went: rebuild, warm_up, window ...
+    details: Details = field(default_factory=Details)  # other states of the subject, cross-checks
+    cost_s: dict[str, float] = field(default_factory=dict)  # card time by phase: rebuild, warm_up, window ...
     trace: Trace | None = None
 
     def noting(self, **found: Any) -> Self:
@@ -294,12 +294,14 @@ class Reading:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        values = dict(data)
-        packed = values.pop("trace", None)
-        values["throttle_reasons"] = tuple(values.get("throttle_reasons", ()))
-        values["flags"] = tuple(values.get("flags", ()))
-        values["details"] = Details.from_json(values.get("details"))
-        return cls(**values, trace=Trace.unpack(base64.b64decode(packed)) if packed else None)
+        packed = data.get("trace")
+        parsed = {
+            "throttle_reasons": tuple(data.get("throttle_reasons", ())),
+            "flags": tuple(data.get("flags", ())),
+            "details": Details.from_json(data.get("details")),
+            "trace": Trace.unpack(base64.b64decode(packed)) if packed else None,
+        }
+        return cls(**{**data, **parsed})
 
 
 #: Flag -> its meaning, for people; `docs/method.md` has the same text.
@@ -336,7 +338,7 @@ FLAGS: dict[str, str] = {
 }
 
 
-# ----- verification of a capture on a card (`farm.benchmark.verification`), stored as JSON beside the capture
+# ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with the capture
 
 
 @dataclass(frozen=True)
@@ -349,14 +351,14 @@ class Launches:
 
 @dataclass(frozen=True)
 class InModelTimes:
-    """The time of each call within the running model: the median over several passes.
+    """The time of each call in the running model: the median over several passes.
 
     Attributes:
-        calls_us: tuple id -> the times of its calls, in order; None where a call's kernels could not be told.
-        source: ``kernels`` (a call's kernels together, the gaps between them left out) or ``ranges`` (by the clock).
-        passes: over which the median was taken.
-        attributed_share: of the kernels' time, what lies in some call, 0 to 1; 1 for ranges.
-        sum_us: of the calls whose times are known.
+        calls_us: tuple id -> the times of its calls, in order; None if the kernels of a call are unknown.
+        source: ``kernels`` (the sum of a call's kernels, without gaps) or ``ranges`` (by the clock).
+        passes: number of passes.
+        attributed_share: share of the kernel time that belongs to a call, 0 to 1; 1 for ranges.
+        sum_us: of the calls with known times.
     """
 
     calls_us: Mapping[str, tuple[float | None, ...]] | None = None
@@ -372,7 +374,7 @@ class OtherCalls:
 
     operator_id: str
     label: str
-    launched: int  # calls in the run that is measured
+    launched: int  # calls in the measured run
     eager: int
 
 
@@ -381,7 +383,7 @@ class Eagerly:
     """The differences between an eager pass and the measured run.
 
     Attributes:
-        kernels: name -> launches in the run that is measured, and in the eager pass, where they differ.
+        kernels: name -> launches in the measured run and in the eager pass, if they differ.
         kernel_time_us, eager_kernel_time_us: of all kernels of a pass.
     """
 
@@ -392,28 +394,28 @@ class Eagerly:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(_Stored):
     """The comparison of a capture with a pass of the model on a card. None: not examined.
 
     Attributes:
-        launch: of the run that was looked at, ``graph`` or ``eager``; None of old, when it was eager.
-        not_captured: why that is an eager one where a graph was asked for.
-        eagerly: what an eager pass runs otherwise; None where it runs the same.
+        launch: of the examined run, ``graph`` or ``eager``; None in old records, which are eager.
+        not_captured: why the run is eager although a graph was requested.
+        eagerly: the differences of an eager pass; None if there are none.
         matches: prediction and observation agree, and observing changed nothing.
-        observer_effect: what ran only observed, or only unobserved, in words.
-        missing: tuple id -> calls that were predicted and did not come.
-        unexpected: tuple id -> calls that came and were not predicted.
+        observer_effect: the differences between the observed and the unobserved pass, in words.
+        missing: tuple id -> predicted calls that did not occur.
+        unexpected: tuple id -> calls that were not predicted.
         gaps, overlaps: of the observed capture, in words.
-        unobserved_kernels: kernels launched in the unobserved pass.
-        kernels: those of the unobserved pass by name, the heaviest.
+        unobserved_kernels: number of kernels launched in the unobserved pass.
+        kernels: the heaviest of them, by name.
         tuple_kernels: tuple id -> kernel -> launches in one pass of the rebuilt tuple.
-        in_model: what each call took in the running model.
-        numerics: the flags under which kernels were chosen and calls timed (``tf32`` ...), on or off.
-        differences: all of the above that speaks against the prediction, in words; some of `difference_count`.
+        in_model: the time of each call in the running model.
+        numerics: the numeric flags (``tf32`` ...), which decide kernels and times.
+        differences: all findings against the prediction, in words; some of `difference_count`.
         card: the id of the card.
-        read_at_s: when it was kept, by the database's clock, in seconds since 1970.
+        read_at_s: time of storing by the database's clock, in s since 1970.
         simulated: no model ran.
-        other: what this version does not know, as it was written.
+        other: keys of other versions.
     """
 
     launch: str | None = None
@@ -438,46 +440,17 @@ class Verification:
     other: Mapping[str, Any] = field(default_factory=dict)
 
     def without_the_card(self) -> Self:
-        """The part that holds on any card. Kernels and times depend on the card model and on the numeric flags."""
+        """The part that is valid for any card. Kernels and times depend on the card model and on the numeric flags."""
         return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON by field name, without None."""
-        data = {**self.other, **_found(self)}
-        if self.kernels is not None:
-            data["kernels"] = {name: dataclasses.asdict(launches) for name, launches in self.kernels.items()}
-        if self.eagerly is not None:
-            data["eagerly"] = dataclasses.asdict(self.eagerly)
-        if self.in_model is not None:
-            data["in_model"] = _found(self.in_model)
-        return data
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Read JSON of any version: missing keys become None, unknown ones go to `other`."""
-        data = data or {}
-        values = known(cls, data)
-        if kernels := values.get("kernels"):
-            values["kernels"] = {
-                name: Launches(int(one["count"]), float(one["time_us"])) for name, one in kernels.items()
-            }
-        if eagerly := values.get("eagerly"):
-            operators = tuple(OtherCalls(**known(OtherCalls, one)) for one in eagerly.get("operators", ()))
-            kernels = {name: tuple(counts) for name, counts in eagerly.get("kernels", {}).items()}
-            values["eagerly"] = Eagerly(**{**known(Eagerly, eagerly), "operators": operators, "kernels": kernels})
-        if "in_model" in values:
-            values["in_model"] = _in_model(values["in_model"])
-        return cls(**values, other={name: value for name, value in data.items() if name not in values})
-
-
-def _found(one: Verification | InModelTimes) -> dict[str, Any]:
-    """The fields that are not None."""
-    values = {entry.name: getattr(one, entry.name) for entry in dataclasses.fields(one) if entry.name != "other"}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _in_model(data: Mapping[str, Any] | None) -> InModelTimes | None:
-    if not data:
-        return None
-    calls_us = {tuple_id: tuple(times_us) for tuple_id, times_us in (data.get("calls_us") or {}).items()}
-    return InModelTimes(**{**known(InModelTimes, data), "calls_us": calls_us})
+#: Fields of details and verifications that are records themselves.
+_PARTS: dict[str, Any] = {
+    "burst": Burst,
+    "context": InContext,
+    "canary": CanaryNote,
+    "places": dict[str, Place],
+    "kernels": dict[str, Launches],
+    "eagerly": Eagerly,
+    "in_model": InModelTimes,
+}

@@ -42,7 +42,7 @@ class Sweep(ContentAddressed):
 
 
 def named(operators: Sequence[str]) -> tuple[str, ...]:
-    """The operators that a request names; () if it takes all, or if the accuracy loop chooses."""
+    """The operators that a request names; () for all, or if the accuracy loop chooses."""
     return () if {"all", "auto"} & set(operators) else tuple(operators)
 
 
@@ -57,8 +57,7 @@ class Request(ContentAddressed):
     operators: tuple[str, ...] = original(
         ("all",),
         "operators to measure: all, auto (the most expensive types first, until the target is reached), or names such "
-        "as"
-        " Conv2d,Linear",
+        "as Conv2d,Linear",
         "--operators",
         usual="all",
     )
@@ -66,8 +65,7 @@ class Request(ContentAddressed):
     reuse: Reuse = original(
         "model",
         "which readings of the database to reuse: of the same card model (model), of the same card (card), of the "
-        "same card"
-        " model also from other farms (imported), or none",
+        "same card model also from other farms (imported), or none",
         "--reuse",
         usual="model",
         choices=get_args(Reuse),
@@ -127,20 +125,18 @@ class Request(ContentAddressed):
         try:
             return _adapter().validate_python(data)
         except (ValueError, FarmError) as error:
+            if isinstance(error, FarmError):
+                problem = error.message.rstrip(".")
+            else:
+                first = error.errors()[0]  # type: ignore[attr-defined]  # Pydantic's ValidationError
+                problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
             raise Unreadable(
-                f"The job's request cannot be read: {_first_problem(error)}.",
+                f"The job's request cannot be read: {problem}.",
                 "Another program changed its row. Submit the job again.",
             ) from error
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
-
-
-def _first_problem(error: ValueError | FarmError) -> str:
-    if isinstance(error, FarmError):
-        return error.message.rstrip(".")
-    problem = error.errors()[0]  # type: ignore[attr-defined]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
 
 
 @functools.cache

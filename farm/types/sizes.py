@@ -1,9 +1,9 @@
 """The sizes of an operator call, from its tuple alone: dtype, input and output shapes, and m, n and k of matrix
 products.
 
-These are exported columns, filters and features of predictors, of thousands of stored tuples at a time, where torch is
-not imported. An operator without a rule here has no output shape, never a guess; a test compares the rules with
-PyTorch. (`farm.operators.replay.output_shapes` finds the output shapes of any operator by running it on fake tensors.)
+They are exported columns, filters and features of predictors, computed for thousands of stored tuples without torch.
+An operator without a rule here has no output shape. A test compares the rules with PyTorch.
+(`farm.operators.replay.output_shapes` runs any operator on fake tensors.)
 """
 
 from __future__ import annotations
@@ -113,17 +113,15 @@ def _output(name: str, spec: Mapping[str, Any], shapes: tuple[Shape, ...]) -> tu
 
 
 def _windows(sizes: Shape, given: Mapping[str, Any]) -> list[int]:
-    """How many windows of a convolution or a pool there are along each dimension."""
+    """The number of windows of a convolution or pool along each dimension."""
     names = ("padding", "dilation", "kernel_size", "stride")
     columns = [value if isinstance(value := given[name], list) else [value] * len(sizes) for name in names]
     counts = []
     for size, padding, dilation, width, stride in zip(sizes, *columns, strict=True):
         room = size + 2 * padding - dilation * (width - 1) - 1
         count = (-(-room // stride) if given.get("ceil_mode") else room // stride) + 1
-        if (
-            given.get("ceil_mode") and (count - 1) * stride >= size + padding
-        ):  # no window begins in the padding at the end
-            count -= 1
+        if given.get("ceil_mode") and (count - 1) * stride >= size + padding:
+            count -= 1  # no window begins in the padding at the end
         counts.append(count)
     return counts
 

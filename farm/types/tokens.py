@@ -6,13 +6,12 @@ No torch. Data from elsewhere is validated here, with bounded sizes.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm.errors import UsageError
 from farm.types.protocol import LARGEST_NUMBER, content_id
@@ -26,15 +25,15 @@ SIDES = ("right", "left")
 
 
 class TokensRejected(ValueError):
-    """The data are not stored token ids."""
+    """The data is not stored token ids."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The input of a language model: ``batch`` rows of ``length`` ids.
 
-    ``row_lengths`` says how many of each row are text; the rest is padding, on the side ``padding``. ``packed`` is all
-    rows one after the other as little-endian 32-bit integers.
+    ``row_lengths`` is the number of ids of text in each row. The rest of a row is padding, on the side ``padding``.
+    ``packed`` holds all rows one after the other as little-endian 32-bit integers.
     """
 
     batch: int
@@ -46,7 +45,7 @@ class Tokens:
     def __post_init__(self) -> None:
         check_size(self.batch, self.length)
         if self.padding not in SIDES:
-            raise TokensRejected(f"padding stands at neither side, but {self.padding!r}")
+            raise TokensRejected(f"padding is {self.padding!r}, neither right nor left")
         if len(self.row_lengths) != self.batch or not all(1 <= row <= self.length for row in self.row_lengths):
             raise TokensRejected(f"lengths of the rows are not {self.batch} numbers from 1 to {self.length}")
         if len(self.packed) != self.batch * self.length * 4:
@@ -67,7 +66,7 @@ class Tokens:
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """The ids, of shape (batch, length), int64; not to be written. `torch.from_numpy` of a copy takes them."""
+        """The ids: shape (batch, length), int64, read-only. `torch.from_numpy` needs a copy."""
         import numpy as np
 
         found = np.frombuffer(self.packed, dtype="<i4").reshape(self.batch, self.length).astype(np.int64)
@@ -76,7 +75,7 @@ class Tokens:
 
     @property
     def mask(self) -> np.ndarray:
-        """1 where there is text, 0 where there is padding; of shape (batch, length), int64."""
+        """1 for text, 0 for padding: shape (batch, length), int64."""
         import numpy as np
 
         places = np.arange(self.length)
@@ -95,19 +94,14 @@ class Tokens:
 
     @cached_property
     def id(self) -> str:
-        """The content address, of the ids themselves: no version of a compressor changes it."""
-        return content_id({**self._told(), "ids": hashlib.sha256(self.packed).hexdigest()})
+        """The content address. It depends on the ids, not on their compressed form."""
+        return content_id({**self._sizes(), "ids": hashlib.sha256(self.packed).hexdigest()})
 
-    def _told(self) -> dict[str, Any]:
-        return {
-            "batch": self.batch,
-            "length": self.length,
-            "row_lengths": list(self.row_lengths),
-            "padding": self.padding,
-        }
+    def _sizes(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in _SIZES}, "row_lengths": list(self.row_lengths)}
 
     def compressed(self) -> bytes:
-        """The ids as the database holds them; `of_compressed` is the way back."""
+        """The ids as stored in the database; see `of_compressed`."""
         return zlib.compress(self.packed, 6)
 
     @classmethod
@@ -116,7 +110,7 @@ class Tokens:
     ) -> Self:
         """
         Raises:
-            TokensRejected: it is no input of that size; no more than that size is ever unpacked.
+            TokensRejected: it is not an input of that size; never unpacks more than that size.
         """
         check_size(batch, length)
         size = batch * length * 4
@@ -127,37 +121,42 @@ class Tokens:
         return cls(batch, length, tuple(row_lengths), padding, packed)
 
     def to_json(self) -> dict[str, Any]:
-        return {**self._told(), "ids": base64.b64encode(self.compressed()).decode()}
+        return {**self._sizes(), "ids": base64.b64encode(self.compressed()).decode()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """
         Raises:
-            TokensRejected: it is not what `to_json` writes.
+            TokensRejected: `to_json` does not write that.
         """
-        if not isinstance(data, Mapping) or set(data) != {"batch", "length", "row_lengths", "padding", "ids"}:
-            raise TokensRejected("not what token ids are written as")
-        rows = data["row_lengths"]
-        numbers = [data["batch"], data["length"], *(rows if isinstance(rows, list) else [None])]
-        if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-            raise TokensRejected("sizes that are no whole numbers")
+        from pydantic import Base64Bytes, StrictInt, ValidationError, create_model  # late: only stored ids need it
+
+        sizes = {"batch": StrictInt, "length": StrictInt, "row_lengths": list[StrictInt], "padding": str}
+        form = cast(Any, create_model)("ids", __config__={"extra": "forbid"}, **sizes, ids=Base64Bytes)
         try:
-            compressed = base64.b64decode(data["ids"], validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise TokensRejected(f"the ids are damaged ({error})") from error
-        return cls.of_compressed(data["batch"], data["length"], rows, data["padding"], compressed)
+            found = form.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise TokensRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return cls.of_compressed(**{name: getattr(found, name) for name in _SIZES}, compressed=found.ids)
+
+
+_SIZES = ("batch", "length", "row_lengths", "padding")
 
 
 def check_size(batch: int, length: int) -> None:
     """
     Raises:
-        UsageError: it is no size of an input, or more than is taken.
+        UsageError: a size is below 1, or the input is too large.
     """
-    for what, value, step in (("batch", batch, "Give -b 1 or more."), ("length", length, "Give 128 tokens, say.")):
+    for what, value, step in (
+        ("batch", batch, "Give -b 1 or more."),
+        ("length", length, "Give 128 or so."),
+    ):
         if not 1 <= value <= LARGEST_NUMBER:
             raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
     if batch * length > MOST_TOKENS:
         raise UsageError(
-            f"{batch}x{length} tokens are {batch * length}, more than the {MOST_TOKENS} that are taken at a time.",
-            "Ask for a smaller batch or length.",
+            f"{batch}x{length} tokens are {batch * length}, more than the {MOST_TOKENS} that one input may have.",
+            "Request a smaller batch or length.",
         )

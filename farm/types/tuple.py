@@ -1,16 +1,16 @@
 """An operator tuple: the description of one operator call as plain JSON, which is sent, stored and measured.
 
-Requirements this file answers:
+Requirements:
 
-- A tuple is a description, not code. Whatever arrives as JSON is validated here, with bounded sizes, before
-  anything looks at it; nothing in it is evaluated, unpickled or imported.
-- Its id is a hash of its canonical form: equal on every machine, in every process and Python version, and
-  blind to which model asked, which weights it held and which addresses its tensors had.
-- It holds what decides which kernels run: parameters, shapes, dtypes, strides, which arguments are one and the
-  same tensor (self-attention called with one tensor three times takes another path than with three clones),
-  and which tensors share a storage and at what offset.
+- A tuple is a description, not code. JSON from elsewhere is validated here, with bounded sizes, before it is used.
+  Nothing in it is evaluated, unpickled or imported.
+- Its id is a hash of its canonical form. It is equal on every machine, in every process and Python version. It does
+  not depend on the model, its weights or the addresses of its tensors.
+- It holds everything that decides which kernels run: parameters, shapes, dtypes, strides, which arguments are the same
+  tensor (self-attention with one tensor three times takes another path than with three clones), and which tensors
+  share a storage, with their offsets.
 
-No torch in this file: the command line, the queues and the simulated cards read tuples without it.
+No torch in this file: the command line, the queues and the simulated cards use tuples without it.
 
 Values that JSON lacks are written as an object with one key: ``{"tensor": 0}`` (an index into ``tensors``),
 ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"slice": [start, stop, step]}``, ``{"ellipsis": true}``,
@@ -21,15 +21,14 @@ Values that JSON lacks are written as an object with one key: ``{"tensor": 0}`` 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
+from farm.types.fields import content_id
 
 SCHEMA = 1
 
@@ -66,7 +65,7 @@ def words(text: str) -> frozenset[str]:
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Stride, in elements, that a freshly made tensor of this shape has."""
+    """The stride, in elements, of a new tensor of this shape."""
     stride, step = [], 1
     for size in reversed(shape):
         stride.append(step)
@@ -75,11 +74,11 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def canonical_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The stride that stands for ``stride`` in a tuple; None for the contiguous one.
+    """The canonical form of a stride; None for the contiguous one.
 
-    The stride of a dimension of size 1 addresses nothing, and real and fake tensors disagree on it; it is replaced
-    by the contiguous choice. But it decides whether an image of one pixel counts as channels_last, so where that
-    would change, the channels_last choice is taken.
+    The stride of a dimension of size 1 addresses nothing, and real and fake tensors disagree on it: it is replaced by
+    the contiguous choice. If that would change whether an image of one pixel counts as channels_last, the given stride
+    is kept.
     """
     if 0 in shape:
         return None
@@ -114,9 +113,9 @@ def _like_channels_last(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool
 class TensorSpec:
     """One distinct tensor of a call.
 
-    ``stride`` and ``offset`` count elements; ``stride`` is None where it is the contiguous one. Tensors of the same
-    ``storage`` share memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is
-    the share of zeros the data should have (a hint of sweeps, 0 to 1).
+    ``stride`` and ``offset`` count elements; a contiguous ``stride`` is None. Tensors of the same ``storage`` share
+    memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is the share of zeros
+    in the data (a hint of sweeps, 0 to 1).
     """
 
     role: str
@@ -134,7 +133,7 @@ class TensorSpec:
 
     @property
     def held(self) -> bool:
-        """Whether it is a buffer or parameter of the model that was given as an argument, and no leaf module's own."""
+        """True for a buffer or parameter of the model that is an argument, and not the leaf module's own."""
         return self.role != "activation" and not self.name
 
     @property
@@ -151,48 +150,32 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Elements from the first to behind the last one that the tensor touches."""
-        if self.numel == 0:
-            return 0
-        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
-
-    @property
-    def distinct_elements(self) -> int:
-        """Elements that the tensor touches; an expanded dimension (stride 0) counts once."""
-        touched = math.prod(size for size, step in zip(self.shape, self.strides, strict=True) if step != 0 or size == 0)
-        return min(touched, self.extent)
+        """Elements from the first to the last one that the tensor touches."""
+        return self.numel and 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
 
     @property
     def distinct_bytes(self) -> int:
-        return self.distinct_elements * self.itemsize_bytes
+        """Bytes that the tensor touches; an expanded dimension (stride 0) counts once."""
+        touched = math.prod(size for size, step in zip(self.shape, self.strides, strict=True) if step != 0 or size == 0)
+        return min(touched, self.extent) * self.itemsize_bytes
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "role": self.role,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "storage": self.storage,
-        }
-        if self.name:
-            data["name"] = self.name
-        if self.stride is not None:
-            data["stride"] = list(self.stride)
-        if self.offset:
-            data["offset"] = self.offset
-        if self.zeros:
-            data["zeros"] = self.zeros
-        return data
+        """Plain JSON by field name, without optional fields at their defaults."""
+        found = {name: value for name, value in vars(self).items() if value or name in _REQUIRED}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+_REQUIRED = ("role", "shape", "dtype", "storage")
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorTuple:
-    """An operator, its parameters and the specs of its inputs. Equal when the ids are equal.
+    """An operator, its parameters and the specs of its inputs. Equal if the ids are equal.
 
-    ``kind`` is 'module', 'function' (of PyTorch's public API) or 'aten' (what these call, forward and backward, by the
-    name of its overload: ``aten.convolution_backward.default``).
-
-    ``parameters`` are the constructor's arguments of a module (empty for functions), ``arguments`` and
-    ``keywords`` those of the call; all three are JSON trees as the head of this file describes.
+    ``kind`` is 'module', 'function' (of PyTorch's public API) or 'aten' (called by these, forward and backward; its
+    name includes the overload: ``aten.convolution_backward.default``). ``parameters`` are the constructor's arguments
+    of a module (empty for functions), ``arguments`` and ``keywords`` those of the call. All three are JSON trees (see
+    the module docstring).
     """
 
     operator: str
@@ -207,11 +190,7 @@ class OperatorTuple:
     @functools.cached_property
     def id(self) -> str:
         """32 hexadecimal characters."""
-        return hashlib.sha256(self._canonical.encode("ascii")).hexdigest()[:32]
-
-    @functools.cached_property
-    def _canonical(self) -> str:
-        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return content_id(self.to_json())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OperatorTuple) and self.id == other.id
@@ -246,23 +225,21 @@ class OperatorTuple:
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tensors passed in the call, in order, repeated where one tensor is passed twice."""
+        """Shapes of the tensors passed in the call, in order; a tensor that is passed twice counts twice."""
         trees = [*self.arguments, *self.keywords.values()]
         return tuple(self.tensors[index].shape for tree in trees for index in tensor_references(tree))
 
     def parameters_for_query(self) -> dict[str, Any]:
         """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size": [3, 3]}``.
 
-        Arguments of the call that are not tensors stand beside them, positional ones as ``argument_1``.
+        It also holds the arguments of the call that are not tensors; a positional one is named ``argument_1``.
         """
-        flat = {name: plain(value) for name, value in self.parameters.items()}
-        for index, value in enumerate(self.arguments):
-            if not any(True for _ in tensor_references(value)):
-                flat[f"argument_{index}"] = plain(value)
-        for name, value in self.keywords.items():
-            if not any(True for _ in tensor_references(value)):
-                flat.setdefault(name, plain(value))
-        return flat
+        flat = dict(self.parameters)
+        call = {f"argument_{index}": tree for index, tree in enumerate(self.arguments)} | dict(self.keywords)
+        for name, value in call.items():
+            if not holds_tensor(value):
+                flat.setdefault(name, value)
+        return {name: plain(value) for name, value in flat.items()}
 
 
 @dataclass(frozen=True)
@@ -282,14 +259,12 @@ class Cost:
 def short_name_of(operator: str) -> str:
     """See `OperatorTuple.short_name`."""
     parts = operator.split(".")
-    if parts[0] == "aten":  # aten.mul.Tensor: the last part says which of several of the name
+    if parts[0] == "aten":  # aten.mul.Tensor: the last part is the overload
         return parts[1]
     if parts[-1] == "__get__" and len(parts) > 1:
         return parts[-2]
-    if not parts[-1].startswith("__"):
-        return parts[-1]
-    name = parts[-1].strip("_")
-    return _DUNDER.get(name, name)
+    name = parts[-1]
+    return _DUNDER.get(name.strip("_"), name.strip("_")) if name.startswith("__") else name
 
 
 _DUNDER = {"iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "radd": "add", "rmul": "mul"}
@@ -303,10 +278,12 @@ def tensor_references(tree: Any) -> Iterator[int]:
             yield from tensor_references(entry)
     elif isinstance(tree, dict):
         for key, value in tree.items():
-            if key == "tensor":
-                yield value
-            else:
-                yield from tensor_references(value)
+            yield from (value,) if key == "tensor" else tensor_references(value)
+
+
+def holds_tensor(tree: Any) -> bool:
+    """True if a JSON tree refers to a tensor."""
+    return any(True for _ in tensor_references(tree))
 
 
 def plain(tree: Any) -> Any:
@@ -327,7 +304,7 @@ def plain(tree: Any) -> Any:
 
 # ----- validation of JSON from a database, a file or a message, with bounds on every size
 
-# The bounds are far above the needs of a model and far below what harms a worker.
+# The bounds are far above the needs of models, and far below what harms a worker.
 _MAX_TEXT = 200
 _MAX_TENSORS = 8192  # an optimizer updates all parameters in one call: five lists of 897 of efficientnet_v2_l
 _MAX_DIMENSIONS = 16
@@ -335,12 +312,9 @@ _MAX_SIZE = 2**40
 _MAX_INTEGER = 2**63 - 1
 _MAX_DEPTH = 12
 _MAX_NODES = 20_000
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _OVERLOAD = re.compile(r"aten\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+\Z")
 
 _NEXT_STEP = "Capture the model again with this version; a tuple is never edited by hand."
-_KEYS = {"schema", "operator", "kind", "parameters", "arguments", "keywords", "tensors", "training", "direction"}
-_TENSOR_KEYS = {"role", "name", "shape", "dtype", "stride", "storage", "offset", "zeros"}
 
 
 def _reject(where: str, problem: str) -> TupleRejected:
@@ -351,120 +325,97 @@ def parse(data: Any) -> OperatorTuple:
     """The tuple that ``data`` (the result of ``json.loads``) describes.
 
     Raises:
-        TupleRejected: it describes none; the message names the offending key. Nothing else is ever raised.
+        TupleRejected: it describes none; the message names the offending key. No other error is raised.
     """
     try:
         return _parse(data)
     except TupleRejected:
         raise
-    except Exception as error:  # a hole in the validation must still be a refusal, not a dead worker
+    except ValueError as error:
+        first = error.errors()[0]  # type: ignore[attr-defined]  # Pydantic's ValidationError
+        raise _reject(".".join(map(str, first["loc"])) or "it", f"is wrong: {first['msg']}") from error
+    except Exception as error:  # an unforeseen error must not end the worker
         raise TupleRejected(f"Not an operator tuple: {type(error).__name__}.", _NEXT_STEP) from error
 
 
-def _parse(data: Any) -> OperatorTuple:
-    if not isinstance(data, dict):
-        raise _reject("it", f"is a {type(data).__name__}, not an object")
-    if set(data) != _KEYS:
-        wrong = sorted(str(key)[:40] for key in set(data) ^ _KEYS)
-        raise _reject("its keys", f"are not those of schema {SCHEMA} ({', '.join(wrong[:5])})")
-    if type(data["schema"]) is not int or data["schema"] != SCHEMA:
-        raise _reject("schema", f"is not {SCHEMA}")
-    operator = _name(data["operator"], "operator")
-    if data["kind"] not in KINDS or not isinstance(data["kind"], str):
-        raise _reject("kind", f"is none of {KINDS}")
-    if data["kind"] == "aten" and not _OVERLOAD.match(operator):
-        raise _reject("operator", "is not the name of an overload of aten")
-    if type(data["training"]) is not bool:
-        raise _reject("training", "is not a boolean")
-    if not isinstance(data["direction"], str) or data["direction"] != "forward":
-        raise _reject("direction", "is not 'forward'")
-    tensors = _tensors(data["tensors"], data["kind"])
-    budget = [_MAX_NODES]
-    parameters = _named_trees(data["parameters"], "parameters", 0, budget)
-    if data["kind"] != "module" and parameters:
-        raise _reject("parameters", "belong to modules, and this is none")
-    if not isinstance(data["arguments"], list):
-        raise _reject("arguments", "are not a list")
-    for tree in data["arguments"]:
-        _check_tree(tree, "arguments", len(tensors), budget, 0)
-    keywords = _named_trees(data["keywords"], "keywords", len(tensors), budget)
-    used = set(tensor_references([data["arguments"], list(keywords.values())]))
-    for index, tensor in enumerate(tensors):
-        if not tensor.name and index not in used:
-            raise _reject(f"tensors[{index}]", "is used by no argument")
-    return OperatorTuple(
-        operator=operator,
-        kind=data["kind"],
-        parameters=parameters,
-        arguments=tuple(data["arguments"]),
-        keywords=keywords,
-        tensors=tensors,
-        training=data["training"],
+@functools.cache
+def _json_type() -> Any:
+    """The Pydantic model of a tuple's JSON. Trees of values are checked by `_check_tree`."""
+    from pydantic import ConfigDict, Field, create_model  # late: making a tuple does not need it
+
+    create: Any = create_model
+    strict = ConfigDict(extra="forbid", strict=True)
+    name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=_MAX_TEXT)]
+    size = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
+    sizes = Annotated[list[size], Field(max_length=_MAX_DIMENSIONS)]  # type: ignore[valid-type]
+    share = Annotated[float, Field(ge=0, le=1)]
+    tensor = create(
+        "tensor",
+        __config__=strict,
+        role=(Literal[ROLES], ...),
+        name=(name, ""),
+        shape=(sizes, ...),
+        dtype=(Literal[tuple(DTYPES)], ...),
+        stride=(sizes, None),
+        storage=(size, ...),
+        offset=(size, 0),
+        zeros=(share, 0.0),
+    )
+    return create(
+        "tuple",
+        __config__=strict,
+        schema_=(int, Field(alias="schema", ge=SCHEMA, le=SCHEMA)),
+        operator=(name, ...),
+        kind=(Literal[KINDS], ...),
+        parameters=(dict[name, Any], ...),  # type: ignore[valid-type]
+        arguments=(list[Any], ...),
+        keywords=(dict[name, Any], ...),  # type: ignore[valid-type]
+        tensors=(Annotated[list[tensor], Field(max_length=_MAX_TENSORS)], ...),  # type: ignore[valid-type]
+        training=(bool, ...),
+        direction=(Literal["forward"], ...),
     )
 
 
-def _name(value: Any, where: str) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT or not _NAME.match(value) or not value.isascii():
-        raise _reject(where, "is not a name")
-    return value
+def _parse(data: Any) -> OperatorTuple:
+    found = _json_type().model_validate(data)
+    if found.kind == "aten" and not _OVERLOAD.match(found.operator):
+        raise _reject("operator", "is not the name of an overload of aten")
+    if found.kind != "module" and found.parameters:
+        raise _reject("parameters", "belong to modules, and this is none")
+    tensors = _tensors(found)
+    budget = [_MAX_NODES]
+    for name, tree in found.parameters.items():
+        _check_tree(tree, f"parameters.{name}", 0, budget, 0)
+    for name, tree in (*(("arguments", tree) for tree in found.arguments), *found.keywords.items()):
+        _check_tree(tree, name, len(tensors), budget, 0)
+    used = set(tensor_references([found.arguments, list(found.keywords.values())]))
+    for index, tensor in enumerate(tensors):
+        if not tensor.name and index not in used:
+            raise _reject(f"tensors.{index}", "is used by no argument")
+    given = {name: getattr(found, name) for name in ("operator", "kind", "parameters", "keywords", "training")}
+    return OperatorTuple(**given, arguments=tuple(found.arguments), tensors=tensors)
 
 
-def _integer(value: Any, where: str, upper: int = _MAX_SIZE, lower: int = 0) -> int:
-    if type(value) is not int or not lower <= value <= upper:
-        raise _reject(where, f"is not an integer from {lower} to {upper}")
-    return value
-
-
-def _sizes(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
-        raise _reject(where, f"is not a list of at most {_MAX_DIMENSIONS} sizes")
-    return tuple(_integer(size, where) for size in value)
-
-
-def _tensors(data: Any, kind: str) -> tuple[TensorSpec, ...]:
-    if not isinstance(data, list) or len(data) > _MAX_TENSORS:
-        raise _reject("tensors", f"is not a list of at most {_MAX_TENSORS} tensors")
+def _tensors(found: Any) -> tuple[TensorSpec, ...]:
     tensors: list[TensorSpec] = []
     names: set[str] = set()
     storages = 0
-    for index, entry in enumerate(data):
-        where = f"tensors[{index}]"
-        if not isinstance(entry, dict) or not set(entry) <= _TENSOR_KEYS:
-            raise _reject(where, "is not an object with the keys of a tensor")
-        if not {"role", "shape", "dtype", "storage"} <= set(entry):
-            raise _reject(where, "lacks role, shape, dtype or storage")
-        if not isinstance(entry["role"], str) or entry["role"] not in ROLES:
-            raise _reject(f"{where}.role", f"is none of {ROLES}")
-        if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
-            raise _reject(f"{where}.dtype", "is no known dtype")
-        name = _name(entry["name"], f"{where}.name") if "name" in entry else ""
-        if name and (kind != "module" or entry["role"] == "activation" or name in names):
+    for index, one in enumerate(found.tensors):
+        where = f"tensors.{index}"
+        if one.name and (found.kind != "module" or one.role == "activation" or one.name in names):
             raise _reject(f"{where}.name", "is not the one name of a module's own tensor")
-        names.add(name)
-        shape = _sizes(entry["shape"], f"{where}.shape")
-        stride = _sizes(entry["stride"], f"{where}.stride") if "stride" in entry else None
-        if stride is not None and len(stride) != len(shape):
+        if one.stride is not None and len(one.stride) != len(one.shape):
             raise _reject(f"{where}.stride", "has another length than the shape")
-        storage = _integer(entry["storage"], f"{where}.storage", storages)
-        storages = max(storages, storage + 1)
-        offset = _integer(entry["offset"], f"{where}.offset") if "offset" in entry else 0
-        zeros = entry.get("zeros", 0.0)
-        if type(zeros) not in (int, float) or not 0 <= zeros <= 1:
-            raise _reject(f"{where}.zeros", "is not a share from 0 to 1")
-        spec = TensorSpec(entry["role"], name, shape, entry["dtype"], stride, storage, offset, float(zeros))
-        if spec.numel > _MAX_SIZE or spec.extent + offset > _MAX_SIZE:
+        if one.storage > storages:
+            raise _reject(f"{where}.storage", f"is not an integer from 0 to {storages}")
+        names.add(one.name)
+        storages = max(storages, one.storage + 1)
+        stride = None if one.stride is None else tuple(one.stride)
+        spec = TensorSpec(one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset, one.zeros)
+        if spec.numel > _MAX_SIZE or spec.extent + spec.offset > _MAX_SIZE:
             raise _reject(where, "is larger than any card")
         tensors.append(spec)
     return tuple(tensors)
-
-
-def _named_trees(data: Any, where: str, tensors: int, budget: list[int]) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise _reject(where, "is not an object")
-    for name, tree in data.items():
-        _name(name, f"a name in {where}")
-        _check_tree(tree, f"{where}.{name}", tensors, budget, 0)
-    return dict(data)
 
 
 def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:
@@ -474,7 +425,8 @@ def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: i
     if tree is None or type(tree) is bool:
         return
     if type(tree) is int:
-        _integer(tree, where, _MAX_INTEGER, -_MAX_INTEGER)
+        if abs(tree) > _MAX_INTEGER:
+            raise _reject(where, f"is not an integer from {-_MAX_INTEGER} to {_MAX_INTEGER}")
     elif type(tree) is float:
         if not math.isfinite(tree):
             raise _reject(where, "holds a number that JSON does not have")
@@ -492,7 +444,8 @@ def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: i
 
 def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:
     if tag == "tensor":
-        _integer(value, where, tensors - 1)
+        if type(value) is not int or not 0 <= value < tensors:
+            raise _reject(where, f"refers to none of the {tensors} tensors")
     elif type(value) is list and (tag == "tuple" or (tag == "slice" and len(value) == 3)):
         for entry in value:
             _check_tree(entry, where, tensors, budget, depth + 1)
@@ -507,11 +460,15 @@ def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int]
     elif tag == "float" and type(value) is str and len(value) <= 32:
         if not re.fullmatch(r"-?(inf|nan|[0-9.]+e[+-]?[0-9]{1,3})", value, re.ASCII):
             raise _reject(where, "holds a malformed number")
-    elif not (
-        (tag == "ellipsis" and value is True)
-        or (tag == "dtype" and isinstance(value, str) and value in DTYPES)
-        or (tag == "device" and value == "run")
-        or (tag == "memory_format" and isinstance(value, str) and value in MEMORY_FORMATS)
-        or (tag == "layout" and isinstance(value, str) and value in LAYOUTS)
-    ):
+    elif tag not in _CHOICES or type(value) is not type(_CHOICES[tag][0]) or value not in _CHOICES[tag]:
         raise _reject(where, "holds an unknown kind of value")
+
+
+#: Tag -> the values that it accepts.
+_CHOICES: dict[Any, tuple[Any, ...]] = {
+    "ellipsis": (True,),
+    "dtype": tuple(DTYPES),
+    "device": ("run",),
+    "memory_format": MEMORY_FORMATS,
+    "layout": LAYOUTS,
+}

@@ -1,28 +1,27 @@
-"""What stands in a tuple's inputs, as a small set of named classes that any model may share.
+"""Value profiles: a small set of named classes of input values that all models share.
 
 Switching power depends on the values: a convolution behind a ReLU multiplies zeros half of the time, and in many
-networks whole channels are zero or nearly constant, so that the operands hardly change from one multiplication to the
-next. But a reading may never depend on the model that asked for it. So what was seen at a call when its model ran is
-rounded to a class - the share of zeros in quarters, whether any value was negative, how much of the variance lies
-between channels - and the class, not the values, is part of the protocol under which the tuple is read. Two calls of
-one tuple in two classes are two readings. The steps are coarse because the effect is small (docs/method.md) and every
-class is a reading more.
+networks whole channels are zero or nearly constant. But a reading must not depend on the model that requested it. So
+the statistics of the values at a call are rounded to a class: the share of zeros in quarters, whether any value is
+negative, and the share of the variance between channels. The class is part of the protocol of a reading: two calls of
+one tuple with two classes have two readings. The steps are coarse because the effect is small (docs/method.md) and
+every class needs another reading.
 
-A class is one word, or one word per activation joined by commas where they differ:
+A class is one word, or one word per activation joined by commas if they differ:
 
     normal          standard normal
     normal-c90      the same, nine tenths of the variance between channels
     zeros-50        standard normal, half of the values set to zero
-    zeros-50+       none negative and half of them zero: what a ReLU hands on
+    zeros-50+       none negative and half of them zero: the output of a ReLU
     zeros-50+c90    the same, behind a ReLU whose channels differ
-    zeros-0+        positive throughout
+    zeros-0+        all positive
 
-Behind a stroke stands what the buffers and parameters hold that the call was given as arguments, caches above all,
-where that is not the random values of a weight; one word for all, or one each:
+After a slash follow the contents of buffers and parameters that are arguments of the call, such as caches, unless they
+are the random values of weights; one word for all, or one each:
 
     normal/zeros-100        an empty cache
-    normal/used-50d2        a cache half of which holds values: the first half along dimension 2
-    normal/same             one and the same value throughout
+    normal/used-50d2        a cache that is half full: the first half along dimension 2
+    normal/same             the same value everywhere
 
 No torch here: jobs are planned by the classes, too.
 """
@@ -35,15 +34,15 @@ from dataclasses import dataclass
 from typing import Any
 
 NORMAL = "normal"
-SINGLE = 3  # calls with more activations than this (concatenations) get one word for all
+SINGLE = 3  # calls with more activations (concatenations) get one word for all
 _WORD = re.compile(r"(?:normal|zeros-(0|25|50|75|100)(\+?))(?:-?c(50|90))?")
 _HELD = re.compile(r"normal|same|zeros-(25|50|75|100)|used-(25|50|75)d(\d)")
 
 
 @dataclass(frozen=True)
 class Filling:
-    """How one activation is filled: what share of it is zero, whether the rest is positive, and how much of the
-    variance (before a ReLU) lies between its channels."""
+    """The values of one activation: the share of zeros, whether the rest is positive, and the share of the variance
+    between channels (before a ReLU)."""
 
     zeros: float = 0.0
     positive: bool = False
@@ -52,8 +51,8 @@ class Filling:
 
 @dataclass(frozen=True)
 class HeldFilling:
-    """How a buffer or parameter is filled: what share of it is zero, at random places or all behind the part that is
-    used along a dimension, or whether it holds one value."""
+    """The values of a buffer or parameter: the share of zeros, at random places or after the used part of a dimension;
+    or one value everywhere."""
 
     zeros: float = 0.0
     dimension: int | None = None
@@ -61,7 +60,7 @@ class HeldFilling:
 
 
 def is_class(name: str) -> bool:
-    """Whether the name is that of a class."""
+    """True if the name is that of a class."""
     seen, stroke, held = name.partition("/")
     return all(map(_WORD.fullmatch, seen.split(","))) and (not stroke or all(map(_HELD.fullmatch, held.split(","))))
 
@@ -70,56 +69,65 @@ def fillings(name: str, activations: int) -> list[Filling]:
     """One filling per activation of a tuple, in the order of its tensors.
 
     Raises:
-        ValueError: the name is no class, or one for another number of activations.
+        ValueError: the name is not a class, or is for another number of activations.
     """
-    return [_filling(word) for word in _words(name, name.partition("/")[0], activations)]
+    matches = (_matched(_WORD, word) for word in _words(name, name.partition("/")[0], activations))
+    return [Filling(int(match[1] or 0) / 100, bool(match[2]), int(match[3] or 0) / 100) for match in matches]
 
 
 def held_fillings(name: str, held: int) -> list[HeldFilling]:
-    """One filling for each buffer and parameter that a tuple is given as an argument, in the order of its tensors.
+    """One filling for each buffer and parameter that is an argument of the tuple, in the order of its tensors.
 
     Raises:
-        ValueError: the name is no class, or one for another number of them.
+        ValueError: the name is not a class, or is for another number of them.
     """
-    return [_held_filling(word) for word in _words(name, name.partition("/")[2] or NORMAL, held)]
+    found = []
+    for word in _words(name, name.partition("/")[2] or NORMAL, held):
+        match = _matched(_HELD, word)
+        share = 1 - int(match[2]) / 100 if match[2] else int(match[1] or 0) / 100
+        found.append(HeldFilling(share, int(match[3]) if match[2] else None, word == "same"))
+    return found
+
+
+def _matched(pattern: re.Pattern[str], word: str) -> re.Match[str]:
+    if (match := pattern.fullmatch(word)) is None:
+        raise ValueError(f"'{word}' is not a class of data")
+    return match
 
 
 def holds_nothing(name: str) -> bool:
-    """Whether a buffer that calls of the class read holds zeros alone: an empty cache."""
+    """True if a buffer of the calls holds zeros only: an empty cache."""
     return "zeros-100" in name.partition("/")[2].split(",")
 
 
 def _words(name: str, part: str, number: int) -> list[str]:
     words = part.split(",")
-    if len(words) == 1:
-        words *= number
-    if len(words) != number:
+    if len(words) not in (1, number):
         raise ValueError(f"'{name}' is for {len(words)} tensors, and there are {number}")
-    return words
+    return words * number if len(words) == 1 else words
 
 
 def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
-    """The class of what was seen at one call: an entry per activation with `zeros` and `channels` (shares) and
-    `least`, or None; then one per buffer or parameter that it was given, marked `held`."""
-    held = [entry for entry in seen or () if entry and entry.get("held")]
-    activations = _activations_class([entry for entry in seen or () if not (entry and entry.get("held"))])
-    words = [_held_word(entry) for entry in held]
-    if all(word == NORMAL for word in words):
-        return activations
-    return f"{activations}/{words[0] if len(set(words)) == 1 else ','.join(words)}"
+    """The class of the values at one call.
+
+    Args:
+        seen: for each activation its `zeros` and `channels` (shares) and `least`, or None; then for each buffer or
+            parameter that is an argument an entry with `held`.
+    """
+    held = _joined([_held_word(entry) for entry in seen or () if entry and entry.get("held")])
+    activations = [entry for entry in seen or () if not (entry and entry.get("held"))]
+    if len(activations) > SINGLE:
+        known = [entry for entry in activations if entry]
+        pooled = {name: sum(one.get(name, 0.0) for one in known) / len(activations) for name in ("zeros", "channels")}
+        least = min((entry["least"] for entry in known), default=0.0)
+        activations = [{**pooled, "least": least} if len(known) == len(activations) else None]
+    word = _joined([_word(entry) for entry in activations])
+    return word if held == NORMAL else f"{word}/{held}"
 
 
-def _activations_class(seen: Sequence[Mapping[str, Any] | None]) -> str:
-    if not seen:
-        return NORMAL
-    if len(seen) > SINGLE:
-        known = [entry for entry in seen if entry]
-        if len(known) < len(seen):
-            return NORMAL
-        pooled = {name: sum(entry.get(name, 0.0) for entry in known) / len(known) for name in ("zeros", "channels")}
-        return _word({**pooled, "least": min(entry["least"] for entry in known)})
-    words = [_word(entry) for entry in seen]
-    return words[0] if len(set(words)) == 1 else ",".join(words)
+def _joined(words: Sequence[str]) -> str:
+    """One word if all are the same; `NORMAL` if there is none."""
+    return ",".join(words) if len(set(words)) > 1 else words[0] if words else NORMAL
 
 
 def _held_word(entry: Mapping[str, Any]) -> str:
@@ -133,15 +141,6 @@ def _held_word(entry: Mapping[str, Any]) -> str:
     return "same" if entry.get("same") else NORMAL
 
 
-def _held_filling(word: str) -> HeldFilling:
-    match = _HELD.fullmatch(word)
-    if match is None:
-        raise ValueError(f"'{word}' is no class of data")
-    if match[2]:
-        return HeldFilling(1 - int(match[2]) / 100, int(match[3]))
-    return HeldFilling(int(match[1] or 0) / 100, same=word == "same")
-
-
 def _word(entry: Mapping[str, Any] | None) -> str:
     if not entry:
         return NORMAL
@@ -153,10 +152,3 @@ def _word(entry: Mapping[str, Any] | None) -> str:
     if entry["least"] >= 0:
         return f"zeros-{zeros}+{channels}"
     return "-".join(filter(None, [NORMAL if zeros == 0 else f"zeros-{zeros}", channels]))
-
-
-def _filling(word: str) -> Filling:
-    match = _WORD.fullmatch(word)
-    if match is None:
-        raise ValueError(f"'{word}' is no class of data")
-    return Filling(int(match[1] or 0) / 100, bool(match[2]), int(match[3] or 0) / 100)

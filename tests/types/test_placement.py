@@ -17,7 +17,7 @@ def test_a_word_says_what_is_slow_and_comes_back(word):
     "word", ["in", "out0+in0", "in1+in0", "in0+in1", "in2-1", "in00", "slow", "in0+", "in0-9999999"]
 )
 def test_there_is_one_way_to_write_a_placement(word):
-    with pytest.raises(UsageError, match="is no placement"):
+    with pytest.raises(UsageError, match="is not a placement"):
         Placement.parse(word)
 
 
