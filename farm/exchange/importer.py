@@ -350,7 +350,7 @@ def _series(row: Row, origin: str) -> tuple[str, Trace]:
 
 
 def _store_origin(database: Database, origin: str, path: Path, about: Mapping[str, Any]) -> None:
-    exported_at_s = about.get("exported_at_s")
+    exported_at_s: Any = about.get("exported_at_s")
     with database.write() as session:
         row = tables.Origin(
             name=origin,
@@ -498,8 +498,8 @@ def _write_job(session: Session, row: Row) -> None:
         session.flush()
     job.round = max(job.round, row["round"])
     job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
-    times_s = dict.fromkeys(("created_at_s", "planned_at_s", "published_at_s"), at_s)
-    about = {"operators": row["operators"] or ["all"], "capture_id": captured}
+    times_s: dict[str, Any] = dict.fromkeys(("created_at_s", "planned_at_s", "published_at_s"), at_s)
+    about: dict[str, Any] = {"operators": row["operators"] or ["all"], "capture_id": captured}
     session.add(tables.Round(job_id=job_id, number=row["round"], **about, **times_s))
     figures = {name: row[name] for name in tables.VerdictRow.model_fields if name in row and name != "details"}
     session.add(tables.VerdictRow(**figures, details=json.loads(row["details"])))

@@ -1,8 +1,7 @@
-"""The rows of an export, as columns: reads the database and gives every column of `farm.exchange.columns` its values.
+"""The rows of an export, as columns: reads the database and fills every column of `farm.exchange.columns`.
 
-Rows come from the database as plain tuples, a batch at a time: an object for each of a million readings would take
-minutes, and all of them at once would not fit in memory. What rows refer to becomes an Arrow batch, from which `take`
-copies.
+Rows come from the database as plain tuples, in batches: an object for each of a million readings would take minutes,
+and all rows at once would not fit in memory. `take` repeats the rows that they refer to.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
 _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
+_ITEM = tables.Item.__table__.c  # type: ignore[attr-defined]
 _IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
@@ -60,19 +60,15 @@ def _columns(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str, S
     return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
-def _names(columns: Iterable[Column]) -> list[str]:
-    return [column.name for column in columns]
-
-
 def _places(keys: Iterable[str]) -> tuple[list[str], list[int]]:
-    """The different keys, and the place of each key among them."""
+    """The distinct keys, and the index of each key among them."""
     place: dict[str, int] = {}
     at = [place.setdefault(key, len(place)) for key in keys]
     return list(place), at
 
 
 def _spread(rows: Sequence[Mapping[str, Any]], at: Sequence[int], columns: Sequence[Column]) -> dict[str, pa.Array]:
-    """Columns of the rows that others refer to, repeated for the referring rows."""
+    """Columns of the rows that others refer to, one value for each referring row."""
     import pyarrow as pa
 
     taken = pa.RecordBatch.from_pylist(list(rows), arrow_schema(columns)).take(pa.array(at, pa.int64()))
@@ -83,7 +79,7 @@ def _spread(rows: Sequence[Mapping[str, Any]], at: Sequence[int], columns: Seque
 
 _DTYPE = Column("dtype", "text", "")
 _OF_SUBJECT = tuple({column.name: column for column in (_DTYPE, *OPERATOR, *VARIANT)}.values())
-_DIRECT = ("subject_kind", "subject_id", "method", "origin", *_names(FIGURES))
+_DIRECT = ("subject_kind", "subject_id", "method", "origin", *(column.name for column in FIGURES))
 _REFERRING = ("card_id", "software_id", "protocol_id")
 _JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
 
@@ -105,13 +101,14 @@ def readings(session: Session, selection: Selection) -> Batches:
 def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dict[str, Sequence[Any]]:
     ids, subject_at = _places(read["subject_id"])
     subjects = references.subjects(ids)
+    costs_s = [json.loads(text or "{}") for text in read["cost_s"]]
     found: dict[str, Sequence[Any]] = {
         **{name: read[name] for name in ("reading_id", *_DIRECT, "cost_s")},
         **_spread(subjects, subject_at, _OF_SUBJECT),
         "flags": [json.loads(text or "[]") for text in read["flags"]],
         "throttle_reasons": [json.loads(text or "[]") for text in read["throttle_reasons"]],
         "details": [text or "{}" for text in read["details"]],
-        "card_time_s": [_card_time_s(text) for text in read["cost_s"]],
+        "card_time_s": [cost.get("total", math.fsum(cost.values())) if cost else None for cost in costs_s],
     }
     details = [json.loads(text) for text in found["details"]]
     for name, (part, key) in IN_DETAILS.items():
@@ -138,13 +135,8 @@ def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dic
     return found
 
 
-def _card_time_s(text: str | None) -> float | None:
-    cost_s = json.loads(text) if text else {}
-    return cost_s.get("total", math.fsum(cost_s.values())) if cost_s else None
-
-
 class _References:
-    """What readings refer to: all software, protocols and cards, which are few; subjects as they come."""
+    """The rows that readings refer to: all software, protocols and cards, which are few; subjects when needed."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -167,8 +159,10 @@ class _References:
             self._subjects.clear()
         missing = [id_ for id_ in ids if id_ not in self._subjects]
         self._subjects |= operator_columns(self.session, missing)
-        if left := [id_ for id_ in missing if id_ not in self._subjects]:
-            self._subjects |= _variant_columns(self.session, left)
+        for batch in in_batches(id_ for id_ in missing if id_ not in self._subjects):
+            for row in self.session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(batch))):
+                per_byte = row.flops / row.bytes_moved if row.bytes_moved else None
+                self._subjects[row.id] = {**row._mapping, "flops_per_byte": per_byte}
         return [self._subjects.get(id_) or {} for id_ in ids]
 
     def roofline_share(
@@ -187,7 +181,7 @@ class _References:
         return max((flops or 0) / peaks.flops_per_s, (bytes_moved or 0) / peaks.bytes_per_s) * 1e6 / time_us
 
     def kernels(self, subject_id: str, card_id: str, protocol_id: str, software_id: str) -> str | None:
-        """Those of one call, if they were observed on this card model with the same torch and numeric flags."""
+        """The kernels of one call as JSON, if observed on this card model with the same torch and numeric flags."""
         protocol = self.protocols[protocol_id]
         for card_model, torch, numerics, kernels in self._kernels.get(subject_id, ()):
             if (
@@ -216,23 +210,12 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Operator id -> its columns; JSON as text."""
-    found = {}
+    found, documents = {}, ("input_shapes", "parameters", "operator_spec")
     for batch in in_batches(ids):
         query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
         for row in session.execute(query):
-            values = operator_values(row)
-            for name in ("input_shapes", "parameters"):
-                values[name] = json.dumps(values[name])
-            found[row.id] = {**values, "operator_spec": json.dumps(row.spec)}
-    return found
-
-
-def _variant_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    found = {}
-    for batch in in_batches(ids):
-        for row in session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(batch))):
-            moved = row.bytes_moved or None
-            found[row.id] = {**row._mapping, "flops_per_byte": row.flops / moved if moved else None}
+            values = operator_values(row) | {"operator_spec": row.spec}
+            found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
     return found
 
 
@@ -240,8 +223,7 @@ def _variant_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str
 
 
 def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Captures that call an operator of the selected readings, or whose variant has one; with the columns that calls
-    share."""
+    """The captures of the selected readings: of their operators or variants; with the columns that calls share."""
     wanted: set[int] | None = None
     if selection.conditions or selection.subject_ids is not None:
         subjects = {
@@ -271,7 +253,7 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
 
 
 def capture_key(row: Any) -> str:
-    """The id of a capture that every farm computes alike; `row` has the columns of the table."""
+    """The id of a capture, equal on every farm; `row` has the columns of the table."""
     captured = row.origin.removeprefix(tables.IMPORTED)
     return content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])
 
@@ -316,67 +298,65 @@ def verdicts(session: Session, selection: Selection) -> Batches:
 
     Cancelled jobs are left out: what they measured before their end is no basis for a verdict.
     """
-    verdict, job, item = tables.VerdictRow, tables.Job, tables.Item.__table__.c  # type: ignore[attr-defined]
-    everything = not selection.conditions and selection.subject_ids is None
     wanted: set[str] | None = None
-    if not everything:
-        wanted = set()
-        for conditions in selection.where():
-            accepted = sqlalchemy.select(item.job_id).join(tables.ReadingRow, _READING.id == item.reading_id)
-            wanted |= set(session.scalars(accepted.where(*conditions).distinct()))
+    if selection.conditions or selection.subject_ids is not None:
+        accepted = sqlalchemy.select(_ITEM.job_id).join(tables.ReadingRow, _READING.id == _ITEM.reading_id)
+        queries = (accepted.where(*conditions).distinct() for conditions in selection.where())
+        wanted = {job_id for query in queries for job_id in session.scalars(query)}
+    yield from _own_verdicts(session, wanted)
+    imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
+    for row in session.scalars(imported):
+        if wanted is None or row.job_id in wanted:
+            yield _one(**{**dict.fromkeys(column.name for column in VERDICTS), **row.row, "origin": row.origin})
+
+
+def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
+    """The verdicts of the farm's own jobs (None: of all)."""
+    verdict, job = tables.VerdictRow, tables.Job
     theirs = set(session.scalars(sqlalchemy.select(_IMPORTED.job_id)))
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
     query = query.where(job.state != tables.JobState.CANCELLED)  # type: ignore[arg-type]
-    rows = [
-        (found, of)
-        for found, of in session.execute(query).all()
-        if of.id not in theirs and (wanted is None or of.id in wanted)
-    ]
+    found = session.execute(query).all()
+    rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
+    ids = [of.id for _, of in rows]
     models: dict[str, set[str]] = {}
-    for batch in in_batches((of.id for _, of in rows), AT_ONCE):
-        on = sqlalchemy.select(item.job_id, item.card_model).where(item.job_id.in_(batch)).distinct()
+    for batch in in_batches(ids, AT_ONCE):
+        on = sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).where(_ITEM.job_id.in_(batch)).distinct()
         for job_id, model in session.execute(on):
             models.setdefault(job_id, set()).add(model)
-    made_of, rounds = _made_of(session, models), _rounds(session, models)
-    for found, of in rows:
-        details = {name: value for name, value in (found.details or {}).items() if name != "tuples"}
-        asked = of.asked.get("protocol") or {}
+    made_of, rounds = _made_of(session, ids), _rounds(session, ids)
+    for found_verdict, of in rows:
+        details = {name: value for name, value in (found_verdict.details or {}).items() if name != "tuples"}
+        protocol = of.asked.get("protocol") or {}
         yield _one(
             job_id=of.id,
-            round=found.round,
             title=of.title,
             job_kind=of.kind,
             variant_id=of.variant_id,
             card_models=sorted(models.get(of.id, ())),
-            launch=asked.get("launch"),
-            residency=asked.get("residency"),
-            data_policy=asked.get("data"),
-            **{
-                name: getattr(found, name)
-                for name in ("outcome", "target", "coverage", "accuracy_time", "accuracy_energy")
-            },
+            launch=protocol.get("launch"),
+            residency=protocol.get("residency"),
+            data_policy=protocol.get("data"),
+            **{name: getattr(found_verdict, name) for name in _SAME_IN_VERDICT},
             **{name: details.get(name) for name in (*_FROM_VERDICT, "parts", "measured")},
-            created_at_s=found.created_at_s,
             details=json.dumps(details),
             request=json.dumps(of.asked),
-            **rounds.get((of.id, found.round), {"capture_id": None, "operators": []}),
-            made_of=json.dumps([entry for entry in made_of.get(of.id, ()) if entry[2] <= found.round]),
+            **rounds.get((of.id, found_verdict.round), {"capture_id": None, "operators": []}),
+            made_of=json.dumps([entry for entry in made_of.get(of.id, ()) if entry[2] <= found_verdict.round]),
             origin="",
         )
-    imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
-    for row in session.scalars(imported):
-        if wanted is None or row.job_id in wanted:
-            yield _one(**{**dict.fromkeys(_names(VERDICTS)), **row.row, "origin": row.origin})
+
+
+_SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "accuracy_energy", "created_at_s"]
 
 
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
     """Job -> (reading id, role, round, reused) of each item that has a reading."""
-    item = tables.Item.__table__.c  # type: ignore[attr-defined]
     found: dict[str, list[tuple[str, str, int, bool]]] = {}
     for batch in in_batches(job_ids, AT_ONCE):
-        query = sqlalchemy.select(item.job_id, item.reading_id, item.role, item.round, item.reused)
+        query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
         for job_id, *entry in session.execute(
-            query.where(item.job_id.in_(batch), item.reading_id.is_not(None)).order_by(item.id)
+            query.where(_ITEM.job_id.in_(batch), _ITEM.reading_id.is_not(None)).order_by(_ITEM.id)
         ):
             found.setdefault(job_id, []).append(tuple(entry))
     return found

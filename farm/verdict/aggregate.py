@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from farm.types.reading import Verification
 from farm.verdict.audit import audit_kernels
@@ -27,6 +28,7 @@ from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Pa
 from farm.verdict.judging import Circumstances, judge
 from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict
 
+Measured = tuple[Part, ReadingView, Chosen]  # a part with a reading
 Choice = tuple[Part, Chosen | None]  # a part, and the figures that the sum takes from its reading
 
 
@@ -64,40 +66,7 @@ def aggregate(
     measured = [(part, part.reading, chosen) for part, chosen in choices if part.reading and chosen]
     every = [reading for _, reading, _ in measured] + readings
     systematic_time, systematic_energy, note = _systematic(every, canaries)
-
-    def total(of: Callable[[Chosen], float]) -> float:
-        return math.fsum(of(chosen) * part.count for part, _, chosen in measured)
-
-    def compared(
-        terms: Sequence[Figure | None], of_wholes: Sequence[Figure | None], systematic: float, common: float
-    ) -> Comparison | None:
-        """The sum over all calls against the mean of the wholes; None if a term is missing."""
-        found = total_of((figure, part.count) for (part, *_), figure in zip(measured, terms, strict=True))
-        if found is None:
-            return None
-        half_width = found.half_width + systematic * abs(found.value) + common
-        return Comparison(Figure(found.value, half_width), _mean(of_wholes, weights), common)
-
-    weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], readings)
-    times = [chosen.time for *_, chosen in measured]
-    time = compared(times, [reading.time for reading in readings], systematic_time, total(lambda one: one.unsure_us))
-    assert time is not None
-    energy = above_idle = power = None
-    if measured and all(chosen.energy for *_, chosen in measured):
-        common_mj = total(lambda chosen: chosen.unsure_mj)
-        energies = [chosen.energy for *_, chosen in measured]
-        energy = compared(energies, [reading.energy for reading in readings], systematic_energy, common_mj)
-        assert energy is not None
-        power = Comparison(
-            _power(energy.total, time.total), _power(energy.whole, time.whole) if energy.whole and time.whole else None
-        )
-        above_idle = compared(
-            [_above_idle(chosen.energy, chosen.time, reading) for _, reading, chosen in measured],
-            [_above_idle(reading.energy, reading.time, reading) for reading in readings],
-            systematic_energy,
-            common_mj,
-        )
-
+    compared = _comparisons(measured, readings, systematic_time, systematic_energy)
     alone = sum(reading.details.context is None for _, reading, _ in measured)
     with_context = alone < len(measured)
     found = Verdict(
@@ -106,10 +75,7 @@ def aggregate(
         target=target,
         launch=launch,
         coverage=coverage_of(parts),
-        time=time,
-        energy=energy,
-        energy_above_idle=above_idle,
-        power=power,
+        **compared,
         systematic_time=systematic_time,
         systematic_energy=systematic_energy,
         systematic_note=note,
@@ -121,8 +87,8 @@ def aggregate(
         flags=dict(Counter(flag for reading in every for flag in reading.flags).most_common()),
         launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(seen, parts) if seen else None,
-        context_time_us=total(lambda chosen: chosen.context_us) if with_context else None,
-        context_energy_mj=total(lambda chosen: chosen.context_mj) if with_context and energy else None,
+        context_time_us=_total(measured, "context_us") if with_context else None,
+        context_energy_mj=_total(measured, "context_mj") if with_context and compared["energy"] else None,
         weights_in_cache=weights_in_cache(readings) if with_context else None,
         tuples=tuple_rows(choices),
     )
@@ -135,39 +101,68 @@ def aggregate(
     return judge(found, about)
 
 
+def _total(measured: Sequence[Measured], name: str) -> float:
+    """The sum of a number of the chosen figures over all calls."""
+    return math.fsum(getattr(chosen, name) * part.count for part, _, chosen in measured)
+
+
+def _comparisons(
+    measured: Sequence[Measured], wholes: Sequence[ReadingView], systematic_time: float, systematic_energy: float
+) -> dict[str, Any]:
+    """Time, energy, energy above idle and power: the sums over all calls against the means of the wholes."""
+    weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
+
+    def compared(
+        terms: Iterable[Figure | None], of_wholes: Sequence[Figure | None], systematic: float, common: float
+    ) -> Comparison | None:
+        total = total_of((figure, part.count) for (part, *_), figure in zip(measured, terms, strict=True))
+        if total is None:
+            return None
+        half_width = total.half_width + systematic * abs(total.value) + common
+        return Comparison(Figure(total.value, half_width), _mean(of_wholes, weights), common)
+
+    chosen = [chosen for *_, chosen in measured]
+    common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
+    time = compared([one.time for one in chosen], [whole.time for whole in wholes], systematic_time, common_us)
+    energy = above_idle = power = None
+    if measured and all(one.energy for one in chosen):
+        whole_energies = [whole.energy for whole in wholes]
+        energy = compared([one.energy for one in chosen], whole_energies, systematic_energy, common_mj)
+        terms = (_above_idle(one.energy, one.time, reading) for _, reading, one in measured)
+        of_wholes = [_above_idle(whole.energy, whole.time, whole) for whole in wholes]
+        above_idle = compared(terms, of_wholes, systematic_energy, common_mj)
+    if energy and time:
+        of_whole = _power(energy.whole, time.whole) if energy.whole and time.whole else None
+        power = Comparison(_power(energy.total, time.total), of_whole)
+    return {"time": time, "energy": energy, "energy_above_idle": above_idle, "power": power}
+
+
 def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
     """The tuples as the sum takes them, the most expensive first."""
     rows = []
     for part, chosen in choices:
-        energy = chosen.energy if chosen else None
-        rows.append(
-            TupleRow(
-                operator_id=part.operator_id,
-                short_name=part.short_name,
-                label=part.label,
-                calls=part.count,
-                flops=part.flops,
-                bytes_moved=part.bytes_moved,
-                estimated_us=part.estimated_us,
-                time_us=chosen.time.value if chosen else None,
-                time_half_width_us=chosen.time.half_width if chosen else None,
-                energy_mj=energy.value if energy else None,
-                energy_half_width_mj=energy.half_width if energy else None,
-                used=chosen.used if chosen else "",
-                card_id=part.card_id,
-                reading_id=part.reading.reading_id if part.reading else None,
-                reused=part.reused,
-                reason=part.reason,
-                flags=part.reading.flags if part.reading else (),
-                data=part.data,
-                context_us=chosen.context_us if chosen else None,
-            )
+        time, energy = (chosen.time, chosen.energy) if chosen else (None, None)
+        row = TupleRow(
+            **{name: getattr(part, name) for name in _OF_PART.split()},
+            calls=part.count,
+            time_us=time.value if time else None,
+            time_half_width_us=time.half_width if time else None,
+            energy_mj=energy.value if energy else None,
+            energy_half_width_mj=energy.half_width if energy else None,
+            used=chosen.used if chosen else "",
+            reading_id=part.reading.reading_id if part.reading else None,
+            flags=part.reading.flags if part.reading else (),
+            context_us=chosen.context_us if chosen else None,
         )
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.total_us))
 
 
+_OF_PART = "operator_id short_name label flops bytes_moved estimated_us card_id reused reason data"
+
+
 def coverage_of(parts: Iterable[Part]) -> float | None:
-    """Share of the estimated cost that was measured; None if nothing has a cost."""
+    """The measured share of the estimated cost; None if nothing has a cost."""
     return _share(parts, lambda part: part.reading is not None)
 
 
@@ -249,13 +244,10 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
     compared = [group for group in by_subject.values() if len(group) > 1]
     cards = {reading.card_id for reading in readings if reading.card_id}
     if not compared:
+        note = "No canary was measured twice: the intervals exclude drift."
         if len(cards) > 1:
-            return (
-                0.0,
-                0.0,
-                f"No canary compares the {len(cards)} cards: the intervals exclude differences between them.",
-            )
-        return 0.0, 0.0, "No canary was measured twice: the intervals exclude drift."
+            note = f"No canary compares the {len(cards)} cards: the intervals exclude differences between them."
+        return 0.0, 0.0, note
     time = max(_spread([canary.reading.time_us for canary in group]) for group in compared)
     energies = [[c.reading.energy_mj for c in group if c.reading.energy_mj is not None] for group in compared]
     energy = max((_spread(values) for values in energies if len(values) > 1), default=0.0)
@@ -290,7 +282,7 @@ def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
     return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
 
 
-def _adjustments(measured: Iterable[tuple[Part, ReadingView, Chosen]]) -> tuple[Adjustment, ...]:
+def _adjustments(measured: Iterable[Measured]) -> tuple[Adjustment, ...]:
     found = []
     for part, reading, chosen in measured:
         if chosen.used == "steady" and not chosen.why:

@@ -32,7 +32,7 @@ from farm.verdict.verdict import TupleRow, Verdict
 _ITEM = tables.Item.__table__.columns  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.columns  # type: ignore[attr-defined]
 _READING = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
-# Only the columns that verdicts and reports use: the other columns of tens of thousands of rows take as long as these.
+# Only the columns that verdicts and reports use, because of tens of thousands of rows.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
 _OF_READING = """
 id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
