@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,12 +80,7 @@ class Filter:
         return bool(value == wanted)
 
 
-_ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
-}
+_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _VERSIONS = frozenset({"torch", "torchvision", "cuda", "cudnn", "driver", "python"})
 
 
@@ -148,7 +144,11 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
     if name in _DATES:
         if sign != "=":
             raise UsageError(f"'{text}' is not a date.", f"Write {name}=2026-11-21.")
-        return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (_seconds(value, text),), text)
+        try:
+            at_s = datetime.datetime.fromisoformat(value).astimezone().timestamp()
+        except (ValueError, OverflowError):
+            raise UsageError(f"'{text}' is not a date.", "Write it as 2026-11-21 or 2026-11-21T14:30.") from None
+        return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
     column = _COLUMNS[column_named(name)]
@@ -183,13 +183,6 @@ def _typed(column: Column, value: str, text: str) -> Any:
         )
         raise UsageError(f"'{text}': {column.name} wants {wanted}, not '{value}'.") from None
     return value
-
-
-def _seconds(value: str, text: str) -> float:
-    try:
-        return datetime.datetime.fromisoformat(value).astimezone().timestamp()
-    except (ValueError, OverflowError):
-        raise UsageError(f"'{text}' is not a date.", "Write it as 2026-11-21 or 2026-11-21T14:30.") from None
 
 
 @dataclass(frozen=True)
@@ -232,7 +225,8 @@ def select_readings(session: Session, filters: Filters, *, placed: bool = True) 
     if filters.operators or of_operator:
         subjects = _operators(session, filters.operators, of_operator)
     if of_variant:
-        variants = _variants(session, of_variant)
+        rows = session.execute(sqlalchemy.select(tables.ModelVariant.__table__))  # type: ignore[attr-defined]
+        variants = [row.id for row in rows if all(one.holds(getattr(row, one.column.name)) for one in of_variant)]
         subjects = variants if subjects is None else [one for one in subjects if one in set(variants)]
     for entry in filters.filters:
         name = entry.column.name
@@ -281,23 +275,18 @@ def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
 
 
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:
-    operator = tables.Operator.__table__.c  # type: ignore[attr-defined]
-    query = sqlalchemy.select(*(operator[name] for name in OPERATOR_ROW))
+    columns = tables.Operator.__table__.c  # type: ignore[attr-defined]
+    query = sqlalchemy.select(*(columns[name] for name in OPERATOR_ROW))
     if names:
-        there = set(session.scalars(sqlalchemy.select(operator.short_name).distinct()))
+        there = set(session.scalars(sqlalchemy.select(columns.short_name).distinct()))
         for name in names:
             if name not in there:
                 raise UnknownOperator.named(name, there)
-        query = query.where(operator.short_name.in_(names))
+        query = query.where(columns.short_name.in_(names))
     if not filters:
-        return list(session.scalars(query.with_only_columns(operator.id)))
+        return list(session.scalars(query.with_only_columns(columns.id)))
     found = ((row.id, operator_values(row)) for row in session.execute(query))
     return [id_ for id_, values in found if all(_matches(entry, values) for entry in filters)]
-
-
-def _variants(session: Session, filters: Sequence[Filter]) -> list[str]:
-    rows = session.execute(sqlalchemy.select(tables.ModelVariant.__table__))  # type: ignore[attr-defined]
-    return [row.id for row in rows if all(entry.holds(getattr(row, entry.column.name)) for entry in filters)]
 
 
 def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
@@ -317,13 +306,7 @@ def protocol_values(row: Any) -> dict[str, Any]:
 
 def card_values(row: Any) -> dict[str, Any]:
     """The columns of a stored card."""
-    return {
-        "card_id": row.id,
-        "card_model": row.model,
-        "card_kind": row.kind,
-        "card_memory_bytes": row.memory_bytes,
-        "card_fingerprint": row.fingerprint,
-    }
+    return {column.name: getattr(row, column.name.removeprefix("card_")) for column in CARD}
 
 
 #: (names of columns, their table, the column of readings that refers to it, columns of a row)
@@ -342,29 +325,18 @@ def operator_values(row: Any) -> dict[str, Any]:
     spec: Mapping[str, Any] = row.spec or {}
     given: Mapping[str, Any] = row.parameters or {}
     sizes = sizes_of(row.short_name, spec)
+    shapes = {"input_shape": sizes.input_shape, "output_shape": sizes.output_shape}
     return {
         "operator": row.short_name,
         "operator_name": row.name,
-        "label": row.label,
-        "dtype": sizes.dtype,
-        "training": row.training,
-        "input_shape": _listed(sizes.input_shape),
+        **{name: getattr(row, name) for name in ("label", "training", "flops", "bytes_moved")},
+        **{name: getattr(sizes, name) for name in ("dtype", "m", "n", "k", "products")},
+        **{name: None if shape is None else list(shape) for name, shape in shapes.items()},
         "input_shapes": [list(shape) for shape in sizes.input_shapes],
-        "output_shape": _listed(sizes.output_shape),
-        "m": sizes.m,
-        "n": sizes.n,
-        "k": sizes.k,
-        "products": sizes.products,
         **{column.name: _parameter(column, given.get(column.name)) for column in PARAMETERS},
         "parameters": given,
-        "flops": row.flops,
-        "bytes_moved": row.bytes_moved,
         "flops_per_byte": row.flops / row.bytes_moved if row.bytes_moved else None,
     }
-
-
-def _listed(shape: Sequence[int] | None) -> list[int] | None:
-    return None if shape is None else list(shape)
 
 
 def _parameter(column: Column, value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
@@ -115,18 +115,12 @@ class Variant(ContentAddressed):
     A field that a model does not use has its default: a model of tokens has no image size, an image model no length.
     """
 
-    model: str = original(dataclasses.MISSING, "the model's name")
+    model: str = original(MISSING, "the model's name")
     batch: int = original(
-        dataclasses.MISSING,
-        "batch size",
-        "-b --batch",
-        usual="depends on the card",
-        metavar="N,...",
-        minimum=1,
-        several=True,
+        MISSING, "batch size", "-b --batch", usual="depends on the card", metavar="N,...", minimum=1, several=True
     )
     input_size: int = original(
-        dataclasses.MISSING,
+        MISSING,
         "height and width of the input",
         "--input-size",
         unit="px",
@@ -269,7 +263,7 @@ class Subject(Record):
 class Software(ContentAddressed):
     """The software of a reading. Part of the reading's identity."""
 
-    torch: str = original(dataclasses.MISSING, "version of PyTorch")
+    torch: str = original(MISSING, "version of PyTorch")
     torchvision: str = original("", "version")
     cuda: str = original("", "version that torch was built with")
     cudnn: str = original("", "version")

@@ -47,9 +47,8 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
     if not wholes:
         return replace(steady, why="no whole shows how the card runs the model")
     burst_time = Figure(burst.time_us, burst.time_half_width_us or 0.0)
-    burst_energy = None
-    if burst.energy_mj is not None:
-        burst_energy = Figure(burst.energy_mj, burst.energy_half_width_mj or 0.0)
+    energy_mj = burst.energy_mj
+    burst_energy = None if energy_mj is None else Figure(energy_mj, burst.energy_half_width_mj or 0.0)
     clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
     clock = sum(clocks) / len(clocks) if clocks else None
     low, high = reading.sm_clock_mhz, burst.sm_clock_mhz

@@ -103,14 +103,10 @@ class Evidence:
             in_scope = item is not None or scope is None or operator.short_name in scope
             parts.append(
                 Part(
-                    operator_id=operator_id,
-                    short_name=operator.short_name,
+                    **_of_operator(operator, self.roofline),
                     label=labels[operator_id] + ("" if data == own_data else f", {data}"),
                     data=data,
                     count=count,
-                    flops=operator.flops,
-                    bytes_moved=operator.bytes_moved,
-                    estimated_us=self.roofline.estimate_us(operator.flops, operator.bytes_moved),
                     reading=view,
                     reason="" if row else _reason(item, in_scope),
                     card_id=row.card_id if row else item.card_id if item else "",
@@ -265,24 +261,24 @@ def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roof
     return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
 
 
+def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
+    """The fields of a part that follow from its operator."""
+    flops, bytes_moved = operator.flops, operator.bytes_moved
+    return {
+        "operator_id": operator.id,
+        "short_name": operator.short_name,
+        "flops": flops,
+        "bytes_moved": bytes_moved,
+        "estimated_us": roofline.estimate_us(flops, bytes_moved),
+    }
+
+
 def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
     """The tuples of a capture with only their estimated cost. The accuracy loop chooses its first types by it."""
     number = counts(session, capture_id)
     operators = session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(list(number))))
-    return [
-        Part(
-            operator_id=operator.id,
-            short_name=operator.short_name,
-            label=operator.label,
-            count=number[operator.id],
-            flops=operator.flops,
-            bytes_moved=operator.bytes_moved,
-            estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
-            reason=NOT_IN_SCOPE,
-            in_scope=False,
-        )
-        for operator in operators
-    ]
+    more: dict[str, Any] = {"reason": NOT_IN_SCOPE, "in_scope": False}
+    return [Part(**_of_operator(one, roofline), label=one.label, count=number[one.id], **more) for one in operators]
 
 
 def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
