@@ -23,7 +23,7 @@ from farm.settings import Settings, settings
 from farm.types.format import masked
 from tasks import message_filter
 
-#: Environment variables that the supervisor sets for a worker process before Python starts. They are not settings.
+#: Environment variables that the supervisor sets for a worker process. They are not settings.
 CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
@@ -55,6 +55,39 @@ class Loader(AppLoader):  # type: ignore[misc]
 app = Celery(
     "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.control"]
 )
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    # Nothing that travels is executable.
+    task_serializer="json",
+    result_serializer="json",
+    event_serializer="json",
+    accept_content=["json"],
+    result_accept_content=["json"],
+    # A message is acknowledged when the work is done; the message of a dead worker comes back.
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    worker_concurrency=1,
+    # A forked copy of a process that has touched CUDA cannot use it.
+    worker_pool_start_method="spawn",
+    # A pool process imports Celery and the farm before it is up; Celery kills a slower one and starts it again. With
+    # its default of 4 s, workers that all start at once on a few cores would never come up.
+    worker_proc_alive_timeout=POOL_START_S,
+    # Nobody reads results: progress and outcomes are in the database. They would fill the broker.
+    task_ignore_result=True,
+    task_track_started=False,
+    result_expires=CHORD_EXPIRES_S,
+    result_chord_expires=CHORD_EXPIRES_S,
+    result_backend_always_retry=True,
+    result_backend_max_retries=20,
+    task_default_queue=CONTROL_QUEUE,
+    # No event on sending: it has neither operator nor label, and a late one would overwrite both.
+    task_send_sent_event=False,
+    worker_send_task_events=True,
+    worker_hijack_root_logger=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    enable_utc=True,
+)
 
 
 def hard_time_limit_s(current: Settings) -> float:
@@ -63,7 +96,7 @@ def hard_time_limit_s(current: Settings) -> float:
     return current.hard_limit_s or 2 * current.item_timeout_s * current.max_attempts + 60.0
 
 
-def configure(current: Settings) -> Celery:
+def configure(current: Settings) -> None:
     """Configure the application for a broker; call it again for another broker (an embedded farm has its own)."""
     hard_s = hard_time_limit_s(current)
     # Not extended while a task runs, so it must be longer than any task.
@@ -74,44 +107,13 @@ def configure(current: Settings) -> Celery:
         # Celery reads it from the URL; Flower only from here.
         broker_use_ssl=tls_options(current.broker_url) or False,
         result_backend=current.broker_url or None,
-        broker_connection_retry_on_startup=True,
         broker_transport_options={
             "visibility_timeout": visible_s,
             # Ten of these intervals pass between two searches for abandoned messages.
             "unacked_restore_interval": min(10.0, visible_s / 10),
             "socket_keepalive": True,
         },
-        # Nothing that travels is executable.
-        task_serializer="json",
-        result_serializer="json",
-        event_serializer="json",
-        accept_content=["json"],
-        result_accept_content=["json"],
-        # A message is acknowledged when the work is done; the message of a dead worker comes back.
-        task_acks_late=True,
-        task_reject_on_worker_lost=True,
-        worker_prefetch_multiplier=1,
-        worker_concurrency=1,
-        # A forked copy of a process that has touched CUDA cannot use it.
-        worker_pool_start_method="spawn",
-        # A pool process imports Celery and the farm before it is up; Celery kills a slower one and starts it again.
-        # With its default of 4 s, workers that all start at once on a few cores would never come up.
-        worker_proc_alive_timeout=POOL_START_S,
         task_time_limit=hard_s,
-        # Nobody reads results: progress and outcomes are in the database. They would fill the broker.
-        task_ignore_result=True,
-        task_track_started=False,
-        result_expires=CHORD_EXPIRES_S,
-        result_chord_expires=CHORD_EXPIRES_S,
-        result_backend_always_retry=True,
-        result_backend_max_retries=20,
-        task_default_queue=CONTROL_QUEUE,
-        # No event on sending: it has neither operator nor label, and a late one would overwrite both.
-        task_send_sent_event=False,
-        worker_send_task_events=True,
-        worker_hijack_root_logger=False,
-        worker_cancel_long_running_tasks_on_connection_loss=False,
-        enable_utc=True,
     )
     # Celery and kombu cache the backend, the producers and the connections of the earlier settings.
     app._backend_cache = None
@@ -119,7 +121,6 @@ def configure(current: Settings) -> Celery:
     app.__dict__.pop("amqp", None)
     app.__dict__.pop("events", None)
     kombu.pools.reset()
-    return app
 
 
 def tls_options(url: str) -> dict[str, Any]:
@@ -130,15 +131,18 @@ def tls_options(url: str) -> dict[str, Any]:
     return {}
 
 
-def refuses(error: BaseException) -> bool:
-    """Whether a broker rejected the user or the password."""
-    return isinstance(error, redis.AuthenticationError) or isinstance(error.__cause__, redis.AuthenticationError)
+def broker_problem(error: BaseException) -> str:
+    """What a broker that raised this error does."""
+    rejected = isinstance(error, redis.AuthenticationError) or isinstance(error.__cause__, redis.AuthenticationError)
+    return f"{'refuses the user or the password' if rejected else 'does not answer'}: {str(error).rstrip('.')}."
 
 
 def check_broker(current: Settings) -> None:
-    """Raises:
-    BrokerUnreachable: no broker is configured, or it does not answer.
-    SettingsError: the URL is not that of a Redis or Valkey.
+    """Ask the broker for an answer.
+
+    Raises:
+        BrokerUnreachable: no broker is configured, or it does not answer.
+        SettingsError: the URL is not that of a Redis or Valkey.
     """
     if not current.broker_url:
         raise BrokerUnreachable(
@@ -153,14 +157,8 @@ def check_broker(current: Settings) -> None:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
             connection.default_channel.client.ping()
     except (OperationalError, redis.RedisError, OSError) as error:
-        if refuses(error):
-            raise BrokerUnreachable(
-                f"The broker {masked(current.broker_url)} refuses the user or the password: {str(error).rstrip('.')}.",
-                "Correct them in FARM_BROKER_URL.",
-            ) from error
         raise BrokerUnreachable(
-            f"The broker {masked(current.broker_url)} does not answer: {str(error).rstrip('.')}.",
-            "Start it, or correct FARM_BROKER_URL.",
+            f"The broker {masked(current.broker_url)} {broker_problem(error)}", "Start it, or correct FARM_BROKER_URL."
         ) from error
     except (ValueError, LookupError, TypeError) as error:  # a malformed port or database, or an unknown option
         # Without the text of the error: the malformed port may be a part of the password.

@@ -51,9 +51,8 @@ def broker_checks(current: Settings) -> Iterator[Check]:
 
 def _transport(url: str) -> Check:
     parts = urlsplit(url)
-    local = (
-        "+socket" in parts.scheme or parts.hostname in ("localhost", "::1") or str(parts.hostname).startswith("127.")
-    )
+    host = str(parts.hostname)
+    local = "+socket" in parts.scheme or host in ("localhost", "::1") or host.startswith("127.")
     if not local and not (parts.scheme.startswith("rediss") and _checks_certificate(parts.query)):
         return Check(
             "broker",
@@ -73,9 +72,9 @@ def _transport(url: str) -> Check:
 
 def _checks_certificate(query: str) -> bool:
     """Whether the query of a URL keeps certificate checks on. Values are of Redis (none) or Celery (CERT_NONE)."""
-    said = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
-    wanted = said.get("ssl_cert_reqs", "required").removeprefix("cert_")
-    return wanted == "required" and said.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
+    given = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
+    wanted = given.get("ssl_cert_reqs", "required").removeprefix("cert_")
+    return wanted == "required" and given.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
 
 
 def _memory(memory: dict[str, Any]) -> Check:
@@ -101,29 +100,28 @@ def _memory(memory: dict[str, Any]) -> Check:
 
 def _listeners() -> Iterator[Check]:
     """The workers that answer over the broker: a card may be alive in the database and not listen to its queue."""
+    found: set[str] = set()
     try:
-        found: set[str] = set()
         for _ in range(PINGS):
             found |= {name for answer in app.control.ping(timeout=1.0) or () for name in answer}
             if any(name.startswith("control@") for name in found):
                 break  # a busy host answers late; only silence after all pings counts
-        names = sorted(found)
     except (OperationalError, CeleryError, RedisError) as error:
-        yield Check("workers", "warning", f"they could not be asked: {error}")
+        yield Check("workers", "warning", f"they cannot be queried: {error}")
         return
-    controls = [name for name in names if name.startswith("control@")]
-    if not names:
+    controls = sum(name.startswith("control@") for name in found)
+    if not found:
         yield Check("workers", "warning", "none listens to the broker", "Start `farm worker` on a host with cards.")
     elif not controls:
         yield Check(
             "workers",
             "problem",
-            f"{len(names)} listen, but no control worker: no round is closed, no lost message is published again",
+            f"{len(found)} listen, but no control worker: no round is closed, no lost message is published again",
             "Every `farm worker` starts one; look at its log on the hosts.",
         )
     else:
-        yield ok("workers", f"{len(names) - len(controls)} of cards and {len(controls)} of control listen")
-    if names:
+        yield ok("workers", f"{len(found) - controls} of cards and {controls} of control listen")
+    if found:
         yield from _versions()
 
 
@@ -132,15 +130,9 @@ def _versions() -> Iterator[Check]:
     found = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
-            found.update(
-                {
-                    name: versions
-                    for name, versions in answer.items()
-                    if isinstance(versions, dict) and "farm" in versions
-                }
-            )
+            found |= {name: its for name, its in answer.items() if isinstance(its, dict) and "farm" in its}
     except (OperationalError, CeleryError, RedisError) as error:
-        yield Check("programs", "warning", f"the workers' versions could not be asked: {error}")
+        yield Check("programs", "warning", f"the workers' versions cannot be queried: {error}")
         return
     if len(found) > 1:
         yield programs(found)
@@ -159,8 +151,7 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
         return ok("programs", f"the same versions of {', '.join(names)} here and on all workers that answer")
     hosts: dict[str, set[str]] = {}
     for worker, its in found.items():
-        versions = " ".join(f"{name} {its[name]}" for name in differing if name in its)
-        if versions:
+        if versions := " ".join(f"{name} {its[name]}" for name in differing if name in its):
             hosts.setdefault(versions, set()).add(worker.rpartition("@")[2])
     return Check(
         "programs",

@@ -44,7 +44,7 @@ log = logging.getLogger("farm.control")
 TRIES = 6
 
 #: A lost card may be back soon (its host restarts, its network was down). For this many times the time after which it
-#: counts as lost, a job whose sum has its readings goes on waiting for its whole.
+#: counts as lost, a job whose sum has its readings still waits for its whole.
 PATIENCE = 4
 
 #: A job whose planning makes no progress for this long is cancelled. Unit: s.
@@ -60,9 +60,6 @@ WORKING = (CardState.IDLE, CardState.BUSY)
 
 _raised: Counter[str] = Counter()  # round -> failed aggregations in this process
 _requested: dict[tuple[str, int], tuple[int, float]] = {}  # round -> (requests by this process, time of the next one)
-
-
-# ------------------------------------------------------------------------------------------ closing a round
 
 
 @functools.cache
@@ -88,23 +85,18 @@ def aggregate(round_id: str) -> dict[str, str]:
         closed = close_round(database(), job_id, int(number))
     except FarmUnavailable:
         raise
-    except Unreadable as error:  # trying again would not help
-        log.error("Job %s ends without a verdict: %s", job_id, error.message)
-        closed = end_without_sum(database(), job_id, int(number), error.message)
     except Exception as error:
+        unreadable = isinstance(error, Unreadable)  # trying again would not help
         _raised[round_id] += 1
-        if _raised[round_id] < TRIES:
+        if _raised[round_id] < TRIES and not unreadable:
             raise
-        log.exception("Job %s ends without a verdict: its round %s could not be judged", job_id, number)
-        why = f"The sum could not be made: {type(error).__name__}: {error}"
+        log.error("Job %s ends without a verdict, after round %s", job_id, number, exc_info=True)
+        why = str(error) if unreadable else f"The sum could not be made: {type(error).__name__}: {error}"
         closed = end_without_sum(database(), job_id, int(number), why[:1000])
     _raised.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
         publish_round(database(), job_id, closed.next_round)
     return {"round": round_id, "closing": str(closed.closing), "outcome": closed.outcome}
-
-
-# ------------------------------------------------------------------------------------------ the reconciler
 
 
 def lost_after_s(current: Settings) -> float:
@@ -125,7 +117,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         publish_items(store, items.wake_orphans(store, farm=farm))
     if may_move:
         with _continuing("closing exhausted items"):
-            _close_exhausted(store, current, farm)
+            _close_exhausted(store, current, farm=farm)
         with _continuing("moving items of absent cards"):
             publish_items(store, _move_stranded(store, current, views, farm))
         with _continuing("cancelling jobs with interrupted planning"):
@@ -147,7 +139,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
 
 def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> None:
     """Repair one job at once, before its items are published again; see `reconcile_now`."""
-    _close_exhausted(store, current, farm, job_id)
+    _close_exhausted(store, current, farm=farm, job_id=job_id)
     items.wake_orphans(store, farm=farm, job_id=job_id)
     _move_stranded(store, current, _views(store, current, farm), farm, job_id)
 
@@ -167,8 +159,7 @@ def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[st
     """The rounds whose aggregation is requested now: each time after twice the pause."""
     for key in _requested.keys() - set(unfinished):
         del _requested[key]
-    due = []
-    now_s = time.monotonic()
+    due, now_s = [], time.monotonic()
     for key in unfinished:
         times, not_before_s = _requested.get(key, (0, 0.0))
         if now_s >= not_before_s:
@@ -183,21 +174,18 @@ def _views(store: Database, current: Settings, farm: str) -> list[CardStatus]:
         return [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
 
 
-def _close_exhausted(store: Database, current: Settings, farm: str | None = None, job_id: str | None = None) -> None:
-    closed = items.close_exhausted(
-        store, max_attempts=current.max_attempts, after_s=current.lease_s, farm=farm, job_id=job_id
-    )
+def _close_exhausted(store: Database, current: Settings, **which: str | None) -> None:
+    closed = items.close_exhausted(store, max_attempts=current.max_attempts, after_s=current.lease_s, **which)
     follow_up(store, closed)
 
 
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
-    with store.read() as session:
-        cut_short = _interrupted_planning(session, farm)
-    for job_id in cut_short:
-        log.warning(
-            "The planning of job %s was interrupted; it is cancelled: `farm retry %s` continues", job_id, job_id
-        )
+    stale = col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S
+    with store.read() as session:  # a planner that was only suspended finds its job ended
+        interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
+    for job_id, _ in interrupted:
+        log.warning("The planning of job %s was interrupted. It is cancelled; continue with `farm retry`.", job_id)
         jobs.cancel(store, job_id)
 
 
@@ -207,19 +195,19 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
     Which items of a busy card lost their messages is unknown, so all are published; extra messages are declined.
     """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
-    working = [view for view in views if view.state in WORKING]
-    depths = queue_depths([view.card.id for view in working])
-    for view in working:
-        messages = depths[view.card.id]
+    working = {view.card.id: view.state for view in views if view.state in WORKING}
+    for card_id, messages in queue_depths(list(working)).items():
+        lost = _without_holder(card_id, farm, idle_for_s)
         with store.read() as session:
-            if view.state != CardState.IDLE or messages:
-                wait = session.execute(_without_holder(func.count(), view.card.id, farm, idle_for_s, published=True))
-                if wait.scalar_one() <= messages + HELD_MESSAGES:
+            if working[card_id] != CardState.IDLE or messages:
+                published = lost.where(col(Item.published_at_s).is_not(None)).subquery()
+                counted = session.execute(select(func.count()).select_from(published))
+                if counted.scalar_one() <= messages + HELD_MESSAGES:
                     continue
-            lost = _lost(session, view.card.id, farm, idle_for_s)
-        if lost:
-            log.warning("Items of card %s have no message left; publishing %s again", view.card.id, len(lost))
-            publish_items(store, lost, unless_within_s=idle_for_s)
+            ids = list(session.scalars(lost.order_by(col(Item.id))))
+        if ids:
+            log.warning("Items of card %s have no message left; publishing %s again", card_id, len(ids))
+            publish_items(store, ids, unless_within_s=idle_for_s)
 
 
 def _move_stranded(
@@ -228,30 +216,29 @@ def _move_stranded(
     """Move tuples of absent cards to their peers, and give up wholes at the end of jobs; returns ids to publish."""
     away, for_now = set(), set()
     to_publish: list[int] = []
-    working = [view for view in views if view.state in WORKING]
+    working = [view.card for view in views if view.state in WORKING]
+    limit_s = lost_after_s(current)
     for view in views:
-        card = view.card
-        absent = view.seen_ago_s > lost_after_s(current)
-        # A worker that stopped in order may be back soon, as in an upgrade: it gets as long as a lost one.
+        card, absent = view.card, view.seen_ago_s > limit_s
+        # A worker that stopped in order may be back soon, as in an upgrade: it has as much time as a lost one.
         gone = view.state in (CardState.LOST, CardState.STOPPED) and absent
         if not gone and view.state not in (CardState.DRAINING, CardState.QUARANTINED):
             continue
         away.add(card.id)
-        if gone and view.seen_ago_s <= PATIENCE * lost_after_s(current):
+        if gone and view.seen_ago_s <= PATIENCE * limit_s:
             for_now.add(card.id)
-        kind = (card.model, card.software_id)
-        peers = [
-            other.card
-            for other in working
-            if other.card.id != card.id and (other.card.model, other.card.software_id) == kind
-        ]
+        peers = [other for other in working if _kind(other) == _kind(card) and other.id != card.id]
         # An absent card has not renewed its leases either. Only its tokens could still be valid; the move ends them.
-        unseen_s = lost_after_s(current) if absent else None  # it may have been seen since
-        moved = move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id)
-        if moved:
+        unseen_s = limit_s if absent else None  # it may have been seen since
+        if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
             log.warning("%s items of card %s (%s) move to its peers", len(moved), card.id, view.state)
             to_publish += moved
-    return to_publish + give_up(store, away, [view.card for view in working], for_now=for_now, farm=farm, job_id=job_id)
+    return to_publish + give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
+
+
+def _kind(card: tables.CardRow) -> tuple[str, str | None]:
+    """Cards of equal kind give equal readings."""
+    return card.model, card.software_id
 
 
 def _balance(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
@@ -259,36 +246,23 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
     kinds: dict[tuple[str, str | None], list[tables.CardRow]] = defaultdict(list)
     for view in views:
         if view.state in WORKING:
-            kinds[view.card.model, view.card.software_id].append(view.card)
+            kinds[_kind(view.card)].append(view.card)
     for alike in kinds.values():
         if len(alike) > 1 and (moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)):
             log.info("%s items move to cards that would be idle", len(moved))
             publish_items(store, moved)
 
 
-# ------------------------------------------------------------------------------------------ queries
+def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
+    """Ids of the open items of a card that nobody holds and that were not published just now.
 
-
-def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[int]:
-    """Open items of a card that nobody holds and that were not published just now."""
-    query = _without_holder(col(Item.id), card_id, farm, idle_for_s).order_by(col(Item.id))
-    return list(session.scalars(query))
-
-
-def _without_holder(selected: Any, card_id: str, farm: str, idle_for_s: float, *, published: bool = False) -> Any:
-    """Open items of a card that nobody holds. Items that the publisher of their round has not reached are left out.
-
-    Args:
-        published: only items that had a message.
+    Items that the publisher of their round has not reached are left out.
     """
-    query = (
-        sqlalchemy.select(selected)
-        .select_from(Item)
+    this_round = and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round))
+    return (
+        sqlalchemy.select(col(Item.id))
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-        .join(
-            tables.Round,
-            and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round)),
-        )
+        .join(tables.Round, this_round)
         .where(
             col(Item.card_id) == card_id,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
@@ -296,31 +270,22 @@ def _without_holder(selected: Any, card_id: str, farm: str, idle_for_s: float, *
             func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
             col(tables.Job.state) == JobState.OPEN,
             col(tables.Job.farm) == farm,
+            or_(col(Item.published_at_s).is_not(None), col(tables.Round.published_at_s).is_not(None)),
         )
     )
-    had_one = col(Item.published_at_s).is_not(None)
-    return query.where(had_one if published else or_(had_one, col(tables.Round.published_at_s).is_not(None)))
 
 
-def _newest_rounds(farm: str) -> Any:
+def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, int]]:
     """(job id, number) of the newest rounds of a farm's open jobs. An earlier round is closed."""
     newest = and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
     query = select(tables.Job.id, tables.Job.round).join(tables.Round, newest)
-    return query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm)
+    return list(session.exec(query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)))
 
 
 def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
     """Rounds whose publisher stopped before the end."""
     stale = col(tables.Round.progress_at_s) < database_now() - after_s
-    query = _newest_rounds(farm).where(col(tables.Round.published_at_s).is_(None), stale)
-    return [(job_id, number) for job_id, number in session.execute(query)]
-
-
-def _interrupted_planning(session: Session, farm: str) -> list[str]:
-    """Jobs whose planner stopped before the end. One that was only suspended finds its job ended."""
-    stale = col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S
-    query = _newest_rounds(farm).where(col(tables.Round.planned_at_s).is_(None), stale)
-    return [job_id for job_id, _ in session.execute(query)]
+    return _newest_rounds(session, farm, col(tables.Round.published_at_s).is_(None), stale)
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
@@ -329,7 +294,5 @@ def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     judged = select(tables.VerdictRow.id).where(
         tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round
     )
-    query = _newest_rounds(farm).where(
-        col(tables.Round.planned_at_s).is_not(None), col(tables.Job.id).not_in(still_open), ~judged.exists()
-    )
-    return [(job_id, number) for job_id, number in session.execute(query)]
+    planned = col(tables.Round.planned_at_s).is_not(None)
+    return _newest_rounds(session, farm, planned, col(tables.Job.id).not_in(still_open), ~judged.exists())

@@ -23,8 +23,6 @@ from farm.errors import UsageError
 from farm.settings import Settings
 from tasks.app import app
 
-COLUMNS = "name,args,state,runtime,worker,exception,received,uuid"
-
 
 def serve(
     current: Settings,
@@ -50,7 +48,7 @@ def serve(
         "db": str(current.state_dir / "flower"),
         "state_save_interval": 10_000,
         "read_only": not writable,
-        "tasks_columns": COLUMNS,
+        "tasks_columns": "name,args,state,runtime,worker,exception,received,uuid",
     }
     if current.flower_basic_auth:
         chosen["basic_auth"] = current.flower_basic_auth.split(",")
@@ -64,14 +62,10 @@ def serve(
     try:
         listening(served.start_http_server())
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        raise UsageError(
-            f"Flower cannot listen on {address}:{port}: "
-            + ("another program does." if taken else f"{error.strerror or error}."),
-            "Choose another port with --port; 0 takes one that is free."
-            if taken
-            else "Choose another --address or --port.",
-        ) from error
+        why, step = error.strerror or error, "Choose another --address or --port."
+        if error.errno == errno.EADDRINUSE:
+            why, step = "another program does", "Choose another port with --port; 0 takes one that is free."
+        raise UsageError(f"Flower cannot listen on {address}:{port}: {why}.", step) from error
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
         served.start()

@@ -29,7 +29,10 @@ class JsonLines(logging.Formatter):
     """One JSON object per line: time_s, level, logger, message, and card and traceback if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = _line(record.created, record.levelname, record.name, record.getMessage())
+        line: dict[str, Any] = {"time_s": round(record.created, 3), "level": record.levelname.lower()}
+        line |= {"logger": record.name, "message": record.getMessage()}
+        if card := os.environ.get(CARD_VARIABLE):
+            line["card"] = card
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -46,13 +49,6 @@ class PlainLines(logging.Formatter):
 
     def formatException(self, exc_info: Any) -> str:
         return textwrap.indent(printable(super().formatException(exc_info), keep="\n"), "    ")
-
-
-def _line(time_s: float, level: str, logger: str, message: str) -> dict[str, Any]:
-    line: dict[str, Any] = {"time_s": round(time_s, 3), "level": level.lower(), "logger": logger, "message": message}
-    if card := os.environ.get(CARD_VARIABLE):
-        line["card"] = card
-    return line
 
 
 def set_up(as_json: bool | None = None) -> None:

@@ -41,15 +41,14 @@ from tasks.servers import STOPPING, die_with_parent
 class CardWorker(ItemDriver):
     """The item driver of a pool process: it publishes what follows, sends events and stops with its worker."""
 
-    task: Task | None = None  # the task that runs now
+    task: Any = None  # the Celery task that runs now
 
     def registered(self, card: Card) -> None:
         """Take the card's fingerprint if it has none with this driver. The card measures without one, too."""
         try:
             if cards.needs_fingerprint(self.database, card.id, card.driver):
-                cards.keep_fingerprint(
-                    self.database, card.id, self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
-                )
+                found = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
+                cards.keep_fingerprint(self.database, card.id, found)
         except FarmError as error:
             log.warning("The card %s has no fingerprint: %s", card.id, error.message)
 
@@ -61,11 +60,9 @@ class CardWorker(ItemDriver):
             log.warning("Left to the reconciler: %s", error.message)
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
-        assert self.task is not None
         self.task.send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
 
     def retrying(self, reason: str, message: str) -> None:
-        assert self.task is not None
         self.task.send_event("task-retried", exception=f"{reason}: {message}", traceback="")
 
     def ending(self) -> bool:
@@ -145,10 +142,8 @@ class ItemRequest(Request):  # type: ignore[misc]
 
     def send_event(self, type: str, **fields: Any) -> None:
         if type == "task-succeeded" and (reason := failure(fields.get("result"))):
-            runtime_s = fields.get("runtime")
-            super().send_event("task-failed", exception=reason, traceback="", runtime=runtime_s)
-        else:
-            super().send_event(type, **fields)
+            type, fields = "task-failed", {"exception": reason, "traceback": "", "runtime": fields.get("runtime")}
+        super().send_event(type, **fields)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         returned = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
@@ -183,7 +178,7 @@ def measure(self: Task, item_id: int) -> dict[str, Any]:
     """Measure one item on this worker's card.
 
     Returns:
-        {"item": id, "status": "done" | "reused" | "failed" | "spooled"}, of a failed item also "reason" and "message".
+        {"item": id, "status": "done" | "reused" | "failed" | "spooled"}; if failed also "reason" and "message".
     """
     assert _worker is not None, "card queues are consumed by pinned workers only"
     with _lock:

@@ -1,9 +1,8 @@
 """A filter for messages in front of Celery. Messages that no publisher of the farm would send are dropped and logged.
 
 Without it a malformed body ends the worker that takes the message, the message returns to the queue, and it ends the
-next
-worker: one message would stop a card for ever. A header that Celery cannot handle has the same effect: the worker lives
-but takes no more messages. Only the headers of the farm's own messages pass. The filter does not make a message
+next worker: one message would stop a card for ever. A header that Celery cannot handle has the same effect: the worker
+lives but takes no more messages. Only the headers of the farm's own messages pass. The filter does not make a message
 trusted: it may only name a task of the farm and carry ids, whose meaning is in the database.
 """
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -33,14 +33,6 @@ MAXIMUM_ID = 2**63 - 1
 MAXIMUM_COUNT = 2**31
 
 
-def _item(value: Any) -> bool:
-    return type(value) is int and 0 < value <= MAXIMUM_ID
-
-
-def _round(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value) is not None
-
-
 def carries_tasks(queue: str) -> bool:
     """Whether the messages of a queue name tasks."""
     return queue == "control" or queue.startswith("card.")
@@ -52,7 +44,10 @@ def carries_commands(queue: str) -> bool:
 
 
 #: The tasks that a message may name, and the check of the one argument of each.
-ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate": _round}
+ARGUMENTS: Mapping[str, Callable[[Any], object]] = {
+    "measure": lambda value: type(value) is int and 0 < value <= MAXIMUM_ID,
+    "aggregate": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value),
+}
 
 _TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
 _NUMBERS = ("retries", "group_index", "replaced_task_nesting")
@@ -60,86 +55,85 @@ _FLAGS = ("ignore_result", "redelivered")
 #: The headers of the farm's own messages and their types; all other headers are removed. Among them are headers of
 #: Celery that the farm never sends: when a message is due and expires (a card that waits for it takes nothing else),
 #: its time limit (it would override that of the worker), stamps, and compression.
-_HEADERS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(_TEXTS, (str, type(None))),
-    **dict.fromkeys(_NUMBERS, (int, type(None))),
-    **dict.fromkeys(_FLAGS, (bool, type(None))),
+_HEADERS: Mapping[str, type] = {
+    name: kind for names, kind in ((_TEXTS, str), (_NUMBERS, int), (_FLAGS, bool)) for name in names
 }
 #: The form of the id of a message or of a group.
 _ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")
 _IDS = ("id", "root_id", "parent_id", "group")
 
 
+def _safely(check: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Let a check return the error of a malformed message as its reason."""
+
+    @functools.wraps(check)
+    def checked(message: Any) -> str:
+        try:
+            return check(message)
+        except MALFORMED as error:
+            return f"{type(error).__name__}: {error}"
+
+    return checked
+
+
+@_safely
 def refusal(message: Any) -> str:
     """Why a message is not one of the farm's; '' if it is. Never raises."""
-    try:
-        return _refusal(message)
-    except MALFORMED as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def _refusal(message: Any) -> str:
     headers, properties = message["headers"], message["properties"]
     if (task := headers["task"]) not in ARGUMENTS:
-        return "it names no task of the farm"
+        return "its task is not one of the farm's"
     if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
-        return "it is not JSON"
-    for name, kinds in _HEADERS.items():
-        if type(headers.get(name)) not in (*kinds, type(None)):
-            return f"its header '{name}' is of another kind than ours"
+        return "its content is not JSON"
+    for name, kind in _HEADERS.items():
+        if type(headers.get(name)) not in (kind, type(None)):
+            return f"its header '{name}' has another type than in the farm's messages"
     if any(headers.get(name) is not None and not _ID.fullmatch(headers[name]) for name in _IDS):
-        return "one of its ids is none"
+        return "one of its ids is malformed"
     if not headers["id"] or properties["correlation_id"] != headers["id"]:
-        return "it has no id of its own"
+        return "its id and its correlation id differ"
     if any(not 0 <= (headers.get(name) or 0) < MAXIMUM_COUNT for name in _NUMBERS):
-        return "it counts beyond what there can be"
+        return "one of its numbers is out of range"
     information = properties["delivery_info"]
     if not all(isinstance(information[name], str) for name in ("exchange", "routing_key")):
-        return "it does not say where it was sent"
+        return "its exchange or routing key is missing"
     if not isinstance(properties["delivery_tag"], str) or not isinstance(properties.get("reply_to"), str | None):
-        return "it cannot be acknowledged"
+        return "its delivery tag or reply address is malformed"
     if properties.get("body_encoding") != "base64" or type(properties.get("priority", 0)) not in (int, type(None)):
         return "its encoding or priority is not the farm's"
     arguments, keywords, options = json.loads(base64.b64decode(message["body"], validate=True))
     if keywords != {} or len(arguments) != 1 or not ARGUMENTS[task](arguments[0]):
-        return "it carries something other than an id"
+        return "its argument is not an id"
     if not isinstance(options, dict) or not all(_harmless(value) for value in options.values()):
-        return "what is to follow it is no task of the farm"
+        return "a callback is not a task of the farm"
     return ""
 
 
+@_safely
 def command_refusal(message: Any) -> str:
     """Why a message is not a command to a worker; '' if it is. Never raises.
 
     Its arguments are not checked: Celery answers the errors that they raise.
     """
-    try:
-        return _command_refusal(message)
-    except MALFORMED as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def _command_refusal(message: Any) -> str:
     properties = message["properties"]
     if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
-        return "it is not JSON"
+        return "its content is not JSON"
     if not isinstance(properties["delivery_tag"], str) or properties.get("body_encoding") != "base64":
-        return "it has no form of ours"
+        return "its delivery tag or encoding is not the farm's"
     clock = message["headers"].get("clock") or 0
     if type(clock) is not int or not 0 <= clock < MAXIMUM_ID:
-        return "its clock tells no time"
+        return "its clock is out of range"
     command = json.loads(base64.b64decode(message["body"], validate=True))
     if not isinstance(command["method"], str) or not isinstance(command.get("arguments"), dict | None):
-        return "it names no command"
+        return "its command is malformed"
     to, answer = command.get("destination"), command.get("reply_to")
     if to is not None and not (isinstance(to, list) and all(isinstance(name, str) for name in to)):
-        return "it does not say to whom"
+        return "its destination is malformed"
     if command.get("pattern") or command.get("matcher"):
-        return "it finds workers by a pattern"  # a regular expression can take for ever
+        return "it selects workers by a pattern"  # a regular expression can take for ever
     if not isinstance(command.get("ticket"), str | None) or not (
         answer is None or all(isinstance(answer[name], str) for name in ("exchange", "routing_key"))
     ):
-        return "it cannot be answered"
+        return "its reply address is malformed"
     return ""
 
 
@@ -165,11 +159,9 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 
 
 def _masked(value: Any) -> Any:
-    if isinstance(value, str):
-        return masked(value)
     if isinstance(value, list | tuple):
         return [_masked(entry) for entry in value]
-    return value
+    return masked(value) if isinstance(value, str) else value
 
 
 class Amqp(AMQP):  # type: ignore[misc]
@@ -181,14 +173,14 @@ class Channel(redis.Channel):  # type: ignore[misc]
         try:
             return super()._brpop_read(**options)
         except MALFORMED as error:  # not even JSON; it has left the queue already
-            log.warning("Dropped what is no message: %.200s", f"{type(error).__name__}: {error}")
+            log.warning("Dropped a malformed message: %.200s", f"{type(error).__name__}: {error}")
             return True
 
     def _receive_one(self, client: Any) -> Any:
         try:
             return super()._receive_one(client)
         except MALFORMED as error:
-            log.warning("Dropped what is no command: %.200s", f"{type(error).__name__}: {error}")
+            log.warning("Dropped a malformed command: %.200s", f"{type(error).__name__}: {error}")
             return None
 
 
@@ -198,12 +190,8 @@ class Transport(redis.Transport):  # type: ignore[misc]
     Channel = Channel
 
     def _deliver(self, message: Any, queue: str) -> None:
-        reason = ""
-        if carries_tasks(queue):
-            reason = refusal(message)
-        elif carries_commands(queue):
-            reason = command_refusal(message)
-        if reason:
+        check = refusal if carries_tasks(queue) else command_refusal if carries_commands(queue) else None
+        if check and (reason := check(message)):
             log.warning("Dropped a message from %s: %.200s", queue, reason)
             return
         try:
@@ -213,13 +201,10 @@ class Transport(redis.Transport):  # type: ignore[misc]
         except MALFORMED:
             log.warning("Dropped a message from %s that Celery could not take", queue, exc_info=True)
             with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
-                self._forget(message["properties"]["delivery_tag"])
-
-    def _forget(self, tag: str) -> None:
-        """Acknowledge a message; otherwise it would return when this worker ends."""
-        for channel in self.channels:
-            if tag in channel.qos._delivered:
-                channel.basic_reject(tag, requeue=False)
+                tag = message["properties"]["delivery_tag"]
+                for channel in self.channels:  # acknowledge it; otherwise it would return when this worker ends
+                    if tag in channel.qos._delivered:
+                        channel.basic_reject(tag, requeue=False)
 
 
 def install() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -34,31 +34,21 @@ log = logging.getLogger("farm.control")
 
 CARD = ("host", "card", "index", "model")
 
-#: (family, name, help, value) of the metrics with one value per card. Counters only grow. Items that are tried again,
-#: moved or handed back lower the gauges; as counters, rate() would take that for a restart.
-PER_CARD: tuple[tuple[Any, str, str, Callable[[CardCounts], float]], ...] = (
-    (CounterMetricFamily, "farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
-    (CounterMetricFamily, "farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),
-    (GaugeMetricFamily, "farm_items_begun_again", "Attempts after an item's first", lambda of: of.begun_again),
-    (GaugeMetricFamily, "farm_items_repeated", "Finished work that came too late", lambda of: of.repeated),
-    (
-        GaugeMetricFamily,
-        "farm_queue_age_seconds",
-        "How long the oldest waiting item has waited",
-        lambda of: of.oldest_waiting_s,
-    ),
-    (
-        GaugeMetricFamily,
-        "farm_card_busy_share",
-        "Share of the last 5 minutes with an item on the card",
-        lambda of: of.busy_share,
-    ),
-    (
-        GaugeMetricFamily,
-        "farm_card_last_seen_seconds",
-        "Since the card's worker was last seen",
-        lambda of: max(0.0, of.view.seen_ago_s),
-    ),
+PerCard = Sequence[tuple[str, str, Callable[[CardCounts], float]]]  # name, help, value
+
+#: Metrics with one value per card that only grow.
+COUNTERS: PerCard = (
+    ("farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
+    ("farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),
+)
+#: Other metrics with one value per card. An item that is tried again, moved or handed back lowers them; of counters,
+#: rate() would take that for a restart.
+GAUGES: PerCard = (
+    ("farm_items_begun_again", "Attempts after an item's first", lambda of: of.begun_again),
+    ("farm_items_repeated", "Finished work that came too late", lambda of: of.repeated),
+    ("farm_queue_age_seconds", "How long the oldest waiting item has waited", lambda of: of.oldest_waiting_s),
+    ("farm_card_busy_share", "Share of the last 5 minutes with an item on the card", lambda of: of.busy_share),
+    ("farm_card_last_seen_seconds", "Since the card's worker was last seen", lambda of: max(0.0, of.view.seen_ago_s)),
 )
 
 
@@ -100,19 +90,14 @@ class FarmCollector(Collector):
                 entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s)
                 jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
-            up = 1
         except (FarmError, SQLAlchemyError) as error:
             log.warning("Metrics: %s", getattr(error, "message", type(error).__name__))
-            up = 0
-        yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=up)
-        if not up:
+            yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=0)
             return
+        yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=1)
         yield GaugeMetricFamily("farm_open_jobs", "Open jobs of the whole farm: the same from every host", value=jobs)
-        unseen = GaugeMetricFamily(
-            "farm_card_unseen_seconds",
-            "Since a lost card, of any host, was last seen: the same from every host",
-            labels=CARD,
-        )
+        about = "Since a lost card, of any host, was last seen: the same from every host"
+        unseen = GaugeMetricFamily("farm_card_unseen_seconds", about, labels=CARD)
         for card, unseen_s in lost:
             unseen.add_metric(_labels(card), unseen_s)
         yield unseen
@@ -131,12 +116,11 @@ class FarmCollector(Collector):
         for entry in entries:
             device = self._device(entry.view.card.id)
             if device is not None:
-                watts = device.power_instant_w()
-                watts = device.power_average_w() if watts is None else watts
-                if watts is not None:
-                    power.add_metric(_labels(entry.view.card), watts)
-                if (celsius := device.temperature_c()) is not None:
-                    temperature.add_metric(_labels(entry.view.card), celsius)
+                instant_w = device.power_instant_w()
+                values = (device.power_average_w() if instant_w is None else instant_w, device.temperature_c())
+                for metric, value in zip((power, temperature), values, strict=True):
+                    if value is not None:
+                        metric.add_metric(_labels(entry.view.card), value)
         yield from (power, temperature, messages)
 
     def _device(self, card_id: str) -> Device | None:
@@ -157,7 +141,10 @@ def _items(entries: list[CardCounts]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily("farm_items_open", "Items not yet closed", labels=[*CARD, "state"])
     state = GaugeMetricFamily("farm_card_state", "1 for the state that the card is in", labels=[*CARD, "state"])
     took = HistogramMetricFamily("farm_item_seconds", "How long measured items took", labels=CARD)
-    single = [(family(name, text, labels=CARD), value) for family, name, text, value in PER_CARD]
+    single: list[tuple[Any, Callable[[CardCounts], float]]] = [
+        *((CounterMetricFamily(name, text, labels=CARD), value) for name, text, value in COUNTERS),
+        *((GaugeMetricFamily(name, text, labels=CARD), value) for name, text, value in GAUGES),
+    ]
     for entry in entries:
         card = _labels(entry.view.card)
         for metric, value in single:
@@ -168,8 +155,7 @@ def _items(entries: list[CardCounts]) -> Iterator[Metric]:
             waiting.add_metric([*card, str(item_state)], entry.open.get(item_state, 0))
         for card_state in CardState:
             state.add_metric([*card, str(card_state)], float(entry.view.state == card_state))
-        bounds: list[Any] = [
-            (f"{bound:g}", number) for bound, number in zip(listing.DURATION_BOUNDS_S, entry.within, strict=True)
-        ]
-        took.add_metric(card, [*bounds, ("+Inf", entry.measured)], entry.duration_s)
+        bounds: list[Any] = [f"{bound:g}" for bound in listing.DURATION_BOUNDS_S]
+        counts = [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)]
+        took.add_metric(card, counts, entry.duration_s)
     yield from (*(metric for metric, _ in single), failed, waiting, state, took)

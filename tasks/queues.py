@@ -33,7 +33,7 @@ from farm.store.database import Database, database_now
 from farm.store.rows import in_batches, lock_items
 from farm.store.tables import Item, ItemState
 from farm.types.format import masked
-from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, refuses
+from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, broker_problem
 
 
 class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
@@ -76,8 +76,8 @@ def stale_after_s(current: Settings) -> float:
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
     """Publish the waiting items of a round that need a message; returns the number of messages.
 
-    A round has one publisher at a time; another caller leaves it alone. Progress is written batch by batch, so that the
-    successor of a publisher that died repeats at most one batch. A fully planned round without anything to publish is
+    A round has one publisher at a time; another caller leaves it alone. Progress is written after each batch: the
+    successor of a publisher that died repeats at most one. A fully planned round without anything to publish is
     aggregated.
 
     Args:
@@ -98,53 +98,44 @@ def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_
     Args:
         unless_within_s: leave out items that another process published within this time. Unit: s.
     """
-    with database.read() as session:
-        rounds = {
-            (job_id, number)
-            for batch in in_batches(item_ids)
-            for job_id, number in session.execute(
-                select(Item.job_id, Item.round).where(col(Item.id).in_(batch)).distinct()
-            )
-        }
+    rounds: set[tuple[str, int]] = set()
+    for batch in in_batches(item_ids):
+        its = col(Item.id).in_(batch)
+        old = [] if unless_within_s is None else [col(Item.published_at_s) < database_now() - unless_within_s]
+        with database.write() as session:
+            rounds.update(session.exec(select(Item.job_id, Item.round).where(its).distinct()))
+            _mark(session, its, _free(), *old)
     for job_id, number in sorted(rounds):
-        _publish(database, job_id, number, _send_single, only=item_ids, unless_within_s=unless_within_s)
+        _publish(database, job_id, number, _send_single)
 
 
 def _publish(
-    database: Database,
-    job_id: str,
-    number: int,
-    send: Callable[[Sequence[Any]], None],
-    *,
-    again: bool = False,
-    only: Sequence[int] = (),
-    unless_within_s: float | None = None,
+    database: Database, job_id: str, number: int, send: Callable[[Sequence[Any]], None], *, again: bool = False
 ) -> int | None:
-    """Publish a round as its only publisher; returns the number of messages, None if another process publishes it."""
+    """Publish the marked items of a round, all of which are in its job's newest round, as its only publisher.
+
+    Returns:
+        The number of messages; None if another process publishes the round: it sends what was marked before.
+    """
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-    this = (Item.job_id == job_id,)  # all open items of a job are in its newest round
+    stale = col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings())
+    free = or_(col(tables.Round.publisher).is_(None), stale)
     with database.write() as session:
-        # The items are marked first, for the process that publishes the round now.
-        for batch in in_batches(only):
-            its: list[Any] = [*this, col(Item.id).in_(batch), _free()]
-            if unless_within_s is not None:
-                its.append(col(Item.published_at_s) < database_now() - unless_within_s)
-            _mark(session, *its)
-        if not _take_over(session, job_id, number, me):
+        # Items that another process marks now are found by the query in `_leave` at the latest.
+        _update_round(session, job_id, number, published_at_s=None)
+        if not _update_round(session, job_id, number, free, publisher=me, progress_at_s=database_now()):
             return None
+        if again:
+            _mark(session, Item.job_id == job_id, _free())
     sent = 0
     try:
-        if again:
-            with database.write() as session:
-                _mark(session, *this, _free())
         while True:
             for ids in _marked(database, job_id, number):
                 with _publishing():
                     send(_rows(database, ids))
                 sent += len(ids)
                 with database.write() as session:
-                    lock_items(session, col(Item.id).in_(ids))
-                    session.execute(update(Item).where(col(Item.id).in_(ids)).values(published_at_s=database_now()))
+                    _mark(session, col(Item.id).in_(ids), published_at_s=database_now())
                     if not _progressed(session, job_id, number, me):
                         return sent
             with database.write() as session:
@@ -156,9 +147,10 @@ def _publish(
         raise
 
 
-def _mark(session: Session, *which: Any) -> None:
+def _mark(session: Session, *which: Any, published_at_s: Any = None) -> None:
+    """Mark items as published, or as items that need a message."""
     lock_items(session, *which)
-    session.execute(update(Item).where(*which).values(published_at_s=None))
+    session.execute(update(Item).where(*which).values(published_at_s=published_at_s))
 
 
 def _free() -> Any:
@@ -167,30 +159,21 @@ def _free() -> Any:
     return or_(col(Item.state) == ItemState.WAITING, let_go)
 
 
-def _this_round(job_id: str, number: int) -> tuple[Any, Any]:
-    return col(tables.Round.job_id) == job_id, col(tables.Round.number) == number
+def _unsent(job_id: str) -> tuple[Any, ...]:
+    return Item.job_id == job_id, _free(), col(Item.published_at_s).is_(None)
 
 
-def _take_over(session: Session, job_id: str, number: int, me: str) -> bool:
-    """Become the publisher of the round unless it has one that makes progress."""
-    free = or_(
-        col(tables.Round.publisher).is_(None),
-        col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings()),
-    )
-    # Items that another process marks now are found by the query in `_leave` at the latest.
-    session.execute(update(tables.Round).where(*_this_round(job_id, number)).values(published_at_s=None))
-    taken = session.execute(
-        update(tables.Round)
-        .where(*_this_round(job_id, number), free)
-        .values(publisher=me, progress_at_s=database_now())
-    )
-    return bool(taken.rowcount)  # type: ignore[attr-defined]
+def _update_round(session: Session, job_id: str, number: int, *which: Any, **values: Any) -> bool:
+    """Update the row of a round if the conditions hold; returns whether they do."""
+    this = (col(tables.Round.job_id) == job_id, col(tables.Round.number) == number)
+    done = session.execute(update(tables.Round).where(*this, *which).values(**values))
+    return bool(done.rowcount)  # type: ignore[attr-defined]
 
 
 def _progressed(session: Session, job_id: str, number: int, me: str, **values: Any) -> bool:
     """Record progress of the publisher; False if another has taken over."""
-    query = update(tables.Round).where(*_this_round(job_id, number), col(tables.Round.publisher) == me)
-    return bool(session.execute(query.values(progress_at_s=database_now(), **values)).rowcount)  # type: ignore[attr-defined]
+    mine = col(tables.Round.publisher) == me
+    return _update_round(session, job_id, number, mine, progress_at_s=database_now(), **values)
 
 
 def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
@@ -198,16 +181,11 @@ def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
     # This locks the row of the round: other processes have marked their items before, or come after.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
-    if session.exec(
-        select(Item.id).where(Item.job_id == job_id, _free(), col(Item.published_at_s).is_(None)).limit(1)
-    ).first():
+    if session.exec(select(Item.id).where(*_unsent(job_id)).limit(1)).first():
         session.rollback()
         return False
     # A round whose items are still being added is not fully published.
-    planned = col(tables.Round.planned_at_s).is_not(None)
-    session.execute(
-        update(tables.Round).where(*_this_round(job_id, number), planned).values(published_at_s=database_now())
-    )
+    _update_round(session, job_id, number, col(tables.Round.planned_at_s).is_not(None), published_at_s=database_now())
     return True
 
 
@@ -218,12 +196,7 @@ def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[i
     of the card does not coincide with the position in the model.
     """
     with database.read() as session:
-        rows = session.execute(
-            select(Item.id, Item.role)
-            .where(Item.job_id == job_id, _free(), col(Item.published_at_s).is_(None))
-            .order_by(col(Item.id))
-        ).all()
-    rows = list(rows)
+        rows: list[Any] = list(session.exec(select(Item.id, Item.role).where(*_unsent(job_id)).order_by(col(Item.id))))
     random.Random(f"{job_id}/{number}").shuffle(rows)
     rows.sort(key=lambda row: row.role != "whole")
     return iter(in_batches((row.id for row in rows), BATCH))
@@ -231,22 +204,33 @@ def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[i
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
     """Card and label of a batch of items for their messages, in the order of the ids."""
+    operator, variant = tables.Operator, tables.ModelVariant
+    query = (
+        sqlalchemy.select(  # type: ignore[call-overload]
+            Item.id,
+            Item.card_id,
+            func.coalesce(operator.short_name, "whole " + col(variant.model)).label("short_name"),
+            func.coalesce(operator.label, tables.Job.title).label("label"),
+        )
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
+        .join(variant, col(variant.id) == col(Item.subject_id), isouter=True)
+        .where(col(Item.id).in_(item_ids))
+    )
     with database.read() as session:
-        found = {row.id: row for row in session.execute(_labelled().where(col(Item.id).in_(item_ids)))}
+        found = {row.id: row for row in session.execute(query)}
     return [found[item_id] for item_id in item_ids if item_id in found]
 
 
 def _send_chord(job_id: str, number: int, rows: Sequence[Any]) -> None:
-    body = aggregate_signature(job_id, number)
-    chord([_measure(row.id, row.card_id, row.short_name, row.label) for row in rows])(
-        body.on_error(aggregate_signature(job_id, number))
-    )
+    body = aggregate_signature(job_id, number).on_error(aggregate_signature(job_id, number))
+    chord([_measure(row) for row in rows])(body)
 
 
 def _send_single(rows: Sequence[Any]) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         for row in rows:
-            _measure(row.id, row.card_id, row.short_name, row.label).apply_async(producer=producer)
+            _measure(row).apply_async(producer=producer)
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
@@ -262,27 +246,19 @@ def follow_up(database: Database, closed: Closed) -> None:
     """
     if not closed.rounds and not closed.woken:
         return
-    job, ids = tables.Job, {job_id for job_id, _ in closed.rounds}
+    ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
+    job_ids: set[str] = set()
+    woken: list[int] = []
     with database.read() as session:
-        ours = {
-            job_id
-            for batch in in_batches(ids)
-            for job_id in session.exec(select(job.id).where(col(job.id).in_(batch), job.farm == own_farm()))
-        }
-        woken = [
-            item_id
-            for batch in in_batches(closed.woken)
-            for item_id in session.exec(
-                select(Item.id)
-                .join(job, col(job.id) == col(Item.job_id))
-                .where(col(Item.id).in_(batch), job.farm == own_farm())
-                .order_by(col(Item.id))
-            )
-        ]
+        for batch in in_batches(job_id for job_id, _ in closed.rounds):
+            job_ids.update(session.exec(ours.where(col(tables.Job.id).in_(batch))))
+        for ids in in_batches(closed.woken):
+            query: Any = select(Item.id).where(col(Item.id).in_(ids), col(Item.job_id).in_(ours))
+            woken += session.exec(query.order_by(col(Item.id)))
     for job_id, number in closed.rounds:
-        if job_id in ours:
+        if job_id in job_ids:
             publish_aggregate(job_id, number)
-    publish_items(database, [item_id for item_id in woken if item_id is not None])
+    publish_items(database, woken)
 
 
 def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
@@ -293,7 +269,7 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
         together = connection.default_channel.client.pipeline(transaction=False)
         for card_id in card_ids:
             together.llen(card_queue(card_id))
-        return {card_id: int(depth) for card_id, depth in zip(card_ids, together.execute(), strict=True)}
+        return dict(zip(card_ids, together.execute(), strict=True))
 
 
 def aggregate_signature(job_id: str, number: int) -> Signature:
@@ -301,31 +277,16 @@ def aggregate_signature(job_id: str, number: int) -> Signature:
     return signature.set(queue=CONTROL_QUEUE, argsrepr=f"job {job_id}, round {number}")
 
 
-def _measure(item_id: int, card_id: str, short_name: str | None, label: str | None) -> Signature:
-    signature: Signature = app.signature("measure", (item_id,), immutable=True, app=app)
+def _measure(row: Any) -> Signature:
+    signature: Signature = app.signature("measure", (row.id,), immutable=True, app=app)
     # The shadow name becomes a Prometheus label in Flower: the name of the operator without shapes. The time limit is
     # None, so that the limit of the worker counts; a publisher that has imported the task would send its own.
     return signature.set(
-        queue=card_queue(card_id),
-        shadow=short_name or "whole model",
-        argsrepr=label or "",
+        queue=card_queue(row.card_id),
+        shadow=row.short_name or "whole model",
+        argsrepr=row.label or "",
         kwargsrepr="",
         time_limit=None,
-    )
-
-
-def _labelled() -> Any:
-    operator, variant = tables.Operator, tables.ModelVariant
-    return (
-        sqlalchemy.select(  # type: ignore[call-overload]
-            Item.id,
-            Item.card_id,
-            func.coalesce(operator.short_name, "whole " + col(variant.model)).label("short_name"),
-            func.coalesce(operator.label, tables.Job.title).label("label"),
-        )
-        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-        .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
-        .join(variant, col(variant.id) == col(Item.subject_id), isouter=True)
     )
 
 
@@ -335,13 +296,11 @@ def _publishing() -> Iterator[None]:
     try:
         yield
     except (OperationalError, RedisError) as error:
-        if isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError):
-            raise BrokerUnreachable(
-                f"The broker {masked(settings().broker_url)} is full: it takes no more messages.",
-                "Raise its `maxmemory`; the job is in the database and continues by itself when there is room.",
-            ) from error
-        problem = "refuses the user or the password" if refuses(error) else "does not answer"
+        full = isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError)
+        problem = "is full: it takes no more messages." if full else broker_problem(error)
         raise BrokerUnreachable(
-            f"The broker {masked(settings().broker_url)} {problem}: {error}.",
-            "Correct that, or start it again; the job is in the database, continue it with `farm resume JOB`.",
+            f"The broker {masked(settings().broker_url)} {problem}",
+            "Raise its `maxmemory`; the job is in the database and continues by itself when there is room."
+            if full
+            else "Correct that, or start it again; the job is in the database, continue it with `farm resume JOB`.",
         ) from error

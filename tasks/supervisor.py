@@ -38,7 +38,7 @@ STOP_MARGIN_S = 30.0
 
 @dataclass
 class Child:
-    """One worker process of a supervisor."""
+    """One worker process of a supervisor, named by its card, or "control"."""
 
     name: str
     arguments: tuple[str, ...]
@@ -63,13 +63,11 @@ class Supervisor:
     def __init__(
         self, card_ids: Sequence[str], *, environment: Mapping[str, str] | None = None, log_dir: Path | None = None
     ) -> None:
-        shared = dict(environment or {})
         self.log_dir = log_dir
-        self.children = [Child("control", ("control",), {**shared, "CUDA_VISIBLE_DEVICES": ""})]
-        self.children += [
-            Child(card_id, ("card", card_id), {**shared, "CUDA_VISIBLE_DEVICES": visible_devices(card_id)})
-            for card_id in card_ids
-        ]
+        self.children = [Child("control", ("control",)), *(Child(card_id, ("card", card_id)) for card_id in card_ids)]
+        for child in self.children:
+            gpu = child.name if child.name.startswith("GPU-") else ""  # pins the process to its GPU, or to none
+            child.environment = {**(environment or {}), "CUDA_VISIBLE_DEVICES": gpu}
 
     def start(self) -> None:
         for child in self.children:
@@ -86,15 +84,10 @@ class Supervisor:
                 child.last_exit = child.process.returncode
                 steady = now - child.started_s > STEADY_AFTER_S
                 child.deaths = 1 if steady else child.deaths + 1
-                child.not_before_s = now + BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
-                child.process = None
+                pause_s = BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
+                child.not_before_s, child.process = now + pause_s, None
                 found.append(child)
-                log.warning(
-                    "Worker %s ended with %s; starting it again in %.1f s",
-                    child.name,
-                    child.last_exit,
-                    child.not_before_s - now,
-                )
+                log.warning("Worker %s ended with %s; it starts again in %.1f s", child.name, child.last_exit, pause_s)
             elif now >= child.not_before_s:
                 self._start(child)
         return found
@@ -102,8 +95,7 @@ class Supervisor:
     def stop(self, grace_s: float, at_once: Callable[[], bool] = lambda: False) -> None:
         """SIGTERM: each worker finishes its item. After `grace_s`, or once `at_once` returns True, all are killed."""
         for child in self.children:
-            if child.running:
-                assert child.process is not None
+            if child.process is not None:
                 child.process.terminate()
         deadline = time.monotonic() + grace_s
         try:
@@ -119,38 +111,29 @@ class Supervisor:
                     os.killpg(child.process.pid, signal.SIGKILL)
                 child.process.wait()
 
-    def log_tail(self, child: Child, lines: int = 5) -> str:
-        """The end of a child's log, for a message."""
-        if self.log_dir is None:
-            return ""
-        with contextlib.suppress(OSError):
-            text = (self.log_dir / f"{child.name}.log").read_text(errors="replace").strip().splitlines()
-            return " | ".join(text[-lines:])
-        return ""
+    def holders(self, host: str) -> dict[str, str]:
+        """Card id -> beginning of the holder names of its last worker process."""
+        return {
+            child.name: cards.holder_of_process(child.name, host, child.process.pid)
+            for child in self.children
+            if child.process is not None and child.name != "control"
+        }
 
     def _start(self, child: Child) -> None:
-        output: IO[bytes] | None = None
-        if self.log_dir is not None:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            output = (self.log_dir / f"{child.name}.log").open("ab")
-        try:
+        with contextlib.ExitStack() as stack:
+            output: IO[bytes] | None = None
+            if self.log_dir is not None:
+                self.log_dir.mkdir(parents=True, exist_ok=True)
+                output = stack.enter_context((self.log_dir / f"{child.name}.log").open("ab"))
             child.process = subprocess.Popen(
                 [sys.executable, "-m", "tasks.main", *child.arguments, "--parent", str(os.getpid())],
                 env=environment_of_children(child.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
+                stderr=output and subprocess.STDOUT,
                 start_new_session=True,
             )
-        finally:
-            if output is not None:
-                output.close()
         child.started_s = time.monotonic()
-
-
-def visible_devices(card_id: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that pins a process to a card; empty for a CPU."""
-    return card_id if card_id.startswith("GPU-") else ""
 
 
 def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
@@ -166,18 +149,18 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
             pass
     logs.set_up(json_logs)
     # A list, not an Event: the signal handler may interrupt code that holds the lock of an Event.
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: asked.append(number))
+        signal.signal(number, lambda number, _frame: signals.append(number))
     supervisor = Supervisor([card.id for card in chosen], environment={logs.JSON_VARIABLE: "1"} if json_logs else None)
     supervisor.start()
     log.info("Serving %s", ", ".join(str(card) for card in chosen))
     try:
-        while not asked:
+        while not signals:
             supervisor.tend()
             time.sleep(0.2)
         log.info("Stopping: running measurements are finished first; signal again to stop at once")
-        supervisor.stop(stop_grace_s(current), at_once=lambda: len(asked) > 1)
+        supervisor.stop(stop_grace_s(current), at_once=lambda: len(signals) > 1)
     finally:
         supervisor.kill()
     _hand_back(supervisor, current)
@@ -185,7 +168,7 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
 
 
 def stop_grace_s(current: Settings) -> float:
-    """How long a worker may go on with its item after it was told to stop. Unit: s."""
+    """How long a worker may work on its item after SIGTERM. Unit: s."""
     return current.item_timeout_s + STOP_MARGIN_S
 
 
@@ -194,12 +177,10 @@ def _hand_back(supervisor: Supervisor, current: Settings) -> None:
     database = Database(current.database)
     try:
         spooled = Spool(current.state_dir / "spool").items()
-        for child in supervisor.children:
-            if child.process is not None and child.arguments[0] == "card":
-                worker = cards.holder_of_process(child.name, current.host, child.process.pid)
-                if items.hand_back(database, worker, spooled=spooled):
-                    log.info("The unfinished item of %s waits again", child.name)
-                cards.stopped(database, worker)
+        for card_id, worker in supervisor.holders(current.host).items():
+            if items.hand_back(database, worker, spooled=spooled):
+                log.info("The unfinished item of %s waits again", card_id)
+            cards.stopped(database, worker)
     except FarmError as error:
         log.warning("Unfinished items wait again when their leases have ended: %s", error.message)
     finally:

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,30 +39,26 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs
-from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, check_broker
+from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, HOLDER_VARIABLE, app, check_broker
 from tasks.broker_checks import QUESTION
-from tasks.queues import card_queue, follow_up
+from tasks.queues import card_queue, follow_up, own_farm
 from tasks.servers import STOPPING, die_with_parent
 
 log = logging.getLogger("farm.worker")
 
-#: The exit code of a worker that gets no messages any more (EX_TEMPFAIL).
+#: The exit code of a worker that receives no messages any more (EX_TEMPFAIL).
 STALLED = 75
 
 
-# ---------------------------------------------------------------------------------------------- the worker of a card
-
-
 def serve_card(card_id: str) -> int:
-    """Be the worker of one card until told to stop; returns the exit code.
+    """Run the worker of one card until it is stopped; returns the exit code.
 
     Raises:
         CardBusy: another worker on this host serves the card.
         SettingsError: the lock folder of the settings cannot hold locks.
     """
     current = settings()
-    farm = os.environ.get(EMBEDDED_VARIABLE, "")
-    holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], farm)
+    holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
     os.environ[HOLDER_VARIABLE] = holder
     os.environ[CARD_VARIABLE] = card_id
     database = Database(current.database)
@@ -86,9 +82,7 @@ def serve_card(card_id: str) -> int:
         _announce(database, card_id, holder, current)
         try:
             with heartbeat(beat):
-                return _celery_worker(
-                    name=f"card-{card_id}", queues=[card_queue(card_id)], pool="prefork", host=current.host
-                )
+                return _celery_worker(f"card-{card_id}@{current.host}", card_queue(card_id), pool="prefork")
         finally:
             with contextlib.suppress(FarmError):
                 cards.stopped(database, holder)
@@ -101,12 +95,12 @@ def _announce(database: Database, card_id: str, holder: str, current: Settings) 
     Raises:
         NoSuchCard: this host does not find the card, and it is not registered.
     """
+    card: Card | None = None
     try:
-        card: Card | None = find_card(card_id, current)
-    except NoSuchCard:
+        card = find_card(card_id, current)
+    except NoSuchCard:  # the benchmark process of a registered card fails with this, and puts it in quarantine
         if not cards.stored_state(database, card_id):
             raise
-        card = None  # its benchmark process will fail with the same reason, and put it in quarantine
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
 
 
@@ -131,10 +125,10 @@ def _claimed_items() -> set[int]:
 
 @dataclass
 class StallWatchdog:
-    """Ends a worker that gets no messages any more although published items wait; its supervisor starts the next.
+    """Ends a worker that receives no messages any more although published items wait; its supervisor starts the next.
 
-    A worker may be alive, send heartbeats and answer, and still take nothing: Celery has one slot for it, and an error
-    between taking a message and giving it to the pool keeps that slot for ever. Nobody else serves the card's queue.
+    A worker may send heartbeats and answer, and still take nothing: an error between taking a message and giving it to
+    the pool keeps Celery's only slot for ever. Nobody else serves the card's queue.
 
     Args:
         limit_s: how long it may take nothing while items wait; 0: for ever. Unit: s.
@@ -161,18 +155,14 @@ class StallWatchdog:
         """End this process if it has stalled. At once: an orderly stop would requeue the message that stalled it.
 
         Raises:
-            BrokerUnreachable: the broker is the cause, and the process goes on.
+            BrokerUnreachable: the broker is the cause; the process continues.
         """
         now_s = time.monotonic()
         taken, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
         if self.stalled(database, taken=taken, at_work=at_work, now_s=now_s):
             self._progress_at_s = now_s
             check_broker(current)
-            log.error(
-                "Items wait for %s and no message arrived for %g s, though the broker answers: restarting",
-                self.card_id,
-                self.limit_s,
-            )
+            log.error("Items wait for %s, but no message came for %g s: restarting", self.card_id, self.limit_s)
             os._exit(STALLED)
 
     def _items_wait(self, database: Database) -> bool:
@@ -181,21 +171,18 @@ class StallWatchdog:
             return card is not None and card.state == CardState.IDLE and bool(cards.silent_times_s(session, [card]))
 
 
-# ---------------------------------------------------------------------------------------------- the control worker
-
-
 def serve_control() -> int:
-    """Be the control worker of this host until told to stop; returns the exit code."""
+    """Run the control worker of this host until it is stopped; returns the exit code."""
     current = settings()
     Database(current.database).check_schema()
-    if current.metrics_port and not os.environ.get(EMBEDDED_VARIABLE):
+    if current.metrics_port and not own_farm():
         from tasks import metrics  # the workers of cards start faster without it
 
         metrics.serve(current)
     ended = threading.Event()
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     try:
-        return _celery_worker(name="control", queues=[CONTROL_QUEUE], pool="threads", host=current.host)
+        return _celery_worker(f"control@{current.host}", CONTROL_QUEUE, pool="threads")
     finally:
         ended.set()
 
@@ -208,7 +195,7 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
     while not ended.wait(current.reconcile_s):
         try:
             may_move = time.monotonic() - steady_since_s > lost_after_s(current)
-            reconcile_now(database, current, os.environ.get(EMBEDDED_VARIABLE, ""), may_move=may_move)
+            reconcile_now(database, current, own_farm(), may_move=may_move)
         except FarmError as error:
             if isinstance(error, DatabaseUnreachable):
                 steady_since_s = time.monotonic()
@@ -217,16 +204,12 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
             log.exception("Reconciling failed")
 
 
-# ---------------------------------------------------------------------------------------------- both
-
-
-def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) -> int:
-    # The warning names an option that the farm does not have. No message is executable (docs/security.md), as root or
-    # not.
+def _celery_worker(name: str, queue: str, *, pool: str) -> int:
+    # It warns of running as root; no message is executable (docs/security.md).
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
-        hostname=f"{name}@{host}",
-        queues=list(queues),
+        hostname=name,
+        queues=[queue],
         pool=pool,
         concurrency=1,
         prefetch_multiplier=1,
@@ -258,12 +241,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
     # The broker of an embedded farm dies with the command, too, and Celery would wait for it in an orderly stop.
-    embedded = bool(os.environ.get(EMBEDDED_VARIABLE))
-    die_with_parent(signal.SIGKILL if embedded else signal.SIGTERM, options.parent or None)
+    die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent or None)
     logs.set_up()
-    role: Callable[[], int] = serve_control if options.role == "control" else lambda: serve_card(options.card)
     try:
-        return role()
+        return serve_control() if options.role == "control" else serve_card(options.card)
     except FarmError as error:
         log.error("%s %s", error.message, error.next_step)
         return error.exit_code
@@ -272,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # ---------------------------------------------------------------------------------------------- remote control
 
 #: The remote commands that a worker executes for Flower, `farm doctor` and others. All of Celery's others are refused:
-#:   add_consumer, cancel_consumer           a card has one queue; without it, it gets nothing until a restart
+#:   add_consumer, cancel_consumer           a card has one queue; without it, it receives nothing until a restart
 #:   pool_grow, pool_shrink, autoscale       a card has one process: two would measure at once, none never
 #:   rate_limit, time_limit                  hold back, or kill, every item from then on
 #:   revoke_by_stamped_headers, election     for messages and workers that the farm does not have; they fill memory
@@ -292,18 +273,9 @@ ALLOWED = frozenset(
     }
 )
 
-_loaded = program_versions()
-
-
-@inspect_command(name=QUESTION)
-def farm_versions(_state: Any) -> dict[str, str]:
-    """The versions of the farm and its libraries that the worker loaded, whatever is installed now."""
-    return _loaded
-
-
-def _refuse(_state: Any, **_: Any) -> dict[str, str]:
-    return {"error": "refused: it would keep the farm from measuring (tasks/worker.py)"}
+_loaded = program_versions()  # whatever is installed later
+inspect_command(name=QUESTION)(lambda _state: _loaded)
 
 
 for _name in set(Panel.data) - ALLOWED:
-    Panel.data[_name] = _refuse
+    Panel.data[_name] = lambda _state, **_: {"error": "refused: it would disturb measuring (tasks/worker.py)"}

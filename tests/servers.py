@@ -143,7 +143,7 @@ class PostgresServer(PrivateServer):
             log=self.log,
             cwd=self.folder,
             user=self._user,
-            pass_fds=[self._folder.owned_fd],
+            pass_fds=[self.owned_fd],
         )
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -157,25 +157,15 @@ class PostgresServer(PrivateServer):
 
     def stop(self) -> None:
         """A fast shutdown: sessions end, committed work is kept."""
-        self._end(signal.SIGINT)
+        self._end(signal.SIGINT, 15)
 
     def kill(self) -> None:
         """An immediate shutdown without a checkpoint, as a crash: the next start recovers from the log."""
-        self._end(signal.SIGQUIT)
+        self._end(signal.SIGQUIT, 15)
 
     def restart(self) -> None:
         self.stop()
         self.start()
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.send_signal(how)
-        try:
-            self._process.wait(15)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def close(self) -> None:
         self.kill()

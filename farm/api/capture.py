@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from farm.api.notebook import counted, table
+from farm.api.notebook import table
 from farm.errors import CaptureError, UsageError
 from farm.models.catalog import titled_by
+from farm.types.format import count_of
 from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
 from farm.types.tuple import OperatorTuple
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CapturedModel:
-    """A model with its example inputs and the operator tuples of one pass. A notebook shows it as a table of its
-    tuples.
+    """A model with its example inputs and the operator tuples of one pass. A notebook shows a table of the tuples.
 
-    `variant` is its identity: captures with equal calls in the same order and places are one variant, whatever the
-    weights.
+    `variant` identifies it: captures with equal calls in the same order and modules are one variant with any weights.
     """
 
     variant: Variant
@@ -66,13 +65,8 @@ class CapturedModel:
     def _repr_html_(self) -> str:
         costs = self.extraction.costs
         rows = [
-            (
-                label_of(spec),
-                self.counts[spec.id],
-                counted(costs[spec.id].flops, "FLOP"),
-                counted(costs[spec.id].bytes, "B"),
-            )
-            for spec in self.tuples
+            (label_of(spec), self.counts[id], count_of(costs[id].flops, "FLOP"), count_of(costs[id].bytes, "B"))
+            for id, spec in self.extraction.capture.tuples.items()
         ]
         return table(self.title, ("operator tuple", "calls", "FLOPs of one", "moved by one"), rows)
 
@@ -96,7 +90,12 @@ def capture_model(
         CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that no tuple
             describes.
     """
+    import torch
     from torch import nn
+
+    from farm.operators.capture import capture, predict
+    from farm.operators.cost import cost
+    from farm.training.extract import Extraction
 
     if not isinstance(model, nn.Module):
         raise UsageError(f"A value of type {type(model).__name__} is not a model.", "Give a torch.nn.Module.")
@@ -107,33 +106,20 @@ def capture_model(
         )
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     named = dict(kwargs or {})
-    extraction = _extract(model, args, named, grad)
-    if (refusal := extraction.refusal(type(model).__name__)) is not None:
-        raise refusal
-    return CapturedModel(_variant(model, (*args, *named.values()), extraction), extraction, model, args, named, grad)
-
-
-def _extract(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Extraction:
-    from farm.operators.capture import capture, predict
-    from farm.operators.cost import cost
-    from farm.training.extract import Extraction
-
-    about: Any = {"device_type": _device(model, (*args, *kwargs.values())), "grad_enabled": grad}
+    values = (*args, *named.values())
+    there = [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
+    about: Any = {"device_type": there[0].device.type if there else "cpu", "grad_enabled": grad}
     with contextlib.redirect_stdout(sys.stderr):  # what the model prints must not mix with results
         try:
-            taken = predict(model, args, kwargs, **about)
+            taken = predict(model, args, named, **about)
         except CaptureError:
             if about["device_type"] == "meta":
                 raise
-            taken = capture(copy.deepcopy(model), args, kwargs, **about)
-    return Extraction(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, model_flops=0)
-
-
-def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
-    import torch
-
-    there = [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
-    return there[0].device.type if there else "cpu"
+            taken = capture(copy.deepcopy(model), args, named, **about)
+    extraction = Extraction(taken, {id: cost(spec) for id, spec in taken.tuples.items()}, model_flops=0)
+    if (refusal := extraction.refusal(type(model).__name__)) is not None:
+        raise refusal
+    return CapturedModel(_variant(model, values, extraction), extraction, model, args, named, grad)
 
 
 def _variant(model: nn.Module, values: tuple[Any, ...], extraction: Extraction) -> Variant:

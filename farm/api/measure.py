@@ -22,7 +22,7 @@ from typing import Any
 from sqlmodel import col, select
 
 from farm.api.capture import CapturedModel
-from farm.api.notebook import JobReport, figure, job_report, table
+from farm.api.notebook import JobReport, job_report, measured, table
 from farm.benchmark_process.client import Measured
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
@@ -37,6 +37,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_extraction, store_operators, store_values
 from farm.store.database import Database
+from farm.types.format import ENERGY, POWER, TIME
 from farm.types.label import label_of
 from farm.types.memory_tiers import Placements
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
@@ -51,8 +52,7 @@ AGAIN_S = 0.5  # between two looks at items that another farm measures for this 
 class TupleReading:
     """One tuple measured on one card; a notebook shows it as a table.
 
-    `reading` has the figures of one call with their 95 % intervals and flags. `reading_id` is the id of its row, "" if
-    it is not stored.
+    `reading` has the values of one call with 95 % intervals and flags. `reading_id` is its id, "" if it is not stored.
     """
 
     spec: OperatorTuple
@@ -73,15 +73,15 @@ class TupleReading:
         return self.reading.energy_mj
 
     def __repr__(self) -> str:
-        time = figure(self.reading.time_us, self.reading.time_half_width_us, "µs")
+        time = measured(self.reading.time_us, self.reading.time_half_width_us, TIME)
         return f"<TupleReading {label_of(self.spec)}: {time} on {self.card.model}>"
 
     def _repr_html_(self) -> str:
         reading = self.reading
         rows = [
-            ("time", figure(reading.time_us, reading.time_half_width_us, "µs")),
-            ("power", figure(reading.power_w, reading.power_half_width_w, "W")),
-            ("energy", figure(reading.energy_mj, reading.energy_half_width_mj, "mJ")),
+            ("time", measured(reading.time_us, reading.time_half_width_us, TIME)),
+            ("power", measured(reading.power_w, reading.power_half_width_w, POWER)),
+            ("energy", measured(reading.energy_mj, reading.energy_half_width_mj, ENERGY)),
             ("flags", ", ".join(reading.flags) or "none"),
         ]
         return table(f"{label_of(self.spec)} on {self.card.model}", ("", "one call"), rows)
@@ -105,7 +105,7 @@ def measure_tuples(
             CPU.
         protocol: how to measure. Default: what suits the card.
         stopping: how long to measure. Default: what suits the card.
-        quick: use short windows: the figures are rough.
+        quick: use short windows, for rough values.
 
     Raises:
         TupleRejected: a value is not a tuple.
@@ -114,17 +114,22 @@ def measure_tuples(
         CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its health check.
         Unmeasurable: a tuple cannot be measured; earlier readings are kept.
     """
+    from farm.operators.cost import cost
+
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
     chosen = _card(card)
     how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
-    limit_s = settings().item_timeout_s
     found = []
     with hold_card(chosen, database) as process:
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             check_health(process)  # of a process that was started again
-            answer = process.measure(subject, how, until, timeout_s=limit_s)
-            row_id = "" if database is None else _keep(database, spec, answer, subject, how)
+            answer = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
+            row_id = ""
+            if database is not None:
+                with database.write() as session:
+                    store_operators(session, {spec: cost(spec)})
+                row_id = keep_reading(database, answer, subject, how).id
             found.append(TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id))
     return found
 
@@ -166,48 +171,50 @@ def measure_model(
     """
     chosen = _card(card)
     captured = model if isinstance(model, CapturedModel) else None
-    variant = _variant(model, chosen.kind)
+    if isinstance(model, str):
+        variant = complete(PartialRequest(model=model), chosen.kind, target=target).variant
+        assert variant is not None, "a model was named"
+    else:
+        variant = model.variant if isinstance(model, CapturedModel) else model
     how, until = _how(chosen, protocol, stopping, quick=quick, data=default_data(chosen.kind, variant.step))
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
             "Give `capture_model` and the protocol the same value.",
         )
-    request = Request(
-        variant=variant,
-        protocol=how,
-        stopping=until,
-        operators=operators,
-        target=target,
-        reuse=reuse,
-        placements=placements,
-    )
-    current = settings()
-    farm = cards.farm_name(current.host, os.getpid(), uuid.uuid4().hex[:8])
-    holder = cards.holder_name(chosen.id, current.host, os.getpid(), uuid.uuid4().hex[:8], farm)
+    selection: dict[str, Any] = {"operators": operators, "target": target, "reuse": reuse, "placements": placements}
+    request = Request(variant=variant, protocol=how, stopping=until, **selection)
+    return job_report(database, _run_job(request, captured, chosen, database))
+
+
+def _run_job(request: Request, captured: CapturedModel | None, card: Card, database: Database) -> str:
+    """Measure a job on a card that this process holds for it, and return the id of the job."""
+    host, tag = settings().host, uuid.uuid4().hex[:8]
+    farm = cards.farm_name(host, os.getpid(), tag)
+    holder = cards.holder_name(card.id, host, os.getpid(), tag, farm)
 
     def beat() -> None:
-        items.renew(database, holder, current.lease_s)
+        items.renew(database, holder, settings().lease_s)
         cards.seen(database, holder)
 
-    with hold_card(chosen, database) as process:
-        refuse_card_in(database, chosen.id, tables.CardState.DRAINING)
-        driver = _JobDriver(chosen.id, holder, database, process, captured=captured)
+    with hold_card(card, database) as process:
+        refuse_card_in(database, card.id, tables.CardState.DRAINING)
+        driver = _JobDriver(card.id, holder, database, process, captured=captured)
         torch = driver.ready().torch
         try:
-            capture_all_layers(database, request, [chosen.id])
-            tuples = None if captured is None else _store(database, captured, how, chosen.kind, torch)
+            capture_all_layers(database, request, [card.id])
+            tuples = None if captured is None else _store(database, captured, request.protocol, card.kind, torch)
             title = captured.title if captured else ""
-            job = open_job(database, request, [chosen.id], tuples=tuples, title=title, farm=farm, pinned=True)
+            job = open_job(database, request, [card.id], tuples=tuples, title=title, farm=farm, pinned=True)
             try:
                 with heartbeat(beat):
-                    driver.run_job(job.job_id, job.round)
+                    driver.run_rounds(job.job_id, job.round)
             except BaseException:
                 jobs.cancel(database, job.job_id)
                 raise
         finally:
             cards.stopped(database, holder)
-    return job_report(database, job.job_id)
+    return job.job_id
 
 
 @dataclass
@@ -216,7 +223,7 @@ class _JobDriver(ItemDriver):
 
     captured: CapturedModel | None = None
 
-    def run_job(self, job_id: str, number: int | None) -> None:
+    def run_rounds(self, job_id: str, number: int | None) -> None:
         """Measure and close round after round, beginning with this one."""
         while number is not None:
             for item_id in self._open(job_id, number):
@@ -233,11 +240,11 @@ class _JobDriver(ItemDriver):
         The whole of a captured model is last: it leaves a context of this process on the card.
         """
         item = tables.Item
-        query = select(item.id).where(item.job_id == job_id, item.round == number, col(item.state).in_(tables.OPEN))
         is_whole = col(item.role) == "whole"
+        query: Any = select(item.id).where(item.job_id == job_id, item.round == number)
         query = query.order_by(is_whole if self.captured else is_whole.desc(), col(item.id))
         with self.database.read() as session:
-            return [item_id for item_id in session.exec(query) if item_id is not None]
+            return list(session.exec(query.where(col(item.state).in_(tables.OPEN))))
 
     def measure(self, claimed: items.Claim) -> Measured:
         if claimed.role != "whole" or self.captured is None or self.benchmark.card.kind == "simulated":
@@ -248,9 +255,6 @@ class _JobDriver(ItemDriver):
         return Measured(reading, software, card)
 
 
-# ------------------------------------------------------------------------------------------ a captured model
-
-
 def measure_whole(
     captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
@@ -259,43 +263,32 @@ def measure_whole(
     Raises:
         Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
     """
+    import torch
+    from torch.utils._pytree import tree_map
+
     from farm.benchmark.measure import Bench
     from farm.benchmark.passes import give_variant
     from farm.benchmark.workload import why_it_raised
     from farm.models.building import ByPosition
 
-    torch_device = _torch_device(card)
-    device = open_device(card)
-    try:
-        with _torch_state_restored(), contextlib.redirect_stdout(sys.stderr):
-            bench = Bench(device, torch_device)
-            try:
-                model, values = _copied(captured, torch_device)
-            except Exception as error:
-                raise why_it_raised(error) from error
-            if captured.kwargs:
-                model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
-            give_variant(captured.variant, torch_device, model, values)
-            return bench.measure(subject, protocol, stopping)
-    finally:
-        device.close()
-
-
-def _copied(captured: CapturedModel, device: Any) -> tuple[Any, tuple[Any, ...]]:
-    import torch
-    from torch.utils._pytree import tree_map
-
-    model = copy.deepcopy(captured.model).to(device)
+    to = _torch_device(card)
     values = (*captured.args, *captured.kwargs.values())
-    return model, tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, values)
+    quiet = contextlib.redirect_stdout(sys.stderr)
+    with contextlib.closing(open_device(card)) as device, _torch_state_restored(), quiet:
+        bench = Bench(device, to)
+        try:
+            model = copy.deepcopy(captured.model).to(to)
+            values = tree_map(lambda value: value.to(to) if isinstance(value, torch.Tensor) else value, values)
+        except Exception as error:
+            raise why_it_raised(error) from error
+        if captured.kwargs:
+            model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
+        give_variant(captured.variant, to, model, values)
+        return bench.measure(subject, protocol, stopping)
 
 
 def _torch_device(card: Card) -> Any:
-    """The device of the card in this process.
-
-    Raises:
-        Unmeasurable: PyTorch does not see the card here.
-    """
+    """The device of the card in this process. Raises `Unmeasurable` if PyTorch does not see it."""
     import torch
 
     if card.kind != "cuda":
@@ -316,16 +309,13 @@ def _torch_state_restored() -> Iterator[None]:
     import torch
 
     threads = torch.get_num_threads()
-    cuda = torch.cuda.is_available()
-    stream = torch.cuda.current_stream() if cuda and torch.cuda.is_initialized() else None
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        if stream is not None:
-            torch.cuda.set_stream(stream)  # and its device
-        elif cuda and torch.cuda.is_initialized():
-            torch.cuda.set_stream(torch.cuda.default_stream())
+        if torch.cuda.is_initialized():
+            torch.cuda.set_stream(stream or torch.cuda.default_stream())  # and its device
 
 
 def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
@@ -346,30 +336,8 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
     return Tuples(extraction.capture.counts, capture_id)
 
 
-# ------------------------------------------------------------------------------------------ what, where and how
-
-
-def _keep(database: Database, spec: OperatorTuple, answer: Measured, subject: Subject, how: Protocol) -> str:
-    from farm.operators.cost import cost
-
-    with database.write() as session:
-        store_operators(session, {spec: cost(spec)})
-    return keep_reading(database, answer, subject, how).id
-
-
-def _variant(model: CapturedModel | Variant | str, card_kind: str) -> Variant:
-    if isinstance(model, CapturedModel):
-        return model.variant
-    if isinstance(model, Variant):
-        return model
-    variant = complete(PartialRequest(model=model), card_kind, target=0.95).variant
-    assert variant is not None, "a model was named"
-    return variant
-
-
 def _card(wanted: str) -> Card:
-    found = choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])
-    return found[0]
+    return choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])[0]
 
 
 def _how(

@@ -108,19 +108,24 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
     """
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute begins with a step that recomputes nothing.", "Leave --recompute away.")
-    found = _run(variant, options, access) if options.run else _found(variant, options, access)
+    if options.run:
+        found = _run(variant, options, access)
+    elif options.job:
+        with access.open_database().read() as session:
+            found = memories.of_job(session, variant, options.job)
+    else:
+        found = _with_readings(memories.memory(variant, options.card or "H200"), access)
     if options.offload_bytes_per_s is not None:
         found = replace(found, offload=offload(found.life, options.offload_bytes_per_s))
     if options.limit_bytes is not None:
         found = memories.with_fit(found, options.limit_bytes)
     if options.amounts and not options.run:
-        found = _placed(found, options, access)
+        found = _with_plans(found, options, access)
     if options.what_if_recompute:
         access.say("The step is extracted again for each block, which takes a second or a few each.")
         found = memories.with_recomputed(found)
-    for path in files.write_config(found, options.config) if options.config else ():
-        access.say(f"Written to {path}")
-    for path in files.write_all(found, options.out) if options.out else ():
+    written = files.write_config(found, options.config) if options.config else []
+    for path in [*written, *(files.write_all(found, options.out) if options.out else [])]:
         access.say(f"Written to {path}")
     return found
 
@@ -134,16 +139,9 @@ def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory
         if options.moves:
             access.say("Copies are timed, alone and beside the step.")
         found = _with_readings(step.memory, access)
-        found = _placed(found, options, access, step.wire() if options.moves else None)
+        found = _with_plans(found, options, access, step.wire() if options.moves else None)
         access.say(f"The step is run on {card}, all fast and under each plan.")
         return step.run(found)
-
-
-def _found(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
-    if options.job:
-        with access.open_database().read() as session:
-            return memories.of_job(session, variant, options.job)
-    return _with_readings(memories.memory(variant, options.card or "H200"), access)
 
 
 def _with_readings(found: StepMemory, access: Access) -> StepMemory:
@@ -157,7 +155,7 @@ def _with_readings(found: StepMemory, access: Access) -> StepMemory:
     return found
 
 
-def _placed(found: StepMemory, options: MemoryOptions, access: Access, wire: Wire | None = None) -> StepMemory:
+def _with_plans(found: StepMemory, options: MemoryOptions, access: Access, wire: Wire | None = None) -> StepMemory:
     if options.moves:
         programs = offload_plan.POINTS + len(options.amounts)
         access.say(f"{programs} programs are solved, each in {offload_plan.TIME_LIMIT_S:g} s at most.")

@@ -10,43 +10,28 @@ from typing import Any
 from farm.jobs import jobs
 from farm.report.report import Report, build
 from farm.store.database import Database
-from farm.types.format import printable
+from farm.types.format import ENERGY, TIME, Units, gap, interval, printable, quantity
 from farm.verdict.figures import Figure
 
-NOTHING = "\N{EN DASH}"
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
-
-def counted(value: float, unit: str) -> str:
-    """A count with a prefix: 1.23 GFLOP."""
-    for size, prefix in _PREFIXES:
-        if abs(value) >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def figure(value: float | None, half_width: float | None, unit: str) -> str:
-    """A figure with its interval, if there is one."""
-    if value is None:
-        return NOTHING
-    return f"{value:.4g} {unit}" if half_width is None else f"{value:.4g} ± {half_width:.2g} {unit}"
+def measured(value: float | None, half_width: float | None, units: Units) -> str:
+    """A value with its interval, if there is one."""
+    known = value is not None and half_width is not None
+    return interval(Figure(value, half_width), units) if known else quantity(value, units)  # type: ignore[arg-type]
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> str:
     """The HTML of a table. All text is escaped."""
 
+    def text(value: Any) -> str:
+        return html.escape(printable(str(value)))
+
     def cells(tag: str, values: Sequence[Any]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{_text(value)}</{tag}>" for value in values) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{text(value)}</{tag}>" for value in values) + "</tr>"
 
-    body = "".join(cells("td", row) for row in rows)
-    return (
-        f"<table><caption>{_text(title)}</caption><thead>{cells('th', columns)}</thead><tbody>{body}</tbody></table>"
-        + (f"<p>{_text(note)}</p>" if note else "")
-    )
-
-
-def _text(value: Any) -> str:
-    return html.escape(printable(str(value)))
+    head, body = cells("th", columns), "".join(cells("td", row) for row in rows)
+    made = f"<table><caption>{text(title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+    return made + (f"<p>{text(note)}</p>" if note else "")
 
 
 @dataclass(frozen=True)
@@ -76,28 +61,20 @@ class JobReport:
 
     def _repr_html_(self) -> str:
         report, verdict = self.report, self.report.verdict
-        rows: list[tuple[Any, ...]] = [
-            (row.short_name, row.calls, row.tuples, figure(row.time_us, None, "µs"), figure(row.energy_mj, None, "mJ"))
+        rows = [
+            (row.short_name, row.calls, row.tuples, quantity(row.time_us, TIME), quantity(row.energy_mj, ENERGY))
             for row in report.types
         ]
-        compared = [("time", "µs", verdict.time)] + ([("energy", "mJ", verdict.energy)] if verdict.energy else [])
-        held = [
-            (name, _interval(one.total, unit), _interval(one.whole, unit), _percent(one.gap))
-            for name, unit, one in compared
+        compared = [
+            (name, interval(one.total, units), interval(one.whole, units), gap(one.gap))
+            for name, units, one in (("time", TIME, verdict.time), ("energy", ENERGY, verdict.energy))
+            if one is not None
         ]
         card = ", ".join(dict.fromkeys(card.model for card in report.cards))
-        said = ", ".join([verdict.outcome.upper(), *verdict.reasons])
+        note = ", ".join([verdict.outcome.upper(), *verdict.reasons])
         return table(f"{report.title}, {card}", ("operator", "calls", "tuples", "time", "energy"), rows) + table(
-            f"job {report.job_id}", ("", "sum of the parts", "whole model", "gap"), held, said
+            f"job {report.job_id}", ("", "sum of the parts", "whole model", "gap"), compared, note
         )
-
-
-def _interval(value: Figure | None, unit: str) -> str:
-    return NOTHING if value is None else figure(value.value, value.half_width, unit)
-
-
-def _percent(gap: Figure | None) -> str:
-    return NOTHING if gap is None else f"{gap.value:+.1%} ± {gap.half_width:.1%}"
 
 
 def job_report(database: Database, job: str) -> JobReport:

@@ -28,12 +28,9 @@ def open_database(where: str | Path | None = None) -> Database:
         SchemaMismatch: the database is of another version of the farm, or has other tables.
         DatabaseUnreachable: the database does not answer.
     """
-    if where is None:
-        url = settings().database
-    elif isinstance(where, Path) or "://" not in where:
-        url = f"sqlite:///{Path(where).expanduser().absolute()}"
-    else:
-        url = where
+    url = settings().database if where is None else str(where)
+    if isinstance(where, Path) or "://" not in url:
+        url = f"sqlite:///{Path(url).expanduser().absolute()}"
     database = Database(url)
     if database.missing or (database.engine.dialect.name == "sqlite" and database.schema_version() is None):
         database.upgrade()

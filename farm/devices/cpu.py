@@ -85,9 +85,6 @@ class CpuDevice(Device):
         return (busy_s - time.process_time()) / len(times) if busy_s else None
 
 
-# ------------------------------------------------------------------------------------------ NUMA nodes
-
-
 def no_slow_memory(card: Card, nodes: Path = NODES) -> str:
     """Why a card of this host has no slow memory; "" if it has, or if only the card itself can tell."""
     return ONE_NODE if card.kind == "cpu" and farthest_node(nodes) is None else ""

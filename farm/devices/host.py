@@ -20,8 +20,6 @@ from farm.errors import NoSuchCard
 from farm.settings import Settings
 from farm.types.protocol import Software
 
-# ------------------------------------------------------------------------------------------ cards
-
 
 def discover(settings: Settings) -> list[Card]:
     """The cards of this host: simulated ones if the settings ask for them, else its GPUs, else its CPU.
@@ -70,9 +68,6 @@ def _measurable(card: Card) -> Card:
     if card.refusal:
         raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
     return card
-
-
-# ------------------------------------------------------------------------------------------ software
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from farm.errors import CardBusy, SettingsError
@@ -65,9 +64,7 @@ class CardLock:
     def __enter__(self) -> Self:
         return self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -118,13 +115,10 @@ def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = 
 
 
 def _try_lock(descriptor: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError, PermissionError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        return False
-    return True
+        return True
+    return False
 
 
 def _sign(descriptor: int, started_by: int) -> None:

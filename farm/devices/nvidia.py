@@ -153,9 +153,6 @@ def _optional(ask: Callable[[], T]) -> T | None:
         return None
 
 
-# ------------------------------------------------------------------------------------------ the live device
-
-
 class NvidiaDevice(Device):
     """One card, found by its UUID whatever CUDA_VISIBLE_DEVICES says. Its getters are made from `_QUERIES`."""
 

@@ -1,6 +1,6 @@
 """Simulated cards, for tests of the farm: their device, and a measurement on them without torch.
 
-All figures are functions of the subject's id: two cards agree, and a repeated run gives the same verdict. Readings of
+All values are functions of the subject's id: two cards agree, and a repeated run gives the same verdict. Readings of
 simulated cards are flagged and never reused. A subject whose parameters contain ``"simulate"`` misbehaves as the value
 says; real cards ignore it.
 """
@@ -43,7 +43,7 @@ def item_s() -> float:
 
 
 class SimulatedDevice(Device):
-    """Deterministic figures by subject id; no sensors."""
+    """Deterministic values by subject id; no sensors."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -64,9 +64,6 @@ class SimulatedDevice(Device):
 def _fraction(word: str, subject_id: str) -> float:
     digest = hashlib.sha256(f"{word} {subject_id}".encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
-
-
-# ------------------------------------------------------------------------------------------ measuring
 
 
 def measure(

@@ -244,8 +244,19 @@ def test_what_several_hosts_find_lost_is_published_once(any_database, at_broker)
         client.flushall()
     aged(any_database, 1000)
     with any_database.read() as session:
-        lost = control._lost(session, card, "", 5.0)
+        lost = list(session.scalars(control._without_holder(card, "", 5.0)))
     assert len(lost) == 30
     for _host in range(3):
         queues.publish_items(any_database, lost, unless_within_s=5.0)
     assert messages_of(at_broker, card) == 30
+
+
+def test_items_that_a_killed_process_marked_are_published(any_database, at_broker):
+    """It marked them and died before it became the publisher of their round."""
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=3)
+    queues.publish_round(any_database, job_id, 1)
+    with any_database.write() as session:
+        session.execute(update(tables.Item).values(published_at_s=None))
+    queues.publish_items(any_database, [item.id for item in items_of(any_database, job_id)], unless_within_s=5.0)
+    assert messages_of(at_broker, card) == 6

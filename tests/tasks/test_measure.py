@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import Ignore, Reject
@@ -120,7 +121,7 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
 
 def test_a_message_leaves_the_time_limit_to_the_worker_that_takes_it():
     assert measure.measure.time_limit, "this process knows the task, and has a limit of its own for it"
-    message = queues._measure(1, "SIM-0", "Conv2d", "Conv2d 3->8")
+    message = queues._measure(SimpleNamespace(id=1, card_id="SIM-0", short_name="Conv2d", label="Conv2d 3->8"))
     assert {**measure.measure._get_exec_options(), **message.options}["time_limit"] is None
 
 
