@@ -73,10 +73,7 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
 
 
 def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
-    """
-    Raises:
-        NoSuchCard: no card matches the word.
-    """
+    """The rows of the cards that a word selects. `NoSuchCard` if none matches."""
     from farm.devices.device import Card
     from farm.errors import NoSuchCard
     from farm.requests.card_selection import matching_cards

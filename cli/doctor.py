@@ -1,18 +1,21 @@
-"""``farm doctor``: checks of this host and its farm, with what to do."""
+"""``farm doctor``: checks of this host and its farm, with what to do; ``farm settings``: the settings in force."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
 
 from cli import tables
 from cli.options import AsJson
-from cli.output import console, emit_json, writing
+from cli.output import answer
 from cli.tables import Text
-from farm.types.format import plural
+from farm.types.format import masked, plural
 
 if TYPE_CHECKING:
     from farm.doctor import Check
@@ -34,25 +37,51 @@ def doctor(as_json: AsJson = False) -> None:
     checks += [*database_checks(current), *host_checks(current)]
     levels = Counter(check.level for check in checks)
     counts = {level: levels[level] for level in ("ok", "warning", "problem")}
-    if as_json:
-        emit_json({"checks": [check.to_json() for check in checks], "counts": counts})
-    else:
-        with writing():
-            _print(checks, counts)
+    found = {"checks": [check.to_json() for check in checks], "counts": counts}
+    answer(as_json, found, lambda: _shown_checks(checks, counts))
     if counts["problem"]:
         raise typer.Exit(1)
 
 
-def _print(checks: Sequence[Check], counts: Mapping[str, int]) -> None:
-    out = console()
+def _shown_checks(checks: Sequence[Check], counts: Mapping[str, int]) -> Group:
     width = max(len(check.name) for check in checks)
     marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
+    lines: list[RenderableType] = []
     for check in checks:
         word, style = marks[check.level]
         line = tables.grid(3)
         tables.row(line, Text(word, style), Text(f" {check.name:{width}} "), check.message)
         if check.next_step and check.level != "ok":
             tables.row(line, "", "", f"→ {check.next_step}")
-        out.print(line)
-    told = [f"{counts[level]} {plural(level, counts[level])}" for level in ("warning", "problem")]
-    out.print(Text(f"{counts['ok']} ok, " + ", ".join(told)))
+        lines.append(line)
+    words = [f"{counts[level]} {plural(level, counts[level])}" for level in ("warning", "problem")]
+    return Group(*lines, Text(f"{counts['ok']} ok, " + ", ".join(words)))
+
+
+def settings(as_json: AsJson = False) -> None:
+    """Show the settings in force; secrets are masked."""
+    from farm.settings import settings as in_force
+
+    current = in_force()
+    set_here = {key.upper() for key in os.environ}
+    rows = []
+    for name, value in current.model_dump(mode="json").items():
+        variable = f"FARM_{name.upper()}"
+        source = "environment" if variable in set_here else "file" if name in current.model_fields_set else "default"
+        rows.append({"setting": name, "variable": variable, "value": _shown(name, value), "source": source})
+    for name in ("database", "cpu_card_id"):
+        value = _shown(name, getattr(current, name))
+        rows.append({"setting": name, "variable": "", "value": value, "source": "derived"})
+    table = Table(box=None, pad_edge=False)
+    for column in ("setting", "value", "source"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row["setting"], str(row["value"]) if row["value"] != "" else "-", row["source"])
+    answer(as_json, {"settings": rows}, lambda: table)
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Return the value with passwords masked."""
+    if name == "flower_basic_auth":
+        return "***" if value else ""
+    return masked(value) if isinstance(value, str) else value

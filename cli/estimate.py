@@ -50,10 +50,7 @@ class EstimateOptions:
     as_json: bool = option(False, "--json", help="Print only JSON on stdout.")
 
     def check(self, *, is_curve: bool, training: bool) -> None:
-        """
-        Raises:
-            UsageError: two options do not go together.
-        """
+        """Raise `UsageError` if two options do not go together."""
         from farm.errors import UsageError
         from farm.pages.plots import check_path
 
@@ -123,10 +120,7 @@ def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptio
 
 
 def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) -> None:
-    """Measure the tuples that narrow an estimate most on a card of this host.
-
-    The next estimate reads one database, so the readings of the package are imported if this estimate used them.
-    """
+    """Measure the tuples that narrow an estimate most on a card of this host."""
     from farm.api.measure import measure_tuples
     from farm.errors import NoSuchCard
     from farm.estimate.query import import_packaged

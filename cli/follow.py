@@ -27,11 +27,7 @@ PLAIN_LINE_S = 5.0  # least time between two lines of progress, without a termin
 
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str, int, int], None]]:
-    """Show what a command is doing on stderr: a bar in a terminal, otherwise a line every few seconds.
-
-    Yields:
-        A function of what is being done and how much of how much (0 of 0 if unknown).
-    """
+    """Show work on stderr, as a bar or as lines: yields a function of (what, done, of how many; 0 if unknown)."""
     out = console(stderr=True)
     if not out.file.isatty():
         said_at_s = time.monotonic()
@@ -133,11 +129,7 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
 
 
 def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submissions, *, as_json: bool) -> None:
-    """Print what jobs would measure.
-
-    Raises:
-        Refused: something cannot be measured.
-    """
+    """Print what jobs would measure. Raises `Refused` if something cannot be measured."""
     expected_s = sum(one.expected_s for _, one in found)
     new = sum(one.new for _, one in found)
     if as_json:
@@ -182,13 +174,7 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
 
 
 def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
-    """
-    Args:
-        refused: what has no report because it cannot be measured, see `Submissions.refusals`.
-
-    Raises:
-        BelowTarget: a verdict did not pass, or something has none.
-    """
+    """Raise `BelowTarget` if a verdict did not pass, or if something was refused and has none."""
     from farm.errors import BelowTarget
 
     # Neither a sweep nor a few operators of a model can be compared with a whole model, so neither can fail.

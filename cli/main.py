@@ -37,10 +37,10 @@ COMMANDS = _NAMES.split()
 _MODULES = {
     **dict.fromkeys(("publish", "trace"), "report"),
     **dict.fromkeys(("cancel", "resume", "retry", "status"), "jobs"),
-    **dict.fromkeys(("export", "import"), "exchange"),
-    "compare": "lookup",
+    **dict.fromkeys(("lookup", "compare", "export", "import"), "readings"),
     "flower": "worker",
     "operators": "models",
+    "settings": "doctor",
     "submit": "run",
     "help": "glossary",
 }
@@ -139,10 +139,7 @@ def _reported_errors(ctx: Any = None) -> Iterator[None]:
 
 
 def load_help() -> None:
-    """Import the module that prints the help without rich's Markdown and traceback, which take a third of the time.
-
-    Our help is rich text, and this module reports errors, so neither is ever used.
-    """
+    """Import the module that prints the help, without Markdown and tracebacks of Rich: they take a third of the time."""
     unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
     missing = [name for name in unused if name not in sys.modules]
     for name in missing:
@@ -167,11 +164,7 @@ _REQUIRED = {
 
 
 def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
-    """Message and next step for an error of the parser. Typer has its own classes or click's: they are known by name.
-
-    Args:
-        outer: the context of `farm`, for errors that do not name their command.
-    """
+    """Message and next step for an error of the parser, whose classes (Typer's or click's) are known by name."""
     kind, context, parameter = type(error).__name__, error.ctx, getattr(error, "param", None)
     verb = context.command_path if context else " ".join(["farm", *filter(None, [outer and outer.invoked_subcommand])])
     step = f"`{verb} -h` describes its arguments and options."
@@ -240,11 +233,7 @@ def farm(
 
 
 def _leave_interrupted() -> NoReturn:
-    """End with the exit code of an interruption.
-
-    Python itself would end by SIGINT if the interruption passed through an `exec`, as of a module that defines
-    dataclasses, even if it was caught afterwards.
-    """
+    """End with the exit code of an interruption; Python would end by SIGINT after one inside an `exec`."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -38,11 +38,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """A context for writing to stdout.
-
-    Raises:
-        Unwritable: stdout cannot be written. A reader that has ended is not an error.
-    """
+    """A context for writing to stdout. Raises `Unwritable` if that fails; a reader that has ended is not an error."""
     try:
         yield
     except BrokenPipeError:
@@ -70,11 +66,7 @@ def show(renderable: Any) -> None:
 
 
 def answer(as_json: bool, data: Any, view: Callable[[], Any]) -> None:
-    """Print the answer of a command on stdout: as JSON, or as the renderable that the function makes.
-
-    Args:
-        data: plain JSON, or an object with `to_json`.
-    """
+    """Print an answer on stdout: plain JSON (or an object with `to_json`), or the renderable that `view` makes."""
     if as_json:
         emit_json(data.to_json() if hasattr(data, "to_json") else data)
     else:

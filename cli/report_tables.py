@@ -45,11 +45,7 @@ _LONGEST_PATH = 34  # of a module in a table; CSV and JSON have all of it
 
 
 def report(report: Report, *, tuples: int = 0) -> RenderableType:
-    """The report of a job.
-
-    Args:
-        tuples: the number of heaviest tuples to list as well. A sweep lists all its tuples.
-    """
+    """The report of a job, with so many of the heaviest tuples. A sweep lists all its tuples."""
     sweep, verdict = report.kind == "sweep", report.verdict
     tuples = _MOST_SWEEP_ROWS if sweep else tuples
     parts = [
@@ -185,33 +181,19 @@ def _tuples(report: Report, most: int) -> RenderableType:
 
 def readings(report: Report) -> RenderableType:
     """The readings of a job, wholes first, with the beginning of each id."""
-    rows: list[tuple[str, str, str, float | None, Sequence[str]]] = [
-        (
-            whole.reading.reading_id,
-            f"whole model, {whole.launch}" if whole.launch else "whole model",
-            whole.card_id,
-            whole.reading.time_us,
-            whole.reading.flags,
-        )
+    found: list[Any] = [
+        (whole.reading, f"whole model, {whole.launch}" if whole.launch else "whole model", whole.card_id)
         for whole in report.verdict.wholes
         if whole.reading
     ]
-    rows += [
-        (row.reading_id, row.label, row.card_id, row.time_us, row.flags) for row in report.tuples if row.reading_id
-    ]
-    if not rows:
+    found += [(row, row.label, row.card_id) for row in report.tuples if row.reading_id]
+    if not found:
         return Text("No readings yet.")
-    return tables.filled(
-        rows,
-        [
-            ("reading", lambda row: row[0][:12]),
-            ("of", lambda row: row[1]),
-            ("card", lambda row: tables.short_id(row[2])),
-            (">time", lambda row: row[3], TIME),
-            ("flags", lambda row: ", ".join(row[4])),
-        ],
-        drops=("card", "flags", "time"),
+    rows = (
+        (one.reading_id[:12], label, tables.short_id(card_id), quantity(one.time_us, TIME), ", ".join(one.flags))
+        for one, label, card_id in found
     )
+    return tables.ruled(("reading", "of", "card", ">time", "flags"), rows, drops=("card", "flags", "time"))
 
 
 def _comparison(verdict: Verdict) -> Table:

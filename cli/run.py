@@ -27,9 +27,7 @@ INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continu
 
 
 def run(options: CliOptions) -> None:
-    """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing
-    behind.
-    """
+    """Measure models on this host: starts its own broker and workers, shows the report, leaves nothing behind."""
     ending = _Ending()
     try:
         with ending:
@@ -89,11 +87,7 @@ class _Ending:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Do not interrupt this block; raise a requested end after it.
-
-        Raises:
-            KeyboardInterrupt: an end was requested.
-        """
+        """Do not interrupt this block; raise a requested end after it as `KeyboardInterrupt`."""
         self.closing = True
         try:
             yield
@@ -102,10 +96,7 @@ class _Ending:
         self.check()
 
     def check(self) -> None:
-        """
-        Raises:
-            KeyboardInterrupt: an end was requested and the exception was lost.
-        """
+        """Raise `KeyboardInterrupt` if an end was requested and the exception was lost."""
         self.closing = False
         if self.requested:
             raise KeyboardInterrupt
@@ -132,10 +123,7 @@ def _run(options: CliOptions, ending: _Ending) -> None:
 
 
 def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
-    """
-    Raises:
-        UsageError: a request places tensors in slow memory, and a card has none.
-    """
+    """Raise `UsageError` if a request places tensors in slow memory, and a card has none."""
     from farm.devices.cpu import no_slow_memory
     from farm.errors import UsageError
 

@@ -144,17 +144,10 @@ def _list(studies: Sequence[StudyResult]) -> RenderableType:
     """The studies of this host as a table."""
     if not studies:
         return Text("No studies yet. Start one with `farm study windows --quick`.")
-    rows = [
-        (
-            made.id,
-            made.study,
-            str(made.variant),
-            made.card.model,
-            "quick" if made.quick else "",
-            span(time.time() - made.created_at_s),
-        )
-        for made in studies
-    ]
+    rows = []
+    for made in studies:
+        quick, age = "quick" if made.quick else "", span(time.time() - made.created_at_s)
+        rows.append((made.id, made.study, str(made.variant), made.card.model, quick, age))
     return tables.ruled(("id", "study", "model", "card", "", ">age"), rows, drops=("age", "", "card"))
 
 

@@ -195,11 +195,8 @@ def filled(
 
 
 def _cell_of(values: Any, key: str | Cell, form: Any = None) -> RenderableType:
-    """One cell.
-
-    Args:
-        key: a key of a mapping, an attribute, or a function of the row.
-        form: `Units`, the unit of a count, or a function that formats the value. Without it, a dash for None and "".
+    """One cell: the value of a key, an attribute or a function of the row, formatted with `Units`, the unit of a count,
+    or a function. Without a format, None and "" are a dash.
     """
     value: Any
     if callable(key):

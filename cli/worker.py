@@ -41,13 +41,7 @@ def worker(
 
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:
-    """The cards to serve.
-
-    Raises:
-        CardUnavailable: a requested GPU does not answer its driver, or the driver is not loaded, as on a host that has
-            just started. A service tries again.
-        NoSuchCard: no card matches.
-    """
+    """The cards to serve. `CardUnavailable` if a GPU's driver does not answer yet: a service tries again."""
     from farm.errors import CardUnavailable, NoSuchCard
     from farm.jobs.card_choice import all_own_cards
     from farm.requests.card_selection import matching_cards

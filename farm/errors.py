@@ -74,10 +74,7 @@ class UnknownOperator(UsageError):
 
     @classmethod
     def named(cls, name: str, *known: Iterable[str]) -> UnknownOperator:
-        """
-        Args:
-            known: the names to choose from, the likeliest group first; from the first with a near one it is suggested.
-        """
+        """Suggest near names of the first group of `known` that has any; the likeliest group comes first."""
         near = next(filter(None, (did_you_mean(name, group) for group in known)), "")
         return cls(
             f"There is no operator named '{name}'.", near or "List a model's operators with `farm operators MODEL`."

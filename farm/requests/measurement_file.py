@@ -314,11 +314,7 @@ class _File:
             yield {**dict(combination), **fixed}
 
     def _validated(self, kind: str, entry: Any, place: Place) -> dict[str, Any]:
-        """The keys that an entry has, validated.
-
-        Raises:
-            MeasurementFileError: names the first wrong key with its line.
-        """
+        """The keys that an entry has, validated. An error names the first wrong key with its line."""
         try:
             found = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
             return {key: found[key] for key in entry}
