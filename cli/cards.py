@@ -114,14 +114,8 @@ def _changed(action: str, name: str) -> str:
     )
 
 
-_SOFTWARE = {
-    "torch": "torch",
-    "torchvision": "torchvision",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "driver": "driver",
-    "python": "Python",
-}
+_SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN"}
+_SOFTWARE |= {"driver": "driver", "python": "Python"}
 _LEVELS = {
     "launch_floor_us": ("between two kernels of a graph", "us"),
     "idle_power_w": ("power at rest", "W"),

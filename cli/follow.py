@@ -49,11 +49,7 @@ def working() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def follow(
-    database: Database,
-    job_ids: Sequence[str],
-    *,
-    tend: Callable[[], None] = lambda: None,
-    on_stdout: bool = False,
+    database: Database, job_ids: Sequence[str], *, tend: Callable[[], None] = lambda: None, on_stdout: bool = False
 ) -> None:
     """Show the progress of jobs on stderr until all have ended: live in a terminal, otherwise as lines.
 

@@ -82,9 +82,7 @@ def _jobs(database: Database, wanted: list[str]) -> list[str]:
         return list(open_jobs or session.exec(newest_first.limit(1)).all())
 
 
-def cancel(
-    job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its beginning."),
-) -> None:
+def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its beginning.")) -> None:
     """End jobs early: running measurements are finished and kept, the other items are not begun."""
     from farm.jobs import jobs as rows_of
 

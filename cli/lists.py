@@ -92,7 +92,7 @@ def operators(rows: Sequence[Row], title: str) -> RenderableType:
     def total(key: str, unit: str) -> str:
         return count_of(sum(row.get("count", 0) * (row.get(key) or 0) for row in rows), unit)
 
-    calls = str(sum(row.get("count", 0) for row in rows))
+    tuples, calls = f"{len(rows)} {plural('tuple', len(rows))}", str(sum(row.get("count", 0) for row in rows))
     table = tables.filled(
         rows,
         [
@@ -103,13 +103,7 @@ def operators(rows: Sequence[Row], title: str) -> RenderableType:
             (">of the cost", "estimated_cost_share", percent),
         ],
         drops=("bytes a call", "FLOP a call"),
-        total=(
-            f"{len(rows)} {plural('tuple', len(rows))}",
-            calls,
-            total("flops_per_call", "FLOP"),
-            total("bytes_per_call", "B"),
-            "",
-        ),
+        total=(tuples, calls, total("flops_per_call", "FLOP"), total("bytes_per_call", "B"), ""),
     )
     return Group(Text(title, style="bold"), table)
 

@@ -139,7 +139,7 @@ def _reported_errors(ctx: Any = None) -> Iterator[None]:
 
 
 def load_help() -> None:
-    """Import the module that prints the help, without Markdown and tracebacks of Rich: they take a third of the time."""
+    """Import the module that prints the help, without Markdown and tracebacks of Rich (a third of the time)."""
     unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
     missing = [name for name in unused if name not in sys.modules]
     for name in missing:
@@ -154,9 +154,7 @@ def load_help() -> None:
 
 #: Error of pydantic, which parses numbers -> the required value.
 _REQUIRED = {
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number",
-    "int_from_float": "a whole number",
+    **dict.fromkeys(("int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
     "float_parsing": "a number",
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",

@@ -65,16 +65,10 @@ def _facts(found: StepMemory) -> Table:
 
 def _at_peak(found: StepMemory) -> Table:
     counts = Counter(tensor.role for tensor in found.life.at_peak())
-    rows = [
-        (
-            role,
-            _size(size),
-            percent(size / found.peak_bytes),
-            _size(found.life.active_by_role[role][found.life.peak]),
-            str(counts[role]),
-        )
-        for role, size in found.at_peak().items()
-    ]
+    rows = []
+    for role, size in found.at_peak().items():
+        active = _size(found.life.active_by_role[role][found.life.peak])
+        rows.append((role, _size(size), percent(size / found.peak_bytes), active, str(counts[role])))
     rows.append(("no operator's", "not known" if found.unseen_bytes is None else _size(found.unseen_bytes), "", "", ""))
     return tables.ruled(("at the peak", ">held", ">share", ">in use", ">tensors"), rows, ("tensors", "share"))
 

@@ -136,15 +136,11 @@ def _ends(found: PredictedValue | None, units: Units) -> str:
 
 def narrowed(before: Estimate, after: Estimate) -> RenderableType:
     """An estimate before and after some measurements."""
-    rows = [
-        (
-            name,
-            predicted(one.total_time, TIME) or interval(one.time, TIME),
-            predicted(one.total_energy, ENERGY) or interval(one.energy, ENERGY),
-            percent(one.shares.get("measured", one.coverage)),
-        )
-        for name, one in (("before", before), ("with the new readings", after))
-    ]
+    rows = []
+    for name, one in (("before", before), ("with the new readings", after)):
+        time = predicted(one.total_time, TIME) or interval(one.time, TIME)
+        energy = predicted(one.total_energy, ENERGY) or interval(one.energy, ENERGY)
+        rows.append((name, time, energy, percent(one.shares.get("measured", one.coverage))))
     return Group(ruled(("", ">time", ">energy", ">measured"), rows), Text(""))
 
 

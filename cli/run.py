@@ -160,8 +160,7 @@ def _measure(
 
 
 def submit(
-    options: CliOptions,
-    wait: bool = typer.Option(False, "--wait", help="Follow the jobs and show their reports."),
+    options: CliOptions, wait: bool = typer.Option(False, "--wait", help="Follow the jobs and show their reports.")
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
     from farm.errors import UsageError

@@ -17,10 +17,7 @@ Names = Annotated[list[str], typer.Argument(metavar="OPERATOR", help="Operator t
 
 
 @app.callback()
-def significant(
-    context: typer.Context,
-    as_json: AsJson = False,
-) -> None:
+def significant(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the operator types that `--operators auto` measures first."""
     if context.invoked_subcommand is not None:
         return

@@ -60,8 +60,7 @@ class UnknownModel(UsageError):
     @classmethod
     def named(cls, name: str, known: Iterable[str]) -> UnknownModel:
         return cls(
-            f"There is no model named '{name}'.",
-            did_you_mean(name, known) or "List the models with `farm models`.",
+            f"There is no model named '{name}'.", did_you_mean(name, known) or "List the models with `farm models`."
         )
 
 

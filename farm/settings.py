@@ -5,6 +5,7 @@ A setting is documented here and in ``docs/settings.md``; a test compares the tw
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -104,9 +105,8 @@ class Settings(BaseSettings):
         if path := os.environ.get("FARM_CONFIG"):
             try:
                 if not Path(path).is_file():
-                    raise SettingsError(
-                        f"FARM_CONFIG names '{path}', which is not a file.", "Correct or unset FARM_CONFIG."
-                    )
+                    message = f"FARM_CONFIG names '{path}', which is not a file."
+                    raise SettingsError(message, "Correct or unset FARM_CONFIG.")
                 used += (TomlConfigSettingsSource(settings_cls, path),)
             except OSError as error:
                 raise SettingsError(
@@ -130,10 +130,8 @@ class Settings(BaseSettings):
 
 def _machine_id() -> str:
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
+        with contextlib.suppress(OSError):
             return Path(path).read_text().strip()
-        except OSError:
-            continue
     return f"{uuid.getnode():x}"
 
 

@@ -31,8 +31,7 @@ AnyCard = TypeVar("AnyCard", bound=CardLike)
 def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
     """The cards that ``--card`` options name, see `matching_cards`.
 
-    Without any: every card of the most frequent model, GPUs before CPUs, because a sum over two card models describes
-    neither.
+    Without any: every card of the most frequent model, GPUs before CPUs. A sum over two card models describes neither.
 
     Raises:
         NoSuchCard: nothing matches; lists the cards.

@@ -135,12 +135,7 @@ def _read(path: str) -> str:
 
 
 class _Tree:
-    """The plain values of a YAML text, with the line of each.
-
-    Attributes:
-        value: dicts, lists, None, booleans, numbers and texts.
-        nodes: place -> its YAML node.
-    """
+    """The plain values of a YAML text (`value`), and place -> YAML node, which knows its line (`nodes`)."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

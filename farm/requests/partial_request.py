@@ -162,10 +162,8 @@ def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
     for name, value in values.items():
         above = name in ("maximum_s", "time_half_width", "energy_half_width")
         if not 0 <= value < math.inf or (above and value == 0):
-            raise UsageError(
-                f"{name} is {value}; it must be {'above 0' if above else 'at least 0'} and finite.",
-                "Give the window in seconds, e.g. --window 3.",
-            )
+            message = f"{name} is {value}; it must be {'above 0' if above else 'at least 0'} and finite."
+            raise UsageError(message, "Give the window in seconds, e.g. --window 3.")
     if partial.minimum_s is None:
         values["minimum_s"] = min(values["minimum_s"], values["maximum_s"])
     if values["minimum_s"] > values["maximum_s"]:
