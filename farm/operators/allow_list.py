@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import operator
 from typing import Any
 
 import torch
@@ -43,20 +43,15 @@ LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
 )
 
 # Factories do not depend on a tensor's values, so torch does not list them as overridable; a function mode sees them.
-_NOT_LISTED: tuple[tuple[str, Any, str], ...] = (
-    ("torch.Tensor", torch.Tensor, "new_full new_ones new_tensor new_zeros"),
-    (
-        "torch",
-        torch,
-        "arange eye full linspace logspace ones rand randint randn randperm tensor tril_indices triu_indices zeros",
-    ),
-    # No public names: products of eight-bit floats, of a mixture of experts, and what parametrizations.weight_norm
-    # calls.
-    ("torch", torch, "_scaled_mm _grouped_mm _weight_norm"),
-)
+# The last three have no public names: products of eight-bit floats, of a mixture of experts, and what
+# parametrizations.weight_norm calls.
+_NOT_LISTED = """
+    Tensor.new_full Tensor.new_ones Tensor.new_tensor Tensor.new_zeros arange eye full linspace logspace ones rand
+    randint randn randperm tensor tril_indices triu_indices zeros _scaled_mm _grouped_mm _weight_norm
+"""
 
 # Overridable, but not arithmetic: these reach files, processes, memory handles, Python callbacks or gradients.
-_NOT_OPERATORS = {"torch.from_file"} | {
+_NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
     f"torch.Tensor.{name}"
     for name in words(
         """
@@ -69,24 +64,17 @@ _NOT_OPERATORS = {"torch.from_file"} | {
 }
 
 
-def _functions() -> dict[str, Callable[..., Any]]:
-    named: dict[str, Callable[..., Any]] = {}
-    for functions in get_overridable_functions().values():
-        for function in functions:
-            name = resolve_name(function)
-            if name and name not in _NOT_OPERATORS and not name.endswith((".__set__", ".__delete__")):
-                named.setdefault(name, function)
-    return named | {
-        f"{path}.{name}": getattr(home, name) for path, home, names in _NOT_LISTED for name in names.split()
-    }
-
-
-#: name -> leaf class or function
-ALLOWED_OPERATORS: dict[str, Any] = _functions() | {f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES}
-
 #: function -> its name
 FUNCTION_NAMES: dict[Any, str] = {
-    function: name for name, function in ALLOWED_OPERATORS.items() if not inspect.isclass(function)
+    function: name
+    for functions in get_overridable_functions().values()
+    for function in functions
+    if (name := resolve_name(function) or "") not in _NOT_OPERATORS and not name.endswith((".__set__", ".__delete__"))
+} | {operator.attrgetter(name)(torch): f"torch.{name}" for name in _NOT_LISTED.split()}
+
+#: name -> leaf class or function
+ALLOWED_OPERATORS: dict[str, Any] = {name: function for function, name in FUNCTION_NAMES.items()} | {
+    f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES
 }
 
 #: Operators that return a value to the host. On meta there is no value; the operator moves only the bytes that it
@@ -158,9 +146,6 @@ ATEN_OVERLOADS: frozenset[str] = frozenset(
     f"aten.{name}" if "." in name else f"aten.{name}.default" for name in _OVERLOADS.split()
 )
 
-# Their schemas do not say that they update running statistics in training.
-_UPDATE_STATISTICS = {"native_batch_norm", "cudnn_batch_norm"}
-
 
 @functools.cache
 def overload_of(name: str) -> Any:
@@ -210,18 +195,10 @@ def written_by_schema(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose memory a call writes, as its schema says."""
     schema = overload_of(spec.operator)._schema
     names = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}
-    if spec.short_name in _UPDATE_STATISTICS and arguments_of(spec).get("training"):
-        names |= {"running_mean", "running_var"}
-    if not names:
-        return frozenset()
-    storages = {spec.tensors[index].storage for index, _ in _passed_as(spec, names)}
+    if spec.short_name in ("native_batch_norm", "cudnn_batch_norm") and arguments_of(spec).get("training"):
+        names |= {"running_mean", "running_var"}  # of which the schema says nothing
+    storages = _storages_passed_as(spec, names)
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in storages)
-
-
-def returns_nothing_new(spec: OperatorTuple) -> bool:
-    """Whether a call only writes its arguments and returns no new tensor."""
-    returns = overload_of(spec.operator)._schema.returns
-    return all(one.alias_info is not None for one in returns)
 
 
 def read_by_host(spec: OperatorTuple) -> frozenset[int]:
@@ -229,10 +206,10 @@ def read_by_host(spec: OperatorTuple) -> frozenset[int]:
     instead."""
     if spec.short_name != "_scaled_dot_product_efficient_attention_backward":
         return frozenset()
-    return frozenset(spec.tensors[index].storage for index, _ in _passed_as(spec, {"philox_seed", "philox_offset"}))
+    return _storages_passed_as(spec, {"philox_seed", "philox_offset"})
 
 
-def _passed_as(spec: OperatorTuple, names: set[str]) -> Iterator[tuple[int, str]]:
-    """Index and argument name of the tensors that are passed as one of the arguments ``names``."""
-    for index, arguments in enumerate(tensor_arguments(spec)):
-        yield from ((index, name) for name, _ in arguments if name in names)
+def _storages_passed_as(spec: OperatorTuple, names: set[str]) -> frozenset[int]:
+    """The storages of the tensors that are passed as one of the arguments ``names``."""
+    passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
+    return frozenset(tensor.storage for tensor, arguments in passed if any(name in names for name, _ in arguments))

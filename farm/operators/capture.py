@@ -15,6 +15,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from farm.errors import CaptureError
-from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES, RETURNS_TO_HOST
+from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass
 from farm.operators.encoding import (
     DescribedCall,
@@ -36,13 +37,23 @@ from farm.operators.encoding import (
     written_tensors,
 )
 from farm.operators.fake_pass import RepeatedCalls, fake_pass, repeatable
-from farm.operators.recorder import Around, Recorder, WatchedFunctions, WatchedOperators, replaced
+from farm.operators.recorder import Around, Recorder, WatchedFunctions, WatchedOperators, replaced, watched_modules
 from farm.types.tuple import canonical_stride
 
 #: Called with a call's module path, its operator, its activations (each with whether the call wrote to it), and in the
 #: same way the buffers and parameters that it was passed as arguments (caches, for example), without a leaf module's
 #: own.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
+
+
+class FunctionAsModel(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*inputs)
+
 
 UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
 _READ_VALUE = "aten._local_scalar_dense.default"
@@ -91,8 +102,13 @@ def predict(
         device_type = "cpu"
     _refuse_opaque(model)
     with fake_pass(model, args, kwargs, device_type) as (fakes, fake_args, fake_kwargs):
-        watched = watch and fakes.with_originals(watch)
-        recorder = ForwardRecorder(model, device_type, watched, repeated=RepeatedCalls(fakes))
+
+        def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
+            originals = fakes.originals()
+            if watch is not None:
+                watch(path, operator, *([(originals.get(id(one), one), new) for one, new in each] for each in groups))
+
+        recorder = ForwardRecorder(model, device_type, watch and look, repeated=RepeatedCalls(fakes))
         return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
 
 
@@ -110,8 +126,7 @@ def run_with_owners(
     Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass.
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
-    recorder = ForwardRecorder(model, device_type, around=around)
-    with recorder.watching_calls(), torch.set_grad_enabled(grad_enabled), WatchedFunctions(recorder):
+    with ForwardRecorder(model, device_type, around=around).watching_calls(), torch.set_grad_enabled(grad_enabled):
         model(*args, **(kwargs or {}))
 
 
@@ -123,8 +138,7 @@ def _captured(
     grad_enabled: bool,
 ) -> CapturedPass:
     try:
-        grad = torch.enable_grad() if grad_enabled else torch.no_grad()
-        with recorder.watching_calls(), grad, WatchedOperators(recorder), WatchedFunctions(recorder):
+        with torch.set_grad_enabled(grad_enabled), WatchedOperators(recorder.call_aten), recorder.watching_calls():
             model(*args, **(kwargs or {}))
     except CaptureError:
         raise
@@ -154,16 +168,16 @@ def _refuse_opaque(model: nn.Module) -> None:
             )
 
 
+@dataclass(slots=True)
 class _OpenCall:
     """A call that owns the slot."""
 
-    __slots__ = ("costly", "number", "path", "values_read", "what", "written")
-
-    def __init__(self, what: str, path: str, number: int) -> None:
-        self.what, self.path, self.number = what, path, number
-        self.costly: list[str] = []  # aten operators that cost anything
-        self.written: set[int] = set()  # addresses of storages
-        self.values_read: list[tuple[torch.Tensor, Any]] = []  # tensors whose value the host read, each with the value
+    what: str
+    path: str
+    number: int
+    costly: list[str] = field(default_factory=list)  # aten operators that cost anything
+    written: set[int] = field(default_factory=set)  # addresses of storages
+    values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # tensors that the host read, and values
 
 
 class ForwardRecorder(Recorder):
@@ -186,7 +200,7 @@ class ForwardRecorder(Recorder):
         for module in model.modules():
             self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
-            self.leaves[id(module)] = describe_leaf(module) if type(module) in LEAF_CLASSES else None
+            self.leaves[id(module)] = describe_leaf(module)
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -197,7 +211,8 @@ class ForwardRecorder(Recorder):
             # A scripted function calls no public functions; the Python function that it was made from does.
             return getattr(function, "_torchdynamo_inline", functools.partial(original, function))(*args, **kwargs)
 
-        with self.watching_modules(), replaced(scripted, "__call__", inlined):
+        functions = WatchedFunctions(self.call_function)
+        with watched_modules(self.call_module), replaced(scripted, "__call__", inlined), functions:
             yield
 
     # ------------------------------------------------------------------------------------------------ owners
@@ -206,7 +221,8 @@ class ForwardRecorder(Recorder):
         if self.open_calls or threading.get_ident() != self.thread:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
-        parameters = self._leaf_parameters(module)
+        known = id(module) in self.leaves  # others are made while the model runs
+        parameters = self.leaves[id(module)] if known else describe_leaf(module)
         if parameters is None:
             out = original(module, *args, **kwargs)
         else:
@@ -225,18 +241,13 @@ class ForwardRecorder(Recorder):
         self.path = outer  # only on success: after an error the path says where it was raised
         return out
 
-    def _leaf_parameters(self, module: nn.Module) -> dict[str, Any] | None:
-        if type(module) not in LEAF_CLASSES:
-            return None
-        if id(module) not in self.leaves:  # made while the model runs
-            return describe_leaf(module)
-        return self.leaves[id(module)]
-
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
         name = FUNCTION_NAMES.get(func)
-        with self._slot(name or _text(func)) as call:
+        with self._slot(
+            name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
+        ) as call:
             given = None
             if self.repeated is not None and name in self.repeated.functions:
                 given = self._describe(call, name, args, kwargs)
@@ -280,23 +291,21 @@ class ForwardRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            if costs_something(func, args, kwargs, out):
-                self._count(func, args, kwargs, out)
+            if not costs_something(func, args, kwargs, out):
+                return out
+            name = str(func)
+            self.operators[name] += 1
+            if not self.open_calls:
+                self.gaps.append(f"{name} at '{self.path}': no operator call around it")
+                return out
+            if len(self.open_calls) > 1:
+                self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
+            call = self.open_calls[-1]
+            call.costly.append(name)
+            if name == _READ_VALUE:
+                call.values_read.append((args[0], out))
+            call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
         return out
-
-    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        name = str(func)
-        self.operators[name] += 1
-        if not self.open_calls:
-            self.gaps.append(f"{name} at '{self.path}': no operator call around it")
-            return
-        if len(self.open_calls) > 1:
-            self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
-        call = self.open_calls[-1]
-        call.costly.append(name)
-        if name == _READ_VALUE:
-            call.values_read.append((args[0], out))
-        call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
 
     # ------------------------------------------------------------------------------------------------ calls
 
@@ -307,10 +316,23 @@ class ForwardRecorder(Recorder):
         values.
         """
         values = {id(tensor): value for tensor, value in call.values_read}
-        args, in_args = _with_values(args, values)
-        kwargs, in_kwargs = _with_values(kwargs, values)
+        found: set[int] = set()
+
+        def replace(entry: Any) -> Any:
+            if id(entry) in values:
+                found.add(id(entry))
+                return values[id(entry)]
+            if isinstance(entry, slice):
+                return slice(replace(entry.start), replace(entry.stop), replace(entry.step))
+            if type(entry) in (tuple, list):
+                return type(entry)(map(replace, entry))
+            if type(entry) is dict:
+                return {key: replace(value) for key, value in entry.items()}
+            return entry
+
+        args, kwargs = replace(tuple(args)), replace(dict(kwargs))
         for tensor, _ in call.values_read:
-            if id(tensor) in in_args | in_kwargs:
+            if id(tensor) in found:
                 call.costly.remove(_READ_VALUE)
                 read = _OpenCall("item", call.path, call.number)
                 read.costly.append(_READ_VALUE)
@@ -346,54 +368,27 @@ class ForwardRecorder(Recorder):
             return None
 
     def _close(self, call: _OpenCall, given: DescribedCall, out: Any) -> None:
-        spec = given.spec
+        spec, stored, index = given.spec, self.storages, len(self.calls)
         if spec.id not in self.traces:
-            self.traces[spec.id] = CallTrace(tuple(call.costly), tuple(map(_output_text, tensors_in(out))))
-        before = len(self.storages.facts)
-        behind = {
-            self.storages.add(tensor, "", one.role): tensor
-            for tensor, one in zip(given.tensors, spec.tensors, strict=True)
-        }
+            texts = []
+            for tensor in tensors_in(out):
+                shape = tuple(tensor.shape)
+                stride = canonical_stride(shape, tuple(tensor.stride())) or "contiguous"
+                texts.append(f"{shape} {stride} {tensor.dtype}")
+            self.traces[spec.id] = CallTrace(tuple(call.costly), tuple(texts))
+        before = len(stored.tensors)
+        shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
+        behind = {stored.add(tensor, "", one.role): tensor for tensor, _, one in shown}
         for number, tensor in behind.items():
             if number >= before and not tensor.is_floating_point() and type(tensor) is not FakeTensor:
-                self.storages.integers[number] = tensor.untyped_storage()
-        index = len(self.calls)
-        writes = {self.storages.numbers[key] for key in call.written if key in given.storages}
+                stored.integers[number] = tensor.untyped_storage()
+        writes = {stored.numbers[key] for key in call.written if key in given.storages}
         for tensor in tensors_in(out):
             if storage_key(tensor) not in given.storages:
-                writes.add(self.storages.add(tensor, "", "activation", index))
+                writes.add(stored.add(tensor, "", "activation", index))
         if self.watch is not None:
-            shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
             activations = [(tensor, key in call.written) for tensor, key, one in shown if one.role == "activation"]
             held = [(tensor, key in call.written) for tensor, key, one in shown if one.held]
             self.watch(call.path, spec.operator, activations, held)
         self.slots[call.number] = index
         self.add_call(CapturedCall(index, call.path, spec.id, tuple(behind), tuple(sorted(writes))), spec)
-
-
-def _with_values(tree: Any, values: dict[int, Any]) -> tuple[Any, set[int]]:
-    """The tree with the tensors in ``values`` (by id) replaced, and the ids of those that it contained."""
-    found: set[int] = set()
-
-    def replace(entry: Any) -> Any:
-        if id(entry) in values:
-            found.add(id(entry))
-            return values[id(entry)]
-        if isinstance(entry, slice):
-            return slice(replace(entry.start), replace(entry.stop), replace(entry.step))
-        if type(entry) in (tuple, list):
-            return type(entry)(map(replace, entry))
-        if type(entry) is dict:
-            return {key: replace(value) for key, value in entry.items()}
-        return entry
-
-    return replace(tree), found
-
-
-def _output_text(tensor: torch.Tensor) -> str:
-    shape = tuple(tensor.shape)
-    return f"{shape} {canonical_stride(shape, tuple(tensor.stride())) or 'contiguous'} {tensor.dtype}"
-
-
-def _text(func: Any) -> str:
-    return getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or str(func)

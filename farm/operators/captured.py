@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 STAGES = ("zero_grad", "forward", "loss", "backward", "optimizer")
 PARTS = ("forward", "backward", "recomputation", "accumulation", "loss", "optimizer")
 ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activation", "temporary")
-_TUPLE_ROLES = {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}
 
 
 def role_in_tuple(role: str) -> str:
     """The role of a tensor in an operator tuple: parameter, buffer or activation."""
-    return _TUPLE_ROLES.get(role, "activation")
+    return {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}.get(role, "activation")
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,9 @@ class Owner:
 class CapturedCall:
     """One operator call. ``reads`` and ``writes`` are numbers of `CapturedPass.tensors`.
 
-    The last four fields are empty in a forward pass. In a training step, ``owner`` is `Owner.what` of the call's owner
-    and ``owner_index`` its index; gradient accumulation and the optimizer have no owner.
+    The last four fields are empty in a forward pass. In a training step, ``part`` is "forward", "backward",
+    "recomputation", "accumulation", "loss" or "optimizer"; ``stage`` is that of `farm.training.step`; ``owner`` is
+    `Owner.what` of the call's owner and ``owner_index`` its index. Accumulation and the optimizer have no owner.
     """
 
     index: int
@@ -168,25 +168,14 @@ class CapturedPass:
             TupleRejected: one of its tuples is malformed.
         """
 
-        def rows(kind: type, name: str) -> tuple[Any, ...]:
-            entries: list[dict[str, Any]] = data[name]
-            return tuple(
-                kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
-                for entry in entries
+        values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}
+        for name, kind in (("calls", CapturedCall), ("tensors", CapturedTensor), ("owners", Owner)):
+            values[name] = tuple(
+                kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+                for row in data[name]
             )
-
-        specs = map(parse, data["tuples"])
-        values = dict(data) | {
-            "tuples": {spec.id: spec for spec in specs},
-            "calls": rows(CapturedCall, "calls"),
-            "tensors": rows(CapturedTensor, "tensors"),
-            "owners": rows(Owner, "owners"),
-            "operators": Counter(data["operators"]),
-        }
-        return cls(**values | {name: tuple(data[name]) for name in ("gaps", "overlaps")})
+        values["tuples"] = {spec.id: spec for spec in map(parse, data["tuples"])}
+        return cls(**values | {"operators": Counter(data["operators"])})
 
     def __repr__(self) -> str:
-        return (
-            f"<CapturedPass {len(self.calls)} calls, {len(self.tuples)} tuples, {len(self.gaps)} gaps, "
-            f"{len(self.overlaps)} overlaps on {self.device_type}>"
-        )
+        return f"<CapturedPass {len(self.calls)} calls, {len(self.tuples)} tuples on {self.device_type}>"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,11 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from farm.errors import CaptureError
-from farm.operators.allow_list import RETURNS_TO_HOST, returns_nothing_new, tensor_arguments
+from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.types.tuple import Cost, OperatorTuple, TensorSpec, plain, tensor_references, words
+from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, words
 
 
 @functools.lru_cache(maxsize=65536)
@@ -36,7 +36,9 @@ def cost(spec: OperatorTuple) -> Cost:
     """
     built = rebuild(spec, "meta")
     with torch.no_grad(), flop_counter() as counter:
-        silent = spec.operator in RETURNS_TO_HOST or (spec.kind == "aten" and returns_nothing_new(spec))
+        silent = spec.operator in RETURNS_TO_HOST
+        if spec.kind == "aten":  # it only writes its arguments
+            silent |= all(one.alias_info is not None for one in overload_of(spec.operator)._schema.returns)
         out = () if silent else built.run()
     return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
 
@@ -53,19 +55,17 @@ def cost_of_run(
         written: the indices of the tensors that it wrote.
     """
     inputs = {storage_key(tensor) for tensor in tensors}
-    outputs = {id(tensor): tensor for tensor in tensors_in(out)}
     produced: dict[int, int] = {}
-    for tensor in outputs.values():
-        key = storage_key(tensor)
-        if key not in inputs:
-            size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-            produced[key] = max(produced.get(key, 0), size)
+    for tensor in tensors_in(out):
+        if (key := storage_key(tensor)) not in inputs:
+            produced[key] = max(produced.get(key, 0), min(tensor.nbytes, tensor.untyped_storage().nbytes()))
     part = _part(spec, sum(produced.values()))
     read = _storage_bytes_touched(spec, part)
     written_bytes = sum(read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written})
-    if spec.kind == "aten":
-        for storage in {tensor.storage for tensor in spec.tensors} - _storages_read(spec):
-            read.pop(storage, None)
+    if spec.kind == "aten" and spec.short_name in _SELF_NOT_READ:
+        passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
+        kept = {tensor.storage for tensor, arguments in passed if any(name != "self" for name, _ in arguments)}
+        read = {storage: size for storage, size in read.items() if storage in kept}
     if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)
     return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes)
@@ -91,16 +91,6 @@ _SELF_NOT_READ = words(
 )
 
 
-def _storages_read(spec: OperatorTuple) -> set[int]:
-    """The storages that an aten operator reads."""
-    unread = {"self"} if spec.short_name in _SELF_NOT_READ else set()
-    return {
-        tensor.storage
-        for tensor, arguments in zip(spec.tensors, tensor_arguments(spec), strict=True)
-        if any(name not in unread for name, _ in arguments)
-    }
-
-
 def _name(spec: OperatorTuple) -> str:
     return spec.short_name if spec.kind == "aten" else spec.operator.rsplit(".", 1)[-1]
 
@@ -122,22 +112,16 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     if name in _TAKING:
         return first, min(produced_bytes, target.distinct_bytes)
     if name in _PLACING:
-        given = [tensor for tensor in spec.tensors if tensor is not target and tensor.dtype == target.dtype]
-        region = _region(spec, target) if name == "__setitem__" else None
-        if region is None and not given:
+        given = [tensor.numel for tensor in spec.tensors if tensor is not target and tensor.dtype == target.dtype]
+        if name == "__setitem__" and not any(True for _ in tensor_references(spec.arguments[1])):
+            meta = torch.device("meta")
+            placed = torch.empty(target.shape, device=meta)[decode(spec.arguments[1], [], meta)].numel()
+        elif given:
+            placed = max(given)
+        else:
             return None  # a number, written to unknown places
-        placed = region if region is not None else max(tensor.numel for tensor in given)
         return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
     return None
-
-
-def _region(spec: OperatorTuple, target: TensorSpec) -> int | None:
-    """How many elements an index selects; None if tensors in it decide."""
-    index = spec.arguments[1]
-    if any(True for _ in tensor_references(index)):
-        return None
-    meta = torch.device("meta")
-    return torch.empty(target.shape, device=meta)[decode(index, [], meta)].numel()
 
 
 def model_flops(
@@ -188,31 +172,22 @@ def _on_meta(tree: Any) -> Any:
     return tree
 
 
+#: FLOPs of operators that PyTorch's counter does not know, from the shapes of their arguments: the product of rows
+#: (m, k), each with one of the matrices (groups, k, n), and the CPU's attention.
+_UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: 2 * math.prod(rows) * int(experts[-1]),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *_, **__: int(sdpa_flop_count(query, key, value))
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, query, key, value, *_, **__: int(sdpa_backward_flop_count(gradient, query, key, value))
+    ),
+}
+
+
 def flop_counter() -> FlopCounterMode:
     """PyTorch's counter, with the operators that it lacks."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_mm_flops, **_ATTENTION})
-
-
-def _grouped_mm_flops(rows: Any, experts: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of the product of rows (m, k), each with one of the matrices (groups, k, n)."""
-    return 2 * math.prod(rows) * int(experts[-1])
-
-
-def _attention(query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(
-    gradient: Any, query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any
-) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))
-
-
-#: The CPU's attention, which PyTorch's counter does not know.
-_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
+    return FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH)
 
 
 def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -236,21 +211,16 @@ def _no_fused_path() -> Iterator[None]:
 def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
     """Bytes of the inputs that are touched, per storage; overlapping tensors count once, as far as their extents
     tell."""
-    touched: dict[int, int] = {}
-    begin: dict[int, int] = {}
-    end: dict[int, int] = {}
+    touched: dict[int, tuple[int, int, int]] = {}  # bytes, begin and end
     for index, tensor in enumerate(spec.tensors):
-        key = tensor.storage
-        touched[key] = touched.get(key, 0) + (part[1] if part and part[0] == index else _touched(spec, index))
+        size = tensor.distinct_bytes
+        if part and part[0] == index:
+            size = part[1]
+        elif "num_embeddings" in spec.parameters and tensor.name == "weight":  # only the rows of the indices
+            rows = min(sum(other.numel for other in spec.activations), tensor.shape[0])
+            size = rows * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
         first = tensor.offset * tensor.itemsize_bytes
-        begin[key] = min(begin.get(key, first), first)
-        end[key] = max(end.get(key, 0), first + tensor.extent * tensor.itemsize_bytes)
-    return {key: min(size, end[key] - begin[key]) for key, size in touched.items()}
-
-
-def _touched(spec: OperatorTuple, index: int) -> int:
-    tensor = spec.tensors[index]
-    if "num_embeddings" in spec.parameters and tensor.name == "weight":  # only the rows of the indices
-        rows = sum(other.numel for other in spec.activations)
-        return min(rows, tensor.shape[0]) * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
-    return tensor.distinct_bytes
+        others, begin, end = touched.get(tensor.storage, (0, first, 0))
+        last = first + tensor.extent * tensor.itemsize_bytes
+        touched[tensor.storage] = others + size, min(begin, first), max(end, last)
+    return {storage: min(size, end - begin) for storage, (size, begin, end) in touched.items()}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import itertools
 import json
 import math
 import numbers
@@ -24,6 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
+from farm.operators.allow_list import LEAF_CLASSES
 from farm.types.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
 
 # Kernels choose their vector width by the alignment of the first element; a larger alignment changes nothing.
@@ -71,9 +71,7 @@ class TensorTable:
         self._index: dict[int, int] = {}
 
     def add_module(self, module: nn.Module) -> None:
-        for name, tensor in itertools.chain[tuple[str, torch.Tensor]](
-            module.named_parameters(), module.named_buffers()
-        ):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self.add(tensor, name)
 
     def add(self, tensor: torch.Tensor, name: str = "") -> int:
@@ -85,19 +83,9 @@ class TensorTable:
             self._names.append(name)
         return self._index[id(tensor)]
 
-    def role(self, tensor: torch.Tensor) -> str:
-        role = self._roles.get(id(tensor))
-        if role is None:
-            role = "parameter" if isinstance(tensor, nn.Parameter) else "activation"
-        name = self._names[self._index[id(tensor)]]
-        return "buffer" if name and role == "activation" else role
-
-    def storages(self) -> list[int]:
-        """The address of each tensor's storage."""
-        return [storage_key(tensor) for tensor in self.tensors]
-
-    def layouts(self, storages: list[int]) -> tuple[Layout, ...]:
-        """The layout of each tensor in its storage, with unchanged strides; ``storages`` as `storages` returns them."""
+    def layouts(self) -> tuple[tuple[Layout, ...], list[int]]:
+        """The layout of each tensor in its storage, with unchanged strides, and the addresses of the storages."""
+        storages = list(map(storage_key, self.tensors))
         numbered: dict[int, int] = {}
         first_byte: dict[int, int] = {}
         for tensor, key in zip(self.tensors, storages, strict=True):
@@ -109,10 +97,10 @@ class TensorTable:
             skipped = first_byte[key] - first_byte[key] % _ALIGNMENT_BYTES
             offset = int(tensor.storage_offset()) - skipped // tensor.element_size()
             shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
-            layouts.append(
-                (self.role(tensor), name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, numbered[key], offset)
-            )
-        return tuple(layouts)
+            role = self._roles.get(id(tensor)) or ("parameter" if isinstance(tensor, nn.Parameter) else "activation")
+            role = "buffer" if name and role == "activation" else role
+            layouts.append((role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, numbered[key], offset))
+        return tuple(layouts), storages
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:
@@ -225,18 +213,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The tensors among an aten operator's arguments that it writes."""
-    for position, name in _written_arguments(func):
-        yield from tensors_in(args[position] if position < len(args) else kwargs.get(name))
-
-
-@functools.cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that an aten operator writes."""
-    return tuple(
-        (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+    for position, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
 # Allocations run no kernel but return new memory; so does the operator that fake tensors run on a Python constant.
@@ -275,12 +254,12 @@ _RNN_EXTRA: dict[Any, tuple[str, ...]] = {nn.RNN: ("nonlinearity",), nn.LSTM: ("
 
 
 def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
-    """The constructor's arguments of ``module`` as JSON trees, or None if they do not rebuild it."""
-    if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__:
+    """The constructor's arguments of ``module`` as JSON trees; None if it is no leaf, or if they do not rebuild it."""
+    leaf: Any = type(module)
+    if leaf not in LEAF_CLASSES or _is_changed(module):
         return None
     try:
         parameters = leaf_parameters(module)
-        leaf: Any = type(module)
         twin = _twin(leaf, json.dumps(parameters, sort_keys=True))
     except (NotEncodable, TupleRejected, AttributeError, KeyError, TypeError, ValueError, RuntimeError):
         return None
@@ -309,7 +288,9 @@ def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
             raise TupleRejected(f"{leaf.__name__} has no parameter {unknown[0]!r}.")
         if issubclass(leaf, nn.RNNBase) and not 0 < int(values.get("num_layers", 1)) <= _MOST_LAYERS:
             raise TupleRejected(f"{leaf.__name__} cannot have {values['num_layers']} layers.")
-        module = leaf(**values, device=meta) if _takes_device(leaf) else leaf(**values)
+        if issubclass(leaf, nn.RNNBase) or "device" in inspect.signature(leaf.__init__).parameters:
+            values["device"] = meta
+        module: nn.Module = leaf(**values)
     except TupleRejected:
         raise
     except Exception as error:
@@ -324,11 +305,6 @@ def _constructor(leaf: Any) -> tuple[str, ...]:
     names = list(inspect.signature(leaf.__init__).parameters)[1:]
     skipped = ("device", "dtype", "args", "kwargs")
     return tuple(name for name in names if name not in skipped and not name.startswith("_"))
-
-
-@functools.cache
-def _takes_device(leaf: Any) -> bool:
-    return issubclass(leaf, nn.RNNBase) or "device" in inspect.signature(leaf.__init__).parameters
 
 
 def _constructor_values(module: nn.Module) -> dict[str, Any]:
@@ -371,41 +347,34 @@ def _twin(leaf: Any, parameters: str) -> nn.Module:
         return build_leaf(leaf, json.loads(parameters))
 
 
+def _is_changed(module: nn.Module) -> bool:
+    """Whether the module does more or something else than its class."""
+    return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__
+
+
 def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
     mine, theirs = dict(module.named_modules()), dict(twin.named_modules())
-    if mine.keys() != theirs.keys():
+    tensors = [id(one) for child in mine.values() for one in _tensors(child).values() if one is not None]
+    if mine.keys() != theirs.keys() or len({*tensors}) < len(tensors):  # or tied inside
         return False
-    tensors: set[int] = set()
     for name, child in mine.items():
         other = theirs[name]
-        changed = name and (any(getattr(child, hooks) for hooks in _HOOKS) or "forward" in child.__dict__)
-        if type(child) is not type(other) or changed or not _same_attributes(child, other):
+        if type(child) is not type(other) or _is_changed(child):
             return False
-        for own, others in ((child._parameters, other._parameters), (child._buffers, other._buffers)):
-            if _shapes(own) != _shapes(others):
-                return False
-            ids = [id(value) for value in own.values() if value is not None]
-            if len({*ids}) < len(ids) or not tensors.isdisjoint(ids):  # tied inside
-                return False
-            tensors.update(ids)
+        own, others = (
+            {key: None if tensor is None else tuple(tensor.shape) for key, tensor in _tensors(one).items()}
+            for one in (child, other)
+        )
+        if own != others:
+            return False
+        for key in {key for key in child.__dict__.keys() | other.__dict__ if key[0] != "_" or key in other.__dict__}:
+            if key not in _IGNORED_ATTRIBUTES and not key.endswith("_hooks") and "hooks_" not in key:
+                a, b = child.__dict__.get(key), other.__dict__.get(key)
+                if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or a != b:
+                    return False
     return True
 
 
-def _shapes(tensors: dict[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _same_attributes(module: nn.Module, twin: nn.Module) -> bool:
-    def attributes(of: nn.Module) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in of.__dict__.items()
-            if name not in _IGNORED_ATTRIBUTES and not name.endswith("_hooks") and "hooks_" not in name
-        }
-
-    mine, theirs = attributes(module), attributes(twin)
-    for name in {name for name in mine.keys() | theirs.keys() if not name.startswith("_") or name in theirs}:
-        a, b = mine.get(name), theirs.get(name)
-        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or a != b:
-            return False
-    return True
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The module's own parameters and buffers."""
+    return {**module._parameters, **module._buffers}

@@ -21,7 +21,7 @@ import contextlib
 import copy
 import logging
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +57,15 @@ def fake_pass(
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
     """While active, ``model`` holds fake tensors on ``device_type``; yields these and the fake ``args`` and
     ``kwargs``."""
-    mode = FakeTensorMode()
-    fakes = FakeTensors(mode, device_type)
-    log = logging.getLogger(
-        FakeTensorMode.__module__
-    )  # the error tells what the log says of an operator it cannot fake
+    fakes = FakeTensors(FakeTensorMode(), device_type)
+    # It says of an operator that it cannot fake what the error says too.
+    log = logging.getLogger(FakeTensorMode.__module__)
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
         with fakes.swapped_into(model):
             replaced = fakes.tree(args), fakes.tree(kwargs or {})
-            with mode, _RealIntegers(fakes):
+            with fakes.mode, _RealIntegers(fakes):
                 yield fakes, *replaced
     finally:
         log.setLevel(level)
@@ -87,36 +85,29 @@ class FakeTensors:
         """The replacement of a tensor, always the same one; with ``fake`` a fake one even if the values could be
         kept."""
         if id(tensor) not in self._replacements:
-            is_parameter = isinstance(tensor, nn.Parameter)
-            replacement: torch.Tensor
-            if not fake and _has_values(tensor):
-                replacement = self._real_copy(tensor)
+            is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
+            numbers_matter = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake)
+            if numbers_matter and storage.nbytes() <= MOST_BYTES:
+                if storage._cdata not in self._storages:
+                    copied = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
+                    copied.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+                    self._storages[storage._cdata] = copied.untyped_storage()
+                replacement = torch.empty(0, dtype=tensor.dtype, device=self.device)
+                place = tensor.storage_offset(), tensor.shape, tensor.stride()
+                replacement.set_(self._storages[storage._cdata], *place)
             else:
-                replacement = self.fresh(
-                    tensor.size(), tensor.stride(), tensor.dtype, requires_grad=is_parameter and tensor.requires_grad
-                )
+                trained = is_parameter and tensor.requires_grad
+                replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, requires_grad=trained)
             if is_parameter:
-                replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks tensors of other classes
+                replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks other classes
             self._replacements[id(tensor)] = (tensor, replacement)  # holding the original keeps its id unique
         return self._replacements[id(tensor)][1]
-
-    def _real_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages:
-            copied = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
-            copied.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
-            self._storages[storage._cdata] = copied.untyped_storage()
-        view = torch.empty(0, dtype=tensor.dtype, device=self.device)
-        return view.set_(self._storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def fresh(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
     ) -> FakeTensor:
-        """A fake tensor with a storage of its own.
-
-        It is made from a meta tensor, as the mode itself does, but below the dispatcher: that takes a tenth of the
-        time, and a model has thousands of tensors.
-        """
+        """A fake tensor with a storage of its own, made from a meta tensor, as the mode itself does, but below the
+        dispatcher: that takes a tenth of the time, and a model has thousands of tensors."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
         return FakeTensor(self.mode, meta, self.device)
@@ -145,16 +136,9 @@ class FakeTensors:
             twin.__dict__[name] = self.tree(value)
         return twin
 
-    def with_originals(self, watch: Callable[..., None]) -> Callable[..., None]:
-        """A `farm.operators.capture.Watch` that passes the original tensors on to ``watch``."""
-
-        def look(path: str, operator: str, *groups: Sequence[tuple[torch.Tensor, bool]]) -> None:
-            originals = {id(fake): original for original, fake in self._replacements.values()}
-            watch(
-                path, operator, *([(originals.get(id(one), one), written) for one, written in each] for each in groups)
-            )
-
-        return look
+    def originals(self) -> dict[int, torch.Tensor]:
+        """The replaced tensors by the ``id()`` of their replacements."""
+        return {id(replacement): original for original, replacement in self._replacements.values()}
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
@@ -163,20 +147,15 @@ class FakeTensors:
         visited: dict[int, bool] = {}
         try:
             for module in model.modules():
-                leaf = (
-                    type(module) in LEAF_CLASSES
-                )  # no leaf reads values of its own tensors; fake ones let it be repeated
+                # No leaf reads values of its own tensors; fake ones let it be repeated.
+                leaf = type(module) in LEAF_CLASSES
                 places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
                 for place in places:
                     for name, value in list(place.items()):
-                        if isinstance(value, torch.Tensor):
+                        if name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
                             undo.append((place, name, value))
-                            place[name] = self.tensor(value, fake=leaf)
-                        elif (
-                            place is module.__dict__ and name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited)
-                        ):
-                            undo.append((place, name, value))
-                            place[name] = self.tree(value)
+                            is_tensor = isinstance(value, torch.Tensor)
+                            place[name] = self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
                 if isinstance(module, nn.RNNBase):  # a list of its own parameters, passed to the kernel
                     undo.append((module.__dict__, "_flat_weights", module._flat_weights))
                     module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
@@ -196,11 +175,6 @@ def holds_other_tensors(model: nn.Module) -> bool:
     )
 
 
-def _has_values(tensor: torch.Tensor) -> bool:
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    return not floating and not tensor.is_meta and tensor.untyped_storage().nbytes() <= MOST_BYTES
-
-
 def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
     """Whether there is a tensor anywhere in a list, a tuple, a dictionary or an object."""
     if isinstance(value, torch.Tensor):
@@ -209,9 +183,8 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
         return False
     if id(value) not in visited:
         visited[id(value)] = False
-        entries = list(value) if isinstance(value, list | tuple) else []
-        entries += list(value.values()) if isinstance(value, dict) else []
-        entries += list(getattr(value, "__dict__", {}).values())
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        entries = [*entries, *getattr(value, "__dict__", {}).values()]
         visited[id(value)] = any(_holds_tensors(entry, visited) for entry in entries)
     return visited[id(value)]
 
@@ -242,19 +215,21 @@ class _RealIntegers(TorchDispatchMode):
             return True
         if any(storage_key(tensor) in self.overwritten for tensor in real):
             return False
-        if (
-            torch.Tag.nondeterministic_seeded in func.tags
-        ):  # one number is drawn on the host: to skip a layer, for example
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            # One number is drawn on the host: to skip a layer, for example.
             return not real and func is torch.ops.aten.rand.default and args[0] == []
         placed = any(argument.name == "device" for argument in func._schema.arguments)
         if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags) or not (real or placed):
             return True  # the last case: the division of two numbers, for example
         meta = {"device": torch.device("meta")} if placed and ("device" in kwargs or not real) else {}
+
+        def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
         with torch._C._DisableTorchDispatch():
-            meta_args = tree_map_only(torch.Tensor, _on_meta, args)
-            meta_kwargs = tree_map_only(torch.Tensor, _on_meta, kwargs) | meta
+            meta_args, meta_kwargs = tree_map_only(torch.Tensor, on_meta, (args, kwargs))
             try:
-                out = func(*meta_args, **meta_kwargs)
+                out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
         most = max(MOST_MADE_BYTES, _WIDER * sum(tensor.nbytes for tensor in real))
@@ -263,7 +238,15 @@ class _RealIntegers(TorchDispatchMode):
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operator in the mode below, with fake tensors for the real ones."""
         if func in _INDEXING:
-            args = (args[0], [place for index in args[1] for place in self._marked_places(index)], *args[2:])
+            places: list[torch.Tensor | None] = []
+            for index in args[1]:
+                known = index is not None and type(index) is not FakeTensor
+                if known and index.dtype in (torch.bool, torch.uint8) and storage_key(index) not in self.overwritten:
+                    with torch._C._DisableTorchDispatch():
+                        places.extend(index.nonzero().unbind(1))
+                else:
+                    places.append(index)
+            args = (args[0], places, *args[2:])
         replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -279,18 +262,6 @@ class _RealIntegers(TorchDispatchMode):
                 self.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
         originals = {id(one): tensor for tensor, one in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
-
-    def _marked_places(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
-        if index is None or type(index) is FakeTensor or index.dtype not in (torch.bool, torch.uint8):
-            return [index]
-        if storage_key(index) in self.overwritten:
-            return [index]
-        with torch._C._DisableTorchDispatch():
-            return list(index.nonzero().unbind(1))
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 # ------------------------------------------------------------------------------------------------ repeated calls
@@ -329,8 +300,7 @@ class RepeatedCalls:
     def repeat(self, call: DescribedCall) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
         """Operators, written storages and output of an equal earlier call, for this call's tensors; None if it must
         run."""
-        effect = None if _has_real_tensors(call) else self.effects.get(_key(call))
-        if effect is None:
+        if (effect := None if _has_real_tensors(call) else self.effects.get(_key(call))) is None:
             return None
         place = effect.output
         out = call.tensors[place] if isinstance(place, int) else self.fakes.fresh(*place)
@@ -345,14 +315,10 @@ class RepeatedCalls:
         """
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
-        output: int | _NewTensor
-        same = [index for index, tensor in enumerate(call.tensors) if tensor is out]
-        if same:
-            output = same[0]
-        else:
-            output = tuple(out.shape), tuple(out.stride()), out.dtype
-            storage = out.untyped_storage()
-            complete = storage.nbytes() == self.fakes.fresh(*output).untyped_storage().nbytes()
+        layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()
+        output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
+        if output is layout:
+            complete = storage.nbytes() == self.fakes.fresh(*layout).untyped_storage().nbytes()
             if storage._cdata in call.storages or out.storage_offset() or not complete:
                 return False
         positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)

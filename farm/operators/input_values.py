@@ -61,6 +61,10 @@ class Fill:
     bound: int = 0
 
 
+_SPREAD = Fill("positive", scale=0.2, shift=0.9)
+_POSITIVE = Fill("positive", shift=0.5)
+
+
 def settled(activation: str) -> Fill | None:
     """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if it settles from any
     values."""
@@ -90,40 +94,35 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
     if how.form == "boolean":
         base.bernoulli_(0.5, generator=generator)
     elif how.form == "ends":
-        base.copy_(
-            torch.arange(1, base.numel() + 1, device=base.device)
-            .mul_(how.bound)
-            .div_(base.numel(), rounding_mode="floor")
-        )
+        numbers = torch.arange(1, base.numel() + 1, device=base.device)
+        base.copy_(numbers.mul_(how.bound).div_(base.numel(), rounding_mode="floor"))
     elif how.form == "index":
+        first, last = int(how.shift), min(int(how.shift) + how.bound, torch.iinfo(base.dtype).max)
         if how.bound <= 1:
             base.zero_()
         else:
-            largest = torch.iinfo(base.dtype).max
-            first = int(how.shift)
-            base.copy_(
-                torch.randint(
-                    first, min(first + how.bound, largest), base.shape, device=base.device, generator=generator
-                )
-            )
+            base.copy_(torch.randint(first, last, base.shape, device=base.device, generator=generator))
     elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels support them
         wider = torch.empty(base.shape, device=base.device)
         fill(wider, tensor, how, generator)
         base.copy_(wider)
     else:
-        _fill_numbers(base, how, generator)
+        base.normal_(generator=generator)
+        if how.form == "sign":
+            base.sign_()
+            base.masked_fill_(base == 0, 1)
+        else:
+            if how.form == "positive":
+                base.abs_()
+            if how.scale != 1:
+                base.mul_(how.scale)
+            if how.shift:
+                base.add_(how.shift)
         if tensor.zeros > 0:
-            mask = torch.rand(base.shape, device=base.device, generator=generator) < tensor.zeros
-            base.masked_fill_(mask, 0)
+            base.masked_fill_(torch.rand(base.shape, device=base.device, generator=generator) < tensor.zeros, 0)
 
 
-def impose(
-    base: torch.Tensor,
-    zeros: float,
-    positive: bool,
-    channels: float,
-    generator: torch.Generator,
-) -> None:
+def impose(base: torch.Tensor, zeros: float, positive: bool, channels: float, generator: torch.Generator) -> None:
     """Changes standard normal values in place.
 
     Args:
@@ -149,37 +148,20 @@ def impose(
 def channel_dimension(tensor: torch.Tensor) -> int | None:
     """The channel dimension of an activation: 1 for (batch, channels, ...), 2 for (batch, tokens, features); otherwise
     None."""
-    if tensor.dim() in (2, 4, 5):
-        return 1
-    return 2 if tensor.dim() == 3 else None
-
-
-def _fill_numbers(base: torch.Tensor, how: Fill, generator: torch.Generator) -> None:
-    base.normal_(generator=generator)
-    if how.form == "sign":
-        base.sign_()
-        base.masked_fill_(base == 0, 1)
-        return
-    if how.form == "positive":
-        base.abs_()
-    if how.scale != 1:
-        base.mul_(how.scale)
-    if how.shift:
-        base.add_(how.shift)
+    return {2: 1, 3: 2, 4: 1, 5: 1}.get(tensor.dim())
 
 
 # ------------------------------------------------------------------------------------------------ modules and functions
 
-_ADDING = frozenset({"add_", "__iadd__", "sub_", "__isub__", "subtract_"})
-_SCALING = frozenset({"mul_", "__imul__", "multiply_", "div_", "__itruediv__", "__idiv__", "divide_", "true_divide_"})
-_NEEDS_POSITIVE = frozenset(
-    {"sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow", "__rpow__", "__rtruediv__", "__pow__"}
+_ADDING = words("add_ __iadd__ sub_ __isub__ subtract_")
+_SCALING = words("mul_ __imul__ multiply_ div_ __itruediv__ __idiv__ divide_ true_divide_")
+_NEEDS_POSITIVE = words("sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__")
+_DIVIDING = words(
+    """
+    div divide true_divide floor_divide remainder fmod __truediv__ __itruediv__ __idiv__ __floordiv__ __ifloordiv__
+    __mod__ __imod__
+    """
 )
-_DIVIDING = frozenset(
-    {"div", "divide", "true_divide", "floor_divide", "remainder", "fmod"}
-    | {f"__{name}__" for name in ("truediv", "itruediv", "idiv", "floordiv", "ifloordiv", "mod", "imod")}
-)
-_INDEXING = frozenset({"__getitem__", "__setitem__"})
 
 
 def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
@@ -197,16 +179,14 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
         if spec.operator == "torch._grouped_mm":  # the last row of each expert
             return Fill("ends", bound=spec.tensors[0].shape[0])
         return Fill("index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index))
-    if tensor.role != "activation" and index not in written:
-        return _weight(spec, index)
-    if written and (in_place := _in_place(spec, index, written)) is not None:
+    concerned = written and (tensor.role == "activation" or index in written)
+    if concerned and (in_place := _in_place(spec, index, written)) is not None:
         return in_place
     if tensor.role != "activation":
         return _weight(spec, index)
     name = spec.operator.rsplit(".", 1)[-1]
-    if name.rstrip("_") in _NEEDS_POSITIVE or name in _NEEDS_POSITIVE or (name == "_scaled_mm" and not tensor.shape):
-        return Fill("positive", shift=0.5)
-    return Fill()
+    positive = {name, name.rstrip("_")} & _NEEDS_POSITIVE or (name == "_scaled_mm" and not tensor.shape)
+    return _POSITIVE if positive else Fill()
 
 
 def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
@@ -225,17 +205,16 @@ def _weight(spec: OperatorTuple, index: int) -> Fill:
     tensor = spec.tensors[index]
     leaf = tensor.name.rsplit(".", 1)[-1]
     name = spec.operator.rsplit(".", 1)[-1]
-    if leaf == "running_var" or name in _NEEDS_POSITIVE or _is_running_var(spec, index):
-        return Fill("positive", scale=0.2, shift=0.9)
+    is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == ({"tensor": index},)
+    if leaf == "running_var" or name in _NEEDS_POSITIVE or is_variance:
+        return _SPREAD
+    return _trained(tensor, leaf == "weight")
+
+
+def _trained(tensor: TensorSpec, is_weight: bool) -> Fill:
     if len(tensor.shape) >= 2:  # this scale keeps the variance of the activations
         return Fill(scale=1 / math.sqrt(max(1, math.prod(tensor.shape[1:]))))
-    if leaf == "weight":
-        return Fill(scale=0.1, shift=1.0)
-    return Fill(scale=0.02)
-
-
-def _is_running_var(spec: OperatorTuple, index: int) -> bool:
-    return spec.operator.endswith("batch_norm") and len(spec.arguments) > 2 and spec.arguments[2] == {"tensor": index}
+    return Fill(scale=0.1, shift=1.0) if is_weight else Fill(scale=0.02)
 
 
 def _in_place(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill | None:
@@ -245,9 +224,7 @@ def _in_place(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill 
         if index not in written:
             return adding_nothing(target)
         scalars = [value for value in spec.arguments if isinstance(value, int | float) and not isinstance(value, bool)]
-        if scalars and scalars[0]:
-            return beyond(scalars[0], target)
-        return None
+        return beyond(scalars[0], target) if scalars and scalars[0] else None
     if name in _SCALING and index not in written:
         return Fill("sign")
     return settled(name)
@@ -262,29 +239,22 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
         table = next(tensor_references(spec.arguments[1]), None)
         if table is not None and spec.tensors[table].shape:
             return spec.tensors[table].shape[0]
-    if name in _INDEXING and len(spec.arguments) > 1:
-        return _getitem_bound(spec, index)
-    others = [tensor.shape for number, tensor in enumerate(spec.tensors) if number != index and tensor.shape]
-    sizes = [size for shape in others for size in shape if size > 0]
-    return max(1, min(sizes, default=128))
-
-
-def _getitem_bound(spec: OperatorTuple, index: int) -> int:
+    if name not in ("__getitem__", "__setitem__") or len(spec.arguments) < 2:
+        sizes = [size for number, one in enumerate(spec.tensors) if number != index for size in one.shape if size > 0]
+        return max(1, min(sizes, default=128))
     indexed = next(tensor_references(spec.arguments[0]), None)
     shape = spec.tensors[indexed].shape if indexed is not None else ()
     key = spec.arguments[1]
     entries = key["tuple"] if isinstance(key, dict) and "tuple" in key else [key]
     dimension = 0
     for position, entry in enumerate(entries):
-        if entry is None or isinstance(entry, bool):
-            continue
         if isinstance(entry, dict) and "ellipsis" in entry:
             rest = sum(1 for later in entries[position + 1 :] if later is not None)
             dimension = max(dimension, len(shape) - rest)
-            continue
-        if entry == {"tensor": index} and dimension < len(shape):
+        elif entry == {"tensor": index} and dimension < len(shape):
             return max(1, shape[dimension])
-        dimension += 1
+        elif entry is not None and not isinstance(entry, bool):
+            dimension += 1
     return max(1, min((size for size in shape if size > 0), default=1))
 
 
@@ -318,7 +288,6 @@ _BY_POSITION = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "
 #: State of random generators, reserved memory of libraries, and counters.
 _STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})
 
-_SPREAD = Fill("positive", scale=0.2, shift=0.9)
 _BY_NAME: dict[str, Fill] = {
     **dict.fromkeys(("running_var", "save_var", "save_invstd", "rstd"), _SPREAD),
     **dict.fromkeys(("exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "saved_norms"), _SPREAD),
@@ -330,15 +299,10 @@ _BY_NAME: dict[str, Fill] = {
     "inv_scale": Fill("near", scale=0.0, shift=1.0),
     "grad_scale": Fill("near", scale=0.0, shift=1.0),
 }
-_POSITIVE = Fill("positive", shift=0.5)
+#: Operators, also in place, and their argument that must be positive.
 _POSITIVE_ARGUMENTS = frozenset(
-    [
-        (f"{name}{end}", "self")
-        for name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow")
-        for end in ("", "_")
-    ]
-    + [(f"div{end}", "other") for end in ("", "_")]
-    + [(f"addcdiv{end}", "tensor2") for end in ("", "_")]
+    {(name, "self") for name in words("sqrt rsqrt log log2 log10 log1p reciprocal pow")}
+    | {("div", "other"), ("addcdiv", "tensor2")}
 )
 
 
@@ -386,7 +350,7 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
     if index in over and (fixed := _fixed_point(spec, name, arguments, tensor)) is not None:
         return fixed
     for argument in arguments:
-        if (name, argument) in _POSITIVE_ARGUMENTS:
+        if (name.removesuffix("_"), argument) in _POSITIVE_ARGUMENTS:
             return _POSITIVE
         if argument in _BY_NAME:
             return _BY_NAME[argument]
@@ -400,11 +364,7 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
         classes = max(1, tensor.shape[plain(arguments_of(spec)["dim"])])
         shift = -math.log(classes) if name.startswith("_log") else 0.0
         return Fill("near", shift=shift) if shift else Fill("positive", scale=1 / classes)
-    if tensor.role == "parameter":
-        if len(tensor.shape) >= 2:  # this scale keeps the variance of the activations
-            return Fill(scale=1 / math.sqrt(max(1, math.prod(tensor.shape[1:]))))
-        return Fill(scale=0.1, shift=1.0) if "weight" in arguments else Fill(scale=0.02)
-    return Fill()
+    return _trained(tensor, "weight" in arguments) if tensor.role == "parameter" else Fill()
 
 
 def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], target: TensorSpec) -> Fill | None:
@@ -415,13 +375,11 @@ def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], targe
     if name in ("add_", "sub_"):
         if "other" in arguments:  # with itself
             return _STAYS_ZERO
-        return beyond(max(map(abs, numbers)), target) if any(numbers) and not _tensors(spec, "other") else None
+        return beyond(max(map(abs, numbers)), target) if any(numbers) else None
     if name in ("mul_", "div_"):
         near_one = 2.0 ** -(MANTISSA_BITS.get(target.dtype, 10) + 2)
         moving = any(abs(abs(number) - 1) > near_one for number in numbers)
-        if "other" in arguments:
-            return Fill("sign")
-        return _STAYS_ZERO if moving and not _tensors(spec, "other") else None
+        return Fill("sign") if "other" in arguments else _STAYS_ZERO if moving else None
     if name in ("addcmul_", "addcdiv_") and {"tensor1", "tensor2"} & set(arguments):
         return _STAYS_ZERO if name == "addcmul_" else _POSITIVE
     return settled("silu" if name == "gelu_" else name)
@@ -449,14 +407,14 @@ def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozens
 
 
 def _numbers(spec: OperatorTuple) -> list[float]:
-    """The scalars that a call adds or multiplies by."""
-    found = []
+    """The scalars that a call adds or multiplies by; none if it adds or multiplies by a tensor."""
+    if _tensors(spec, "other"):
+        return []
+    found: list[Any] = []
     for argument in ("other", "scalar", "scalars"):
         tree = plain(arguments_of(spec).get(argument))
-        for value in tree if isinstance(tree, list) else [tree]:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                found.append(float(value))
-    return found if not _tensors(spec, "other") else []
+        found += tree if isinstance(tree, list) else [tree]
+    return [float(value) for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
 
 
 def _tensors(spec: OperatorTuple, argument: str) -> list[int]:
@@ -511,14 +469,9 @@ def _bound(spec: OperatorTuple, argument: str, position: int) -> int | None:
         sizes = shape("self")
         return sizes[int(call["dim"])] if sizes else 1
     if argument == "indices" and name in _BY_POSITION:
-        before = call["indices"][:position]
-        sizes, dimension = shape("self"), sum(map(lambda entry: _dimensions(spec, entry), before))
+        sizes, dimension = shape("self"), 0
+        for entry in call["indices"][:position]:  # a mask covers as many dimensions as it has
+            masks = [spec.tensors[one] for one in tensor_references(entry)]
+            dimension += len(masks[0].shape) if masks and masks[0].dtype in ("bool", "uint8") else 1
         return sizes[dimension] if dimension < len(sizes) else None
     return None
-
-
-def _dimensions(spec: OperatorTuple, entry: Any) -> int:
-    """How many dimensions an entry of an index covers: a mask covers as many as it has."""
-    mask = next(tensor_references(entry), None)
-    masks = mask is not None and spec.tensors[mask].dtype in ("bool", "uint8")
-    return len(spec.tensors[mask].shape) if mask is not None and masks else 1

@@ -53,31 +53,24 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
         plain = dataclasses.replace(variant, dtype="float32", memory_format="contiguous")
         on_meta = catalog.build(plain, real_buffers=True)
         large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
-        if large or flops * batch / variant.batch > MOST_FLOPS:
-            return _held_only(on_meta, plain)
-        two = dataclasses.replace(plain, batch=batch)
-        model, arguments = catalog.build(two, device="cpu"), catalog.example_inputs(two, device="cpu")
-        try:
-            return watch_values(model, arguments)
-        except FarmError:  # a model with a cache takes only the batch that the cache was made for
-            return _held_only(on_meta, plain)
+        if not large and flops * batch / variant.batch <= MOST_FLOPS:
+            two = dataclasses.replace(plain, batch=batch)
+            model, arguments = catalog.build(two, device="cpu"), catalog.example_inputs(two, device="cpu")
+            # A model with a cache takes only the batch that the cache was made for.
+            with contextlib.suppress(FarmError):
+                return watch_values(model, arguments)
+        found: ObservedValues = defaultdict(list)
 
+        def look(path: str, operator: str, activations: _Tensors, held: _Tensors) -> None:
+            """The initial values of the buffers of a model that is not run."""
+            with _disable_current_modes(), torch.no_grad():
+                entries = _held_entries(activations, held)
+            found[path, operator].append([*[None] * len(activations), *entries] if entries else [])
 
-def _held_only(model: nn.Module, variant: Variant) -> ObservedValues | None:
-    """For a model that is not run: the initial values of its buffers; None if they tell nothing."""
-    found: ObservedValues = defaultdict(list)
-
-    def look(path: str, operator: str, activations: _Tensors, held: _Tensors) -> None:
-        with _disable_current_modes(), torch.no_grad():
-            entries = _held_entries(activations, held)
-        unknown: CallValues = [None] * len(activations)
-        found[path, operator].append(unknown + entries if entries else [])
-
-    try:
-        predict(model, catalog.meta_inputs(variant), watch=look)
-    except FarmError:
-        return None
-    return dict(found) if any(entry for calls in found.values() for entry in calls) else None
+        with contextlib.suppress(FarmError):
+            predict(on_meta, catalog.meta_inputs(plain), watch=look)
+            return dict(found) if any(entry for calls in found.values() for entry in calls) else None
+    return None
 
 
 def watch_values(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> ObservedValues:
@@ -112,28 +105,22 @@ def describe_held(tensor: torch.Tensor) -> dict[str, float]:
         return {}
     values = _sample(tensor)
     found = {"zeros": float(f"{(values == 0).double().mean().item():.4g}")}
-    if 0 < found["zeros"] < 1:
-        found |= _used(tensor.detach())
-    elif not found["zeros"] and bool((values == values[0]).all()):
+    if not found["zeros"] and bool((values == values[0]).all()):
         found["same"] = 1.0
+    if not 0 < found["zeros"] < 1:
+        return found
+    there = tensor.detach()[:1] != 0
+    for dimension in range(1, tensor.dim()):  # all values after the used part are zero, most before are not
+        positions = there.any(tuple(index for index in range(tensor.dim()) if index != dimension)).nonzero()
+        end = int(positions.max()) + 1 if len(positions) else 0
+        if 0 < end < tensor.shape[dimension] and there.narrow(dimension, 0, end).double().mean() > 0.5:
+            return found | {"used": end / tensor.shape[dimension], "used_dimension": dimension}
     return found
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // SAMPLE) | 1].double()  # an odd step visits every channel and position
-
-
-def _used(tensor: torch.Tensor) -> dict[str, float]:
-    """The used part of a dimension other than the first (the samples): all values after it are zero, most before are
-    not."""
-    there = tensor[:1] != 0
-    for dimension in range(1, tensor.dim()):
-        positions = there.any(tuple(index for index in range(tensor.dim()) if index != dimension)).nonzero()
-        end = int(positions.max()) + 1 if len(positions) else 0
-        if 0 < end < tensor.shape[dimension] and there.narrow(dimension, 0, end).double().mean() > 0.5:
-            return {"used": end / tensor.shape[dimension], "used_dimension": dimension}
-    return {}
 
 
 def _between_channels(tensor: torch.Tensor, spread: float) -> float:

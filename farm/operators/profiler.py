@@ -84,20 +84,6 @@ def kernels_between_marks(events: Iterable[Any]) -> list[list[Any]]:
     return between
 
 
-def launched_kernels(run: Callable[[], object], device: torch.device) -> Counter[str]:
-    """The kernels that one run launches on a card, by name. Only the card's side is recorded, which is cheap."""
-    # The first profile of this kind after one of another kind sees nothing, so an empty one is repeated once.
-    return _launched(run, device) or _launched(run, device)
-
-
-def _launched(run: Callable[[], object], device: torch.device) -> Counter[str]:
-    torch.cuda.synchronize(device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize(device)
-    return Counter(event.name for event in profile.events() or [] if is_kernel(event))
-
-
 @functools.cache
 def _is_view(name: str) -> bool:
     # With a mode active, views run under other names (view, _reshape_alias); they cost nothing either way.
@@ -109,34 +95,32 @@ def _has_aten_below(event: Any) -> bool:
     return any(child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children)
 
 
-# ------------------------------------------------------------------------------------------------ watched and unwatched
-
-
 @dataclass(frozen=True)
 class EagerPass:
-    """An eagerly launched pass, if it runs something else than the measured one. For the counters see `WatchedPass`."""
-
-    capture: CapturedPass
-    unobserved: Counter[str]
-    unobserved_times_us: Counter[str]
-
-
-@dataclass(frozen=True)
-class WatchedPass:
-    """A watched pass compared with an unwatched one on a device, both launched as the measured run is.
+    """An eagerly launched pass, if it runs something else than the measured one.
 
     Attributes:
-        unobserved, observed: the innermost aten operators with their input shapes on the CPU, kernel names on CUDA.
-        differences: empty if watching changed nothing.
+        unobserved: the innermost aten operators with their input shapes on the CPU, kernel names on CUDA.
         unobserved_times_us: the time of each kernel in the unwatched pass, summed over its launches; empty on the CPU.
-        eager: None if an eager pass runs the same.
     """
 
     capture: CapturedPass
     unobserved: Counter[str]
+    unobserved_times_us: Counter[str]
+
+
+@dataclass(frozen=True)
+class WatchedPass(EagerPass):
+    """A watched pass compared with an unwatched one on a device, both launched as the measured run is.
+
+    Attributes:
+        observed: as ``unobserved``, of the watched pass.
+        differences: empty if watching changed nothing.
+        eager: None if an eager pass runs the same.
+    """
+
     observed: Counter[str]
     differences: list[str]
-    unobserved_times_us: Counter[str]
     eager: EagerPass | None = None
 
 
@@ -158,9 +142,7 @@ def verify_on_device(
             called while it is made, the counters what runs when it is launched; an eager pass is compared with it.
     """
     device = torch.device(device)
-    ForwardRecorder(
-        model, device.type
-    )  # describes the leaves, which builds modules on meta; the next one finds them built
+    ForwardRecorder(model, device.type)  # builds the leaves on meta; the next one finds them built
     return compare_with_unwatched(
         lambda: model(*args, **(kwargs or {})),
         lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),
@@ -185,35 +167,25 @@ def compare_with_unwatched(
         watch: runs once and returns the capture.
         record: see `verify_on_device`.
     """
-    grad = torch.enable_grad if grad_enabled else torch.no_grad
     found: list[CapturedPass] = []
-
-    def watched_run() -> None:
-        found.append(watch())
-
-    with grad():
+    runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
+    with torch.set_grad_enabled(grad_enabled):
         run()
-    with grad(), Profiled(device) as unwatched:
-        run()
-    eager = unwatched
-    if record is None:
-        with grad(), Profiled(device) as watched:
-            watched_run()
-    else:
-        with grad():
-            recorded, recorded_watched = record(run), record(watched_run)
+        with Profiled(device) as unwatched:
+            run()
+        eager, otherwise = unwatched, None
+        if record is not None:
+            runs = list(map(record, runs))
             with Profiled(device) as unwatched:
-                recorded()
-            with Profiled(device) as watched:
-                recorded_watched()
-    otherwise = None
-    captured = found[0]
-    if eager.counts != unwatched.counts:
-        with grad():
+                runs[0]()
+        with Profiled(device) as watched:
+            runs[1]()
+        if eager.counts != unwatched.counts:
             otherwise = EagerPass(watch(), eager.counts, eager.times_us)
+    before, after = unwatched.counts, watched.counts
     differences = [
-        f"{name}: {unwatched.counts[name]} unobserved, {watched.counts[name]} observed"
-        for name in sorted(unwatched.counts.keys() | watched.counts.keys())
-        if unwatched.counts[name] != watched.counts[name]
+        f"{name}: {before[name]} unobserved, {after[name]} observed"
+        for name in sorted(before.keys() | after.keys())
+        if before[name] != after[name]
     ]
-    return WatchedPass(captured, unwatched.counts, watched.counts, differences, unwatched.times_us, otherwise)
+    return WatchedPass(found[0], before, unwatched.times_us, after, differences, otherwise)

@@ -32,6 +32,7 @@ class Rebuilt:
 
     Attributes:
         spec: what it was built from.
+        storages: by their number in ``spec``.
         tensors: one per entry of ``spec.tensors``.
         in_place: whether it writes one of its inputs. Its values then stay the same over millions of runs (see
             `farm.operators.input_values`).
@@ -51,15 +52,20 @@ class Rebuilt:
         """
         self.spec = spec
         self.device = device
-        self._storages = storages
+        self.storages = storages
         self._elsewhere = elsewhere or {}
-        self.tensors = [_view(spec, index, storages) for index in range(len(spec.tensors))]
-        for index, tensor in enumerate(spec.tensors):
+        self.tensors: list[torch.Tensor] = []
+        for tensor in spec.tensors:
+            view = base = storages[tensor.storage]
+            if not _is_alone(spec, tensor):
+                dtype = dtype_of(tensor.dtype)
+                flat = base if base.dtype == dtype else base.view(dtype)
+                view = flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
             if tensor.role == "parameter" and spec.kind != "aten":  # these run below autograd
                 # As in a model, also under no_grad: matmul folds its batch depending on whether its operand requires
                 # gradients.
-                trained = self.tensors[index].is_floating_point() or self.tensors[index].is_complex()
-                self.tensors[index] = nn.Parameter(self.tensors[index], requires_grad=trained)
+                view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
+            self.tensors.append(view)
         self._target = _target(spec, self.tensors)
         self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
         self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
@@ -72,14 +78,9 @@ class Rebuilt:
         """Calls the operator with another tensor as its first argument, for chains of equal layers."""
         return self._target(activation, *self._arguments[1:], **self._keywords)
 
-    @property
-    def storages(self) -> tuple[torch.Tensor, ...]:
-        """The storages of the tensors, by their number in ``spec``."""
-        return tuple(self._storages)
-
     def memory(self, index: int) -> torch.Tensor:
         """The storage of a tensor: it holds all its elements once, whatever its strides."""
-        return self._storages[self.spec.tensors[index].storage]
+        return self.storages[self.spec.tensors[index].storage]
 
     @property
     def weights(self) -> list[torch.Tensor]:
@@ -93,17 +94,15 @@ class Rebuilt:
     def activation_memory(self) -> list[torch.Tensor]:
         """The storages of the activations, each once."""
         held = _weight_storages(self.spec)
-        return [base for index, base in enumerate(self._storages) if index not in held]
+        return [base for index, base in enumerate(self.storages) if index not in held]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the storages of parameters and buffers, each once."""
-        held = _weight_storages(self.spec)
-        return sum(base.nbytes for index, base in enumerate(self._storages) if index in held)
+        return sum(base.nbytes for base in self.storages) - self.activation_bytes
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of the storages of the activations, each once."""
         return sum(base.nbytes for base in self.activation_memory)
 
     @functools.cached_property
@@ -119,31 +118,25 @@ class Rebuilt:
         """
         held = _weight_storages(self.spec)
         storages = [
-            self._copy(number) if (weights if number in held else activations) else base
-            for number, base in enumerate(self._storages)
+            self._elsewhere.get(number, self._copy)(base) if (weights if number in held else activations) else base
+            for number, base in enumerate(self.storages)
         ]
         return Rebuilt(self.spec, self.device, storages, self._elsewhere)
 
     def placed(self, numbers: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Rebuilt:
         """The same operator, and its replicas, with the storages ``numbers`` where ``copied`` puts them."""
-        storages = [copied(base) if number in numbers else base for number, base in enumerate(self._storages)]
+        storages = [copied(base) if number in numbers else base for number, base in enumerate(self.storages)]
         return Rebuilt(self.spec, self.device, storages, dict.fromkeys(numbers, copied))
 
-    def _copy(self, number: int) -> torch.Tensor:
-        base = self._storages[number]
-        return self._elsewhere[number](base) if number in self._elsewhere else _copy(base, self.spec)
+    def _copy(self, base: torch.Tensor) -> torch.Tensor:
+        on_host = self.spec.kind == "aten" and base.device.type == "cpu" and read_by_host(self.spec)
+        return base.clone().pin_memory() if on_host and base.is_pinned() else base.clone()
 
     def __repr__(self) -> str:
         return f"<Rebuilt {label_of(self.spec)} on {self.device}>"
 
 
-def rebuild(
-    spec: OperatorTuple,
-    device: torch.device | str,
-    *,
-    seed: int = 0,
-    filled: bool = True,
-) -> Rebuilt:
+def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True) -> Rebuilt:
     """Builds the operator with its tensors on ``device``, filled by ``seed``.
 
     Args:
@@ -161,9 +154,13 @@ def rebuild(
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         raise Unmeasurable("rejected", f"{label_of(spec)} needs {needed} bytes.", "No card has as much memory.")
-    storages = [_allocate(spec, number, device) for number in range(len(storage_bytes(spec)))]
+    storages = _allocate(spec, device)
     if filled and device.type != "meta":
-        _fill(spec, storages, device, seed)
+        generator = torch.Generator(device=device).manual_seed(seed)
+        written = written_inputs(spec)
+        with torch.no_grad():
+            for storage, (index, *_) in _users(spec).items():
+                fill(storages[storage], spec.tensors[index], values_for(spec, index, written), generator)
     return Rebuilt(spec, device, storages)
 
 
@@ -176,16 +173,13 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     if spec.kind == "aten":
         return written_by_schema(spec)
     try:
-        storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(storage_bytes(spec)))]
-        trial = Rebuilt(spec, torch.device("meta"), storages)
+        meta = torch.device("meta")
+        trial = Rebuilt(spec, meta, _allocate(spec, meta))
         before = [tensor._version for tensor in trial.tensors]
         with torch.no_grad():
             trial.run()
-        touched = {
-            spec.tensors[index].storage
-            for index, tensor in enumerate(trial.tensors)
-            if tensor._version != before[index]
-        }
+        versions = zip(spec.tensors, trial.tensors, before, strict=True)
+        touched = {one.storage for one, tensor, version in versions if tensor._version != version}
     except Exception:
         in_place = spec.operator.endswith("_") or bool(spec.parameters.get("inplace") or spec.keywords.get("inplace"))
         touched = {spec.activations[0].storage} if in_place and spec.activations else set()
@@ -216,63 +210,40 @@ def _weight_storages(spec: OperatorTuple) -> frozenset[int]:
 
 
 @functools.lru_cache(maxsize=8192)
-def _users(spec: OperatorTuple) -> dict[int, list[TensorSpec]]:
-    """The tensors of each storage."""
-    found: dict[int, list[TensorSpec]] = {}
-    for tensor in spec.tensors:
-        found.setdefault(tensor.storage, []).append(tensor)
+def _users(spec: OperatorTuple) -> dict[int, list[int]]:
+    """The indices of the tensors of each storage."""
+    found: dict[int, list[int]] = {}
+    for index, tensor in enumerate(spec.tensors):
+        found.setdefault(tensor.storage, []).append(index)
     return found
 
 
-def _is_whole(tensor: TensorSpec) -> bool:
-    """Whether the tensor covers its storage exactly once, so that it can be a tensor of its own instead of a view."""
+def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
+    """Whether the tensor is the only one of its storage and covers it exactly once: it is no view."""
     expected = 1
     for step, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
-        if size != 1 and step != expected:
-            return tensor.numel == 0 and tensor.offset == 0
+        if size != 1 and step != expected and tensor.numel:
+            return False
         expected *= size
-    return tensor.offset == 0
+    return tensor.offset == 0 and len(_users(spec)[tensor.storage]) == 1
 
 
-def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.Tensor:
-    """The memory of one storage: the tensor itself if it is the only one, otherwise flat elements of the first
+def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
+    """The memory of each storage: the tensor itself if it is the only one, otherwise flat elements of the first
     dtype."""
-    users = _users(spec)[storage]
-    first = users[0]
-    dtype = dtype_of(first.dtype)
-    if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
-        return torch.empty(first.shape, dtype=dtype, pin_memory=True)  # host and card both read it
-    if len(users) == 1 and _is_whole(first):
-        return torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device)
-    widest = max(user.itemsize_bytes for user in users)
-    size_bytes = -(-storage_bytes(spec)[storage] // widest) * widest
-    return torch.empty(size_bytes // first.itemsize_bytes, dtype=dtype, device=device)
-
-
-def _copy(base: torch.Tensor, spec: OperatorTuple) -> torch.Tensor:
-    on_host = spec.kind == "aten" and base.device.type == "cpu" and bool(read_by_host(spec)) and base.is_pinned()
-    return base.clone().pin_memory() if on_host else base.clone()
-
-
-def _view(spec: OperatorTuple, index: int, storages: list[torch.Tensor]) -> torch.Tensor:
-    tensor = spec.tensors[index]
-    base = storages[tensor.storage]
-    if len(_users(spec)[tensor.storage]) == 1 and _is_whole(tensor):
-        return base
-    dtype = dtype_of(tensor.dtype)
-    flat = base if base.dtype == dtype else base.view(dtype)
-    return flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
-
-
-def _fill(spec: OperatorTuple, storages: list[torch.Tensor], device: torch.device, seed: int) -> None:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    written = written_inputs(spec)
-    filled: set[int] = set()
-    with torch.no_grad():
-        for index, tensor in enumerate(spec.tensors):
-            if tensor.storage not in filled:
-                filled.add(tensor.storage)
-                fill(storages[tensor.storage], tensor, values_for(spec, index, written), generator)
+    made = []
+    for storage, size_bytes in sorted(storage_bytes(spec).items()):
+        users = [spec.tensors[index] for index in _users(spec)[storage]]
+        first, dtype = users[0], dtype_of(users[0].dtype)
+        if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
+            made.append(torch.empty(first.shape, dtype=dtype, pin_memory=True))  # host and card both read it
+        elif _is_alone(spec, first):
+            made.append(torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device))
+        else:
+            widest = max(user.itemsize_bytes for user in users)
+            elements = -(-size_bytes // widest) * widest // first.itemsize_bytes
+            made.append(torch.empty(elements, dtype=dtype, device=device))
+    return made
 
 
 # ------------------------------------------------------------------------------------------------ callable
@@ -288,29 +259,23 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., A
     if spec.kind == "function":
         return operator
     module = _fresh(_prototype(spec))
-    homes = dict(module.named_modules())
-    expected = {name: tuple(tensor.shape) for name, tensor in _own_tensors(module)}
-    given = {tensor.name: tensor.shape for tensor in spec.tensors if tensor.name}
-    if expected != given:
+    homes: dict[str, Any] = dict(module.named_modules())
+    own = (*module.named_parameters(), *module.named_buffers())
+    given = {one.name: (one.shape, tensor) for one, tensor in zip(spec.tensors, tensors, strict=True) if one.name}
+    if {name: tuple(tensor.shape) for name, tensor in own} != {name: shape for name, (shape, _) in given.items()}:
         raise TupleRejected(
             f"The tensors of this {spec.short_name} are not those of its parameters.", "Capture the model again."
         )
-    for tensor, description in zip(tensors, spec.tensors, strict=True):
-        if description.name:
-            path, _, name = description.name.rpartition(".")
-            home: Any = homes[path]
-            place = home._parameters if name in home._parameters else home._buffers
-            if place is home._parameters and not isinstance(tensor, nn.Parameter):
-                raise TupleRejected(f"'{description.name}' is a parameter.", "Capture the model again.")
-            place[name] = tensor
+    for full_name, (_, tensor) in given.items():
+        path, _, name = full_name.rpartition(".")
+        place = homes[path]._parameters if name in homes[path]._parameters else homes[path]._buffers
+        if place is homes[path]._parameters and not isinstance(tensor, nn.Parameter):
+            raise TupleRejected(f"'{full_name}' is a parameter.", "Capture the model again.")
+        place[name] = tensor
     for home in homes.values():
         if isinstance(home, nn.RNNBase):
             home._flat_weights = [home._parameters[name] for name in home._flat_weights_names]
     return module.train(spec.training)
-
-
-def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,8 @@ mode sees every aten operator, so none is missed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 
 class Recorder:
-    """Follows one pass of ``model``. Subclasses decide who owns the slot and what becomes a call."""
+    """Follows one pass of ``model``. Subclasses decide who owns the slot and what becomes a call; their functions
+    ``call_module``, ``call_function`` and ``call_aten`` are called instead of what they are given, and run it."""
 
     def __init__(self, model: nn.Module, device_type: str, around: Around | None = None) -> None:
         self.device_type = device_type
@@ -45,27 +47,6 @@ class Recorder:
         self.overlaps: list[str] = []
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
-
-    # The three are called instead of what they are given, and run it.
-
-    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    @contextlib.contextmanager
-    def watching_modules(self) -> Iterator[None]:
-        original = nn.Module.__call__
-
-        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self.call_module(original, module, args, kwargs)
-
-        with replaced(nn.Module, "__call__", watched):
-            yield
 
     def describe(
         self,
@@ -84,8 +65,7 @@ class Recorder:
         """
         arguments = tuple(encode(value, table) for value in args)
         keywords = {key: encode(value, table) for key, value in kwargs.items()}
-        storages = table.storages()
-        layouts = table.layouts(storages)
+        layouts, storages = table.layouts()
         key = repr((name, kind, parameters, arguments, keywords, training)), layouts
         if key not in self._specs:
             tensors = tuple(TensorSpec(*layout) for layout in layouts)
@@ -95,14 +75,16 @@ class Recorder:
     def add_call(self, call: CapturedCall, spec: OperatorTuple) -> None:
         self.tuples.setdefault(spec.id, spec)
         self.calls.append(call)
-        self.storages.use(call.index, (*call.reads, *call.writes))
+        for number in dict.fromkeys((*call.reads, *call.writes)):
+            self.storages.uses[number].append(call.index)
 
     def captured_pass(self, **more: Any) -> CapturedPass:
         """What was recorded; ``more`` are the fields of `CapturedPass` that this class does not record."""
+        stored = zip(self.storages.tensors, self.storages.uses, strict=True)
         return CapturedPass(
             tuples=self.tuples,
             calls=tuple(self.calls),
-            tensors=self.storages.result(),
+            tensors=tuple(dataclasses.replace(tensor, uses=tuple(uses)) for tensor, uses in stored),
             gaps=tuple(self.gaps),
             overlaps=tuple(self.overlaps),
             device_type=self.device_type,
@@ -119,63 +101,56 @@ class Storages:
         self.numbers: dict[int, int] = {}  # of live storages, by their address
         self.references: list[StorageWeakRef] = []  # a weak reference keeps the address from being used again
         self.held: set[int] = set()  # numbers of storages that are not known to be released
-        self.facts: list[dict[str, Any]] = []  # the fields of each `CapturedTensor` but its number
+        self.tensors: list[CapturedTensor] = []  # without their uses
+        self.uses: list[list[int]] = []
         self.integers: dict[int, torch.UntypedStorage] = {}
 
     def add(self, tensor: torch.Tensor, name: str, role: str, born: int = -1) -> int:
         """The number of the tensor's storage, which is added if it is new."""
         key = storage_key(tensor)
         if key not in self.numbers:
-            storage = tensor.untyped_storage()
-            self.numbers[key] = len(self.facts)
+            storage, number = tensor.untyped_storage(), len(self.tensors)
+            self.numbers[key] = number
             self.references.append(StorageWeakRef(storage))
-            self.held.add(len(self.facts))
-            self.facts.append(
-                {
-                    "name": name,
-                    "role": role,
-                    "shape": tuple(map(int, tensor.shape)),
-                    "dtype": str(tensor.dtype).removeprefix("torch."),
-                    "size_bytes": storage.nbytes(),
-                    "born": born,
-                    "released": None,
-                    "uses": [],
-                }
-            )
+            self.held.add(number)
+            shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
+            self.tensors.append(CapturedTensor(number, name, role, shape, dtype, storage.nbytes(), born, None, ()))
+            self.uses.append([])
         return self.numbers[key]
 
-    def use(self, index: int, numbers: Iterable[int]) -> None:
-        for number in dict.fromkeys(numbers):
-            self.facts[number]["uses"].append(index)
-
-    def result(self) -> tuple[CapturedTensor, ...]:
-        return tuple(
-            CapturedTensor(number, **{**facts, "uses": tuple(facts["uses"])}) for number, facts in enumerate(self.facts)
-        )
+    def change(self, number: int, **values: Any) -> None:
+        """Sets fields of a tensor."""
+        self.tensors[number] = dataclasses.replace(self.tensors[number], **values)
 
 
 class WatchedFunctions(TorchFunctionMode):
-    """Passes each call of a public function to a recorder."""
+    """Passes each call of a public function to ``call(function, args, kwargs)``."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, call: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()
-        self.recorder = recorder
+        self.call = call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.recorder.call_function(func, args, kwargs or {})
+        return self.call(func, args, kwargs or {})
 
 
 class WatchedOperators(TorchDispatchMode):
-    """Passes each aten operator to a recorder."""
+    """Passes each aten operator to ``call(operator, args, kwargs)``."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, call: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()
-        self.recorder = recorder
+        self.call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # the most frequent call on fake tensors; it runs nothing
             return args[0].device
-        return self.recorder.call_aten(func, args, kwargs or {})
+        return self.call(func, args, kwargs or {})
+
+
+def watched_modules(call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """While active, passes each call of a module to ``call(original, module, args, kwargs)``."""
+    original = nn.Module.__call__
+    return replaced(nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs))
 
 
 @contextlib.contextmanager

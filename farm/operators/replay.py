@@ -10,31 +10,20 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from farm.errors import FarmError
 from farm.operators.allow_list import RETURNS_TO_HOST, read_by_host
-from farm.operators.capture import capture
+from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.captured import CallTrace, CapturedPass
 from farm.operators.encoding import storage_key, tensors_in
 from farm.operators.rebuild import rebuild, storage_bytes
 from farm.types.label import label_of
 from farm.types.memory_tiers import configurations
 from farm.types.tuple import OperatorTuple, parse
-
-
-class _Once(nn.Module):
-    def __init__(self, run: Callable[[], Any]) -> None:
-        super().__init__()
-        self._run = run
-
-    def forward(self) -> Any:
-        return self._run()
 
 
 def replay(
@@ -51,7 +40,7 @@ def replay(
     device = torch.device(device)
     with FakeTensorMode() if fake else contextlib.nullcontext():
         built = rebuild(spec, device, filled=not fake)
-        found = capture(_Once(built.run), (), device_type=device.type, grad_enabled=grad_enabled)
+        found = capture(FunctionAsModel(built.run), (), device_type=device.type, grad_enabled=grad_enabled)
     if len(found.calls) != 1:
         return CallTrace(tuple(found.operators.elements()), ())
     return found.traces[found.calls[0].tuple_id]
@@ -71,21 +60,17 @@ def mismatches(
     for tuple_id, spec in found.tuples.items():
         if only is not None and tuple_id not in only:
             continue
+        fake = device is None and spec.operator not in RETURNS_TO_HOST
+        on = found.device_type if fake else device or "cpu"
         try:
             parsed = parse(json.loads(json.dumps(spec.to_json())))
-            if device is None and spec.operator not in RETURNS_TO_HOST:
-                trace = replay(parsed, found.device_type, fake=True, grad_enabled=found.grad_enabled)
-            else:
-                trace = replay(parsed, device or "cpu", grad_enabled=found.grad_enabled)
+            trace = replay(parsed, on, fake=fake, grad_enabled=found.grad_enabled)
         except FarmError as error:
             different.append(f"{label_of(spec)}: {error.message}")
             continue
         if trace != found.traces[tuple_id]:
             different.append(f"{label_of(spec)}: {found.traces[tuple_id]} in the model, {trace} rebuilt")
     return different
-
-
-# ------------------------------------------------------------------------------------------------ outputs
 
 
 def output_shapes(spec: OperatorTuple) -> list[list[int]] | None:
@@ -98,30 +83,21 @@ def output_shapes(spec: OperatorTuple) -> list[list[int]] | None:
     )
 
 
-@dataclass(frozen=True)
-class Offloadable:
-    """What of a tuple can be in slow memory: ``inputs`` are numbers of storages, ``outputs`` is a count of storages
-    that a call makes and returns."""
-
-    inputs: tuple[int, ...]
-    outputs: int
-
-
 @functools.lru_cache(maxsize=8192)
-def offloadable(spec: OperatorTuple) -> Offloadable:
-    """What of a tuple can be in slow memory. An operator that does not run on fake tensors has no such outputs."""
+def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
+    """What of a tuple can be in slow memory: the numbers of input storages, and the count of storages that a call makes
+    and returns. An operator that does not run on fake tensors has no such outputs."""
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
     inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
     outputs = _on_fake_tensors(
         spec, lambda given, output: len(new_storages(output, frozenset(map(storage_key, given))))
     )
-    return Offloadable(inputs, outputs or 0)
+    return inputs, outputs or 0
 
 
 def placements_of(spec: OperatorTuple, which: str) -> list[str]:
     """The placements of a tuple's storages that ``which`` names, see `farm.types.memory_tiers.configurations`."""
-    found = offloadable(spec)
-    return configurations(found.inputs, found.outputs, which)
+    return configurations(*offloadable(spec), which)
 
 
 def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:

@@ -92,12 +92,8 @@ def roofline_of(
     """
     peaks = data_sheet(card_kind, card_model)
     measured = fingerprint or {}
-    if dtype in ("float16", "bfloat16"):
-        rate, key = peaks.half, dtype
-    elif tf32:
-        rate, key = peaks.tf32, "tf32"
-    else:
-        rate, key = peaks.float32, "float32"
+    key = dtype if dtype in ("float16", "bfloat16") else "tf32" if tf32 else "float32"
+    rate = peaks.half if key == dtype != "float32" else peaks.tf32 if tf32 else peaks.float32
     return Roofline(
         flops_per_s=_positive((measured.get("matmul_flops_per_s") or {}).get(key), rate),
         bytes_per_s=_positive(measured.get("copy_bytes_per_s"), peaks.bytes_per_s),

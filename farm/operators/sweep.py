@@ -7,10 +7,8 @@ such an operator. Names are checked without torch: a wrong measurement file is r
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
@@ -24,18 +22,6 @@ if TYPE_CHECKING:
 _PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
 #: Combinations per batch. The first batch is small, so that a card soon has work.
 FIRST_BATCH, BATCH = 100, 1000
-
-
-@dataclass(frozen=True)
-class _Skipped:
-    """Combinations that PyTorch refuses for one kind of reason; ``example`` and ``reason`` are of the first."""
-
-    count: int
-    example: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.reason} ({'such as ' if self.count > 1 else ''}{self.example})"
 
 
 class Expansion:
@@ -54,12 +40,15 @@ class Expansion:
         self.sweep = sweep
         self.tried = 0
         self._found: set[str] = set()
-        self._skipped: dict[str, _Skipped] = {}
+        self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
 
     @property
     def skipped(self) -> dict[str, int]:
         """How many combinations PyTorch refused, by reason with an example."""
-        return {str(one): one.count for one in self._skipped.values()}
+        return {
+            f"{reason} ({'such as ' if count > 1 else ''}{example})": count
+            for count, reason, example in self._skipped.values()
+        }
 
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """The different tuples with their costs. No batch is empty.
@@ -74,16 +63,23 @@ class Expansion:
 
         recipe = RECIPES[self.sweep.operator]
         builder = Builder(self.sweep.operator, recipe)
-        axes = list(self.sweep.grid.values())
-        step = _step(self.sweep.size)
+        step = round(self.sweep.size * 0.618) if self.sweep.size > FIRST_BATCH else 1  # near the golden ratio
+        while math.gcd(step, self.sweep.size) > 1:  # so that each combination is visited once
+            step += 1
         batch: dict[OperatorTuple, Cost] = {}
-        for number in range(self.sweep.size):
-            values = {**recipe.names, **dict(zip(self.sweep.grid, _combination(axes, number * step), strict=True))}
+        for place in range(0, self.sweep.size * step, step):
+            values = dict(recipe.names)
+            for name, axis in reversed(self.sweep.grid.items()):  # the last axis varies fastest
+                place, index = divmod(place, len(axis))
+                values[name] = axis[index]
             self.tried += 1
             try:
                 spec, cost = builder.build(values)
             except Impossible as refusal:
-                self._skip(refusal.kind, str(refusal), values)
+                varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or self.sweep.grid
+                example = ", ".join(f"{name} {_size_text(values[name])}" for name in varied)
+                count, *first = self._skipped.get(refusal.kind, (0, str(refusal), example))
+                self._skipped[refusal.kind] = count + 1, *first
             else:
                 if spec.id not in self._found:
                     self._found.add(spec.id)
@@ -94,36 +90,11 @@ class Expansion:
         if batch:
             yield batch
         if not self._found:
-            reason = next(map(str, self._skipped.values()), "the grid is empty")
+            reason = next(iter(self.skipped), "the grid is empty")
             raise UsageError(
                 f"None of the {self.sweep.size} combinations of {self.sweep} is possible: {reason}.",
                 "Correct the grid.",
             )
-
-    def _skip(self, kind: str, reason: str, values: Mapping[str, Any]) -> None:
-        if (first := self._skipped.get(kind)) is None:
-            varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or list(self.sweep.grid)
-            first = _Skipped(0, ", ".join(f"{name} {_size_text(values[name])}" for name in varied), reason)
-        self._skipped[kind] = dataclasses.replace(first, count=first.count + 1)
-
-
-def _step(size: int) -> int:
-    """The step from one combination to the next; it is coprime to ``size``, so each is visited once."""
-    if size <= FIRST_BATCH:
-        return 1
-    step = round(size * 0.618)  # near the golden ratio, which fills a range evenly
-    while math.gcd(step, size) > 1:
-        step += 1
-    return step
-
-
-def _combination(axes: Sequence[Sequence[Any]], number: int) -> list[Any]:
-    """The values of a combination; the last axis varies fastest, and numbers beyond the last start again."""
-    values = []
-    for axis in reversed(axes):
-        number, place = divmod(number, len(axis))
-        values.append(axis[place])
-    return values[::-1]
 
 
 def check_names(sweep: Sweep) -> None:
@@ -149,39 +120,33 @@ def check_names(sweep: Sweep) -> None:
         )
     for name, values in sweep.grid.items():
         for value in values:
-            _check_value(sweep.operator, name, value, names[name])
+            if problem := _problem(sweep.operator, name, value, names[name]):
+                text = f"{name} of a {sweep.operator} sweep is {value!r}; it must be {problem}."
+                raise UsageError(text, "Correct the grid.")
 
 
 def _size_text(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _check_value(operator: str, name: str, value: Any, default: Any) -> None:
-    def wrong(what: str) -> UsageError:
-        return UsageError(f"{name} of a {operator} sweep is {value!r}; it must be {what}.", "Correct the grid.")
-
-    if name == "dtype":
-        if value not in (dtypes := RECIPES[operator].dtypes):
-            raise wrong(f"one of {', '.join(dtypes)}")
-    elif name == "out_dtype":
-        if value not in DTYPES:
-            raise wrong(f"one of {', '.join(DTYPES)}")
-    elif name == "zeros":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise wrong("a share from 0 to 1")
-    elif isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise wrong("true or false")
-    elif isinstance(default, float):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise wrong("a number")
-    elif name == "padding" and value in ("same", "valid"):
-        return
-    elif not (value is None and default is None):
-        numbers = value if isinstance(value, list | tuple) else [value]
-        if not numbers or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
-            raise wrong("a whole number, or a pair of them")
-        if name != "dim" and any(number < 0 for number in numbers):
-            raise wrong("at least 0")
-        if isinstance(value, list | tuple) and name not in _PAIRS:
-            raise wrong("a single whole number")
+def _problem(operator: str, name: str, value: Any, default: Any) -> str:
+    """What a value of the grid must be; "" if it is that."""
+    several = isinstance(value, list | tuple)
+    numbers = value if several else [value]
+    if name in ("dtype", "out_dtype"):
+        dtypes = RECIPES[operator].dtypes if name == "dtype" else DTYPES
+        return "" if value in dtypes else f"one of {', '.join(dtypes)}"
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "zeros":
+            return "" if is_number and 0 <= value <= 1 else "a share from 0 to 1"
+        return "" if is_number else "a number"
+    if (name == "padding" and value in ("same", "valid")) or (value is None and default is None):
+        return ""
+    if not numbers or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+        return "a whole number, or a pair of them"
+    if name != "dim" and min(numbers) < 0:
+        return "at least 0"
+    return "a single whole number" if several and name not in _PAIRS else ""

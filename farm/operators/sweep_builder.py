@@ -9,9 +9,9 @@ the first combination of a structure, or if PyTorch refuses a combination, the c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError, Unmeasurable
 from farm.operators.allow_list import ALLOWED_OPERATORS
-from farm.operators.capture import capture
+from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.encoding import NotEncodable, TensorTable, dtype_of, leaf_parameters
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
@@ -41,19 +41,6 @@ class Impossible(Exception):
         return re.sub(r"[(\[][\d\sx,]+[)\]]|-?\d+", "…", str(self))
 
 
-class _Function(torch.nn.Module):
-    """A function with its keywords, as a model would call it."""
-
-    def __init__(self, function: Any, keywords: Mapping[str, Any], as_list: bool) -> None:
-        super().__init__()
-        self.function = function
-        self.keywords = dict(keywords)
-        self.as_list = as_list
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*([inputs] if self.as_list else inputs), **self.keywords)
-
-
 class _SelfAttention(torch.nn.Module):
     """Self-attention of one sequence: the same tensor three times, which decides the path that PyTorch takes."""
 
@@ -65,30 +52,14 @@ class _SelfAttention(torch.nn.Module):
         return self.attention(sequence, sequence, sequence, need_weights=False)[0]
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The captured combination of a structure; ``written`` are the indices of the tensors that the operator writes."""
-
-    spec: OperatorTuple
-    written: frozenset[int]
-
-
-@dataclass(frozen=True)
-class _Combination:
-    """One combination, built on meta: the module, its leaf (None for a function) and the inputs."""
-
-    module: torch.nn.Module
-    leaf: torch.nn.Module | None
-    inputs: tuple[torch.Tensor, ...]
-
-
 class Builder:
     """Builds the tuples of one operator's combinations."""
 
     def __init__(self, operator: str, recipe: SweepRecipe) -> None:
         self.operator = operator
         self.recipe = recipe
-        self._samples: dict[Any, _Sample | None] = {}  # by structure; None if every combination needs a capture
+        #: The captured combination of each structure; None if every combination needs a capture.
+        self._samples: dict[Any, OperatorTuple | None] = {}
         self._modules: dict[Any, torch.nn.Module] = {}
 
     def build(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
@@ -106,18 +77,19 @@ class Builder:
         else:
             spec, costs = self.build_by_capture(values)
             if structure not in self._samples:
-                sample = _Sample(spec, written_inputs(spec))
-                self._samples[structure] = sample if self._like(sample, values) == (spec, costs) else None
+                self._samples[structure] = spec if self._like(spec, values) == (spec, costs) else None
         return with_zeros(spec, float(values["zeros"])), costs
 
     def build_by_capture(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
         """As `build`, in the way a model's tuples are made, and without the share of zeros."""
         try:
-            made = self._combination(values)
+            module, inputs = self._combination(values)
             with torch.device("meta"), torch.no_grad():
-                captured = capture(made.module, made.inputs)
+                captured = capture(module, inputs)
         except (*_REFUSALS, CaptureError) as error:
-            raise Impossible(_reason(error)) from error
+            cause = error.__cause__ if isinstance(error, CaptureError) and error.__cause__ is not None else error
+            line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+            raise Impossible(line[:200].rstrip(" .")) from error
         if len(captured.tuples) != 1:
             raise Impossible(f"it runs {len(captured.tuples)} operators instead of one")
         (spec,) = captured.tuples.values()
@@ -126,18 +98,27 @@ class Builder:
         except Unmeasurable as refusal:
             raise Impossible("no card has the memory that it needs") from refusal
 
-    def _like(self, sample: _Sample, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
-        """The tuple and its cost, described after the sample of its structure; None if PyTorch refuses."""
+    def _like(self, sample: OperatorTuple, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
+        """The tuple and its cost, described after the sample of its structure: only sizes differ. None if PyTorch
+        refuses."""
+        table = TensorTable({})
         try:
-            made = self._combination(values)
+            module, inputs = self._combination(values)
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                out = made.module(*made.inputs)
-            spec, tensors = _describe(sample.spec, made)
+                out = module(*inputs)
+            if not self.recipe.function:
+                module = getattr(module, "attention", module)
+                table.add_module(module)
+            for tensor in inputs:
+                table.add(tensor)
+            tensors = tuple(TensorSpec(*layout) for layout in table.layouts()[0])
+            parameters = {} if self.recipe.function else leaf_parameters(module)
         except (*_REFUSALS, NotEncodable):
             return None
+        spec = dataclasses.replace(sample, parameters=parameters, tensors=tensors)
         if needed_bytes(spec) > MOST_BYTES:
             return None
-        return spec, cost_of_run(spec, counter.get_total_flops(), tensors, out, sample.written)
+        return spec, cost_of_run(spec, counter.get_total_flops(), table.tensors, out, written_inputs(sample))
 
     def _structure(self, values: Mapping[str, Any]) -> Any:
         """What decides how the operator is captured; sizes only decide whether PyTorch takes them."""
@@ -146,7 +127,8 @@ class Builder:
         ranks = tuple(len(shape) for shape in self.recipe.inputs(values))
         return values["dtype"], repr(sorted(fixed.items())), ranks
 
-    def _combination(self, values: Mapping[str, Any]) -> _Combination:
+    def _combination(self, values: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+        """The module of one combination and its inputs, on meta."""
         dtype = dtype_of(values["dtype"])
         given = self.recipe.given(values).items()
         parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
@@ -156,28 +138,13 @@ class Builder:
                 self._modules.clear()
             with torch.device("meta"):
                 module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
-        shapes = self.recipe.inputs(values)
-        inputs = tuple(self._input(number, shape, dtype) for number, shape in enumerate(shapes))
-        leaf = None if self.recipe.function else getattr(module, "attention", module)
-        return _Combination(module, leaf, inputs)
-
-    def _input(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
-        transposed = number in self.recipe.transposed
-        made = torch.empty(shape[::-1] if transposed else shape, dtype=dtype_of(own) if own else dtype, device="meta")
-        return made.t() if transposed else made
-
-
-def _describe(like: OperatorTuple, made: _Combination) -> tuple[OperatorTuple, list[torch.Tensor]]:
-    """The tuple of a call that differs from ``like`` in sizes only, and its tensors in order."""
-    table = TensorTable({})
-    if made.leaf is not None:
-        table.add_module(made.leaf)
-    for tensor in made.inputs:
-        table.add(tensor)
-    tensors = tuple(TensorSpec(*layout) for layout in table.layouts(table.storages()))
-    parameters = {} if made.leaf is None else leaf_parameters(made.leaf)
-    return dataclasses.replace(like, parameters=parameters, tensors=tensors), table.tensors
+        inputs = []
+        for number, shape in enumerate(self.recipe.inputs(values)):
+            own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
+            one = torch.empty(shape, dtype=dtype_of(own) if own else dtype, device="meta")
+            # Stored column by column.
+            inputs.append(one.new_empty(shape[::-1]).t() if number in self.recipe.transposed else one)
+        return module, tuple(inputs)
 
 
 def _is_size(value: Any) -> bool:
@@ -191,11 +158,11 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
     if not zeros:
         return spec
 
-    def has_zeros(tensor: TensorSpec) -> bool:
-        return tensor.role == "activation" and tensor.dtype != "int64" and bool(tensor.shape)
-
     tensors = tuple(
-        dataclasses.replace(tensor, zeros=zeros) if has_zeros(tensor) else tensor for tensor in spec.tensors
+        dataclasses.replace(one, zeros=zeros)
+        if one.role == "activation" and one.dtype != "int64" and one.shape
+        else one
+        for one in spec.tensors
     )
     return dataclasses.replace(spec, tensors=tensors)
 
@@ -203,16 +170,9 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
 def _module(operator: str, recipe: SweepRecipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
     if recipe.function:
         keywords = {**parameters, **({"out_dtype": dtype_of(out)} if (out := parameters.get("out_dtype")) else {})}
-        return _Function(ALLOWED_OPERATORS[recipe.function], keywords, recipe.as_list)
+        function = functools.partial(ALLOWED_OPERATORS[recipe.function], **keywords)
+        return FunctionAsModel((lambda *inputs: function(inputs)) if recipe.as_list else function)
     if operator == "MultiheadAttention":
         return _SelfAttention(parameters)
     module: torch.nn.Module = ALLOWED_OPERATORS[f"torch.nn.{operator}"](**parameters)
     return module
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of PyTorch's message."""
-    if isinstance(error, CaptureError) and error.__cause__ is not None:
-        error = error.__cause__
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line[:200].rstrip(" .")

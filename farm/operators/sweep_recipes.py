@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,11 +65,6 @@ def _tokens(features: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...
     return shapes
 
 
-def _on_images(parameters: Mapping[str, Any] | None = None) -> SweepRecipe:
-    """An activation function or a pool of images."""
-    return SweepRecipe(parameters or {}, _IMAGE, _image("channels"))
-
-
 def _attention(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Query, key and value: the queries are the newest tokens of a sequence; the cache holds the earlier ones."""
     length = values["cache"] + values["tokens"]
@@ -80,58 +76,40 @@ def _heads(values: Mapping[str, Any]) -> tuple[int, ...]:
     return values["batch"], values["heads"], values["tokens"], values["head_features"]
 
 
-def _image_or_heads(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Two equal shapes: images, or queries of many heads if tokens are given."""
-    return (_heads(values),) * 2 if values["tokens"] else _image("channels")(values) * 2
-
-
-def _rotated(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """As `_image_or_heads`, but all heads of a token are rotated by the same angles."""
-    one, other = _image_or_heads(values)
-    return one, ((other[0], 1, *other[2:]) if values["tokens"] else other)
+def _image_or_heads(values: Mapping[str, Any], *, rotated: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Two equal shapes: images, or queries of many heads if tokens are given; with ``rotated`` all heads of a token are
+    rotated by the same angles."""
+    if not values["tokens"]:
+        return _image("channels")(values) * 2
+    one = _heads(values)
+    return one, ((one[0], 1, *one[2:]) if rotated else one)
 
 
 _IMAGE: dict[str, Any] = {"batch": 1, "channels": 64, "image_size": 56}
-_CONVOLUTION: dict[str, Any] = {
-    "in_channels": REQUIRED,
-    "out_channels": REQUIRED,
-    "kernel_size": 1,
-    "stride": 1,
-    "padding": 0,
-    "dilation": 1,
-    "groups": 1,
-    "bias": True,
-}
+_ROWS: dict[str, Any] = {"batch": 1, "tokens": 0}
+_SCORES: dict[str, Any] = {"batch": 1, "tokens": 197, "features": 197}
+_CONVOLUTION: dict[str, Any] = {"in_channels": REQUIRED, "out_channels": REQUIRED, "kernel_size": 1}
+_CONVOLUTION |= {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
+_PRODUCT: dict[str, Any] = {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED}
 _HEADS: dict[str, Any] = {"heads": 12, "tokens": 0, "head_features": 64}
+_KEYS: dict[str, Any] = {"batch": 1, "heads": 12, "tokens": 128, "head_features": 64}
 _ANGLES: dict[str, Any] = {"batch": 1, "tokens": 128, "head_features": 64}
-_NORM: dict[str, Any] = {"num_features": REQUIRED, "eps": 1e-5, "affine": True}
+_LINEAR: dict[str, Any] = {"in_features": REQUIRED, "out_features": REQUIRED, "bias": True}
+_NORM: dict[str, Any] = {"eps": 1e-5, "affine": True}
+_ROW_NORM: dict[str, Any] = {"normalized_shape": REQUIRED, "eps": 1e-5, "elementwise_affine": True}
+_SIZE: dict[str, Any] = {"batch": 1, "image_size": 56}
+_POOL: dict[str, Any] = {"kernel_size": 2, "stride": None, "padding": 0}
 
 RECIPES: dict[str, SweepRecipe] = {
-    "Conv2d": SweepRecipe(_CONVOLUTION, {"batch": 1, "image_size": 56}, _image("in_channels")),
-    "ConvTranspose2d": SweepRecipe(
-        {**_CONVOLUTION, "output_padding": 0}, {"batch": 1, "image_size": 56}, _image("in_channels")
-    ),
-    "Linear": SweepRecipe(
-        {"in_features": REQUIRED, "out_features": REQUIRED, "bias": True},
-        {"batch": 1, "tokens": 0},
-        _tokens("in_features"),
-    ),
-    "BatchNorm2d": SweepRecipe(_NORM, {"batch": 1, "image_size": 56}, _image("num_features")),
+    "Conv2d": SweepRecipe(_CONVOLUTION, _SIZE, _image("in_channels")),
+    "ConvTranspose2d": SweepRecipe({**_CONVOLUTION, "output_padding": 0}, _SIZE, _image("in_channels")),
+    "Linear": SweepRecipe(_LINEAR, _ROWS, _tokens("in_features")),
+    "BatchNorm2d": SweepRecipe({"num_features": REQUIRED, **_NORM}, _SIZE, _image("num_features")),
     "GroupNorm": SweepRecipe(
-        {"num_groups": REQUIRED, "num_channels": REQUIRED, "eps": 1e-5, "affine": True},
-        {"batch": 1, "image_size": 56},
-        _image("num_channels"),
+        {"num_groups": REQUIRED, "num_channels": REQUIRED, **_NORM}, _SIZE, _image("num_channels")
     ),
-    "LayerNorm": SweepRecipe(
-        {"normalized_shape": REQUIRED, "eps": 1e-5, "elementwise_affine": True},
-        {"batch": 1, "tokens": 0},
-        _tokens("normalized_shape"),
-    ),
-    "RMSNorm": SweepRecipe(
-        {"normalized_shape": REQUIRED, "eps": 1e-6, "elementwise_affine": True},
-        {"batch": 1, "tokens": 0},
-        _tokens("normalized_shape"),
-    ),
+    "LayerNorm": SweepRecipe(_ROW_NORM, _ROWS, _tokens("normalized_shape")),
+    "RMSNorm": SweepRecipe({**_ROW_NORM, "eps": 1e-6}, _ROWS, _tokens("normalized_shape")),
     "MultiheadAttention": SweepRecipe(
         {"embed_dim": REQUIRED, "num_heads": 1, "bias": True},
         {"batch": 1, "tokens": 197},
@@ -143,30 +121,28 @@ RECIPES: dict[str, SweepRecipe] = {
         lambda values: ((values["batch"], values["tokens"]),),
         input_dtypes=("int64",),
     ),
-    "MaxPool2d": _on_images({"kernel_size": 2, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}),
-    "AvgPool2d": _on_images({"kernel_size": 2, "stride": None, "padding": 0, "ceil_mode": False}),
-    "AdaptiveAvgPool2d": _on_images({"output_size": 1}),
-    **dict.fromkeys(("ReLU", "ReLU6", "SiLU", "Hardswish", "Hardsigmoid"), _on_images({"inplace": False})),
-    **dict.fromkeys(("GELU", "Sigmoid", "Tanh"), _on_images()),
-    "Softmax": SweepRecipe({"dim": -1}, {"batch": 1, "tokens": 197, "features": 197}, _tokens("features")),
+    "MaxPool2d": SweepRecipe({**_POOL, "dilation": 1, "ceil_mode": False}, _IMAGE, _image("channels")),
+    "AvgPool2d": SweepRecipe({**_POOL, "ceil_mode": False}, _IMAGE, _image("channels")),
+    "AdaptiveAvgPool2d": SweepRecipe({"output_size": 1}, _IMAGE, _image("channels")),
+    **dict.fromkeys(
+        ("ReLU", "ReLU6", "SiLU", "Hardswish", "Hardsigmoid"),
+        SweepRecipe({"inplace": False}, _IMAGE, _image("channels")),
+    ),
+    **dict.fromkeys(("GELU", "Sigmoid", "Tanh"), SweepRecipe({}, _IMAGE, _image("channels"))),
+    "Softmax": SweepRecipe({"dim": -1}, _SCORES, _tokens("features")),
     "matmul": SweepRecipe(
         {},
-        {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
+        _PRODUCT,
         lambda values: ((values["m"], values["k"]), (values["k"], values["n"])),
         function="torch.matmul",
     ),
     "bmm": SweepRecipe(
         {},
-        {"batch": 1, "m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
+        {"batch": 1, **_PRODUCT},
         lambda values: ((values["batch"], values["m"], values["k"]), (values["batch"], values["k"], values["n"])),
         function="torch.bmm",
     ),
-    "softmax": SweepRecipe(
-        {"dim": -1},
-        {"batch": 1, "tokens": 197, "features": 197},
-        _tokens("features"),
-        function="torch.nn.functional.softmax",
-    ),
+    "softmax": SweepRecipe({"dim": -1}, _SCORES, _tokens("features"), function="torch.nn.functional.softmax"),
     "scaled_dot_product_attention": SweepRecipe(
         {"is_causal": False},
         {"batch": 1, "heads": 12, "key_value_heads": 0, "tokens": 197, "cache": 0, "head_features": 64},
@@ -176,7 +152,7 @@ RECIPES: dict[str, SweepRecipe] = {
     ),
     "_scaled_mm": SweepRecipe(
         {"out_dtype": "bfloat16", "use_fast_accum": False},
-        {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
+        _PRODUCT,
         lambda values: ((values["m"], values["k"]), (values["k"], values["n"]), (), ()),
         function="torch._scaled_mm",
         dtypes=("float8_e4m3fn", "float8_e5m2"),
@@ -184,20 +160,11 @@ RECIPES: dict[str, SweepRecipe] = {
         transposed=frozenset({1}),
     ),
     "add": SweepRecipe({}, {**_IMAGE, **_HEADS}, _image_or_heads, function="torch.add"),
-    "mul": SweepRecipe({}, {**_IMAGE, **_HEADS}, _rotated, function="torch.mul"),
-    "neg": SweepRecipe(
-        {}, {"batch": 1, **_HEADS, "tokens": 128}, lambda values: (_heads(values),), function="torch.neg"
+    "mul": SweepRecipe(
+        {}, {**_IMAGE, **_HEADS}, functools.partial(_image_or_heads, rotated=True), function="torch.mul"
     ),
-    "cat": SweepRecipe(
-        {"dim": -1},
-        {"batch": 1, **_HEADS, "tokens": 128},
-        lambda values: (_heads(values),) * 2,
-        function="torch.cat",
-        as_list=True,
-    ),
+    "neg": SweepRecipe({}, _KEYS, lambda values: (_heads(values),), function="torch.neg"),
+    "cat": SweepRecipe({"dim": -1}, _KEYS, lambda values: (_heads(values),) * 2, function="torch.cat", as_list=True),
     "cos": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.cos"),
     "sin": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.sin"),
 }
-
-
-# ------------------------------------------------------------------------------------------------ expansion

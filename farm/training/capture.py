@@ -18,7 +18,7 @@ import bisect
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,15 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.operators.recorder import Around, Recorder, Storages, WatchedFunctions, WatchedOperators, replaced
+from farm.operators.recorder import (
+    Around,
+    Recorder,
+    Storages,
+    WatchedFunctions,
+    WatchedOperators,
+    replaced,
+    watched_modules,
+)
 from farm.training.step import TrainingStep
 
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
@@ -69,7 +77,15 @@ def capture_step(
             recorder = StepRecorder(step, device_type, around)
             with recorder.watching_step():
                 step.run(recorder.stage)
-            _check_structure(step.model, before, parameters)
+        after = _structure(step.model)
+        added = [name for name in after if after[name] != before.get(name)]
+        added += [name for name, _ in step.model.named_parameters() if name not in parameters]
+        if changed := added or [name for name in (*before, *parameters) if name not in after]:
+            raise CaptureError(
+                "The model changes its own structure while it is trained: "
+                f"'{changed[0]}' {'is new' if added else 'has gone'}.",
+                "Make all of it before the first step: one step is measured again and again.",
+            )
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -88,27 +104,6 @@ def capture_step(
 
 def _structure(model: nn.Module) -> dict[str, int]:
     return {name: id(part) for name, part in (*model.named_modules(), *model.named_parameters())}
-
-
-def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[str]) -> None:
-    """
-    Args:
-        before: the structure when the recorded step began.
-        parameters: the names of the parameters before the first step.
-
-    Raises:
-        CaptureError: the structure has changed, so another step computes something else.
-    """
-    after = _structure(model)
-    added = [name for name in after if after[name] != before.get(name)]
-    added += [name for name, _ in model.named_parameters() if name not in parameters]
-    removed = [name for name in (*before, *parameters) if name not in after]
-    if added or removed:
-        name = (added or removed)[0]
-        raise CaptureError(
-            f"The model changes its own structure while it is trained: '{name}' {'is new' if added else 'has gone'}.",
-            "Make all of it before the first step: one step is measured again and again.",
-        )
 
 
 class StepRecorder(Recorder):
@@ -131,20 +126,16 @@ class StepRecorder(Recorder):
 
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
-        functions = self._watching_autograd_functions()
-        with self.watching_modules(), functions, WatchedFunctions(self), WatchedOperators(self):
-            yield
-
-    @contextlib.contextmanager
-    def _watching_autograd_functions(self) -> Iterator[None]:
-        """Custom autograd functions call the dispatcher, but are not functions of PyTorch's own."""
         original = torch.autograd.Function.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             with self.owner(cls.__name__):
                 return original.__func__(cls, *args, **kwargs)
 
-        with replaced(torch.autograd.Function, "apply", classmethod(apply)):
+        # Custom autograd functions call the dispatcher, but are not functions of PyTorch's own.
+        custom = replaced(torch.autograd.Function, "apply", classmethod(apply))
+        functions, operators = WatchedFunctions(self.call_function), WatchedOperators(self.call_aten)
+        with watched_modules(self.call_module), custom, functions, operators:
             yield
 
     @contextlib.contextmanager
@@ -152,18 +143,6 @@ class StepRecorder(Recorder):
         self.now = name
         self.node = self.first_node = None
         yield
-
-    def _before_backward(self, tensor: torch.Tensor) -> None:
-        """Hooks every node of the graph behind ``tensor``, to know when it begins and ends."""
-        visited, waiting = set(), [tensor.grad_fn]
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in visited:
-                continue
-            visited.add(node)
-            node.register_prehook(lambda *_, node=node: self._enter(node))
-            node.register_hook(lambda *_: self._enter(None))
-            waiting.extend(behind for behind, _ in node.next_functions)
 
     def _enter(self, node: Any) -> None:
         self.node = node
@@ -175,20 +154,25 @@ class StepRecorder(Recorder):
         if self.open is not None:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
-        if type(module) in LEAF_CLASSES:
-            with self.owner(type(module).__name__), torch._C.DisableTorchFunction():
-                out = original(module, *args, **kwargs)
-        elif self.now == "backward" and self.node is not None:
-            with WatchedFunctions(self):  # function modes are off inside backward
-                out = original(module, *args, **kwargs)
-        else:
+        with contextlib.ExitStack() as entered:
+            if type(module) in LEAF_CLASSES:
+                entered.enter_context(self.owner(type(module).__name__))
+                entered.enter_context(torch._C.DisableTorchFunction())
+            elif self.now == "backward" and self.node is not None:  # function modes are off inside backward
+                entered.enter_context(WatchedFunctions(self.call_function))
             out = original(module, *args, **kwargs)
         self.path = outer
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is torch.Tensor.backward:
-            self._before_backward(args[0])
+        if func is torch.Tensor.backward:  # hooks tell when each node of the graph begins and ends
+            visited, waiting = {None}, [args[0].grad_fn]
+            while waiting:
+                if (node := waiting.pop()) not in visited:
+                    visited.add(node)
+                    node.register_prehook(lambda *_, node=node: self._enter(node))
+                    node.register_hook(lambda *_: self._enter(None))
+                    waiting.extend(behind for behind, _ in node.next_functions)
             return func(*args, **kwargs)
         if self.open is not None or self.now not in ("forward", "loss", "backward"):
             return func(*args, **kwargs)
@@ -215,18 +199,15 @@ class StepRecorder(Recorder):
         finally:
             if not recomputes:
                 waiting.append(self.open)
-                self._number(what, begin, torch.autograd._get_sequence_nr(), self.open)
+                if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
+                    self.overlaps.append(
+                        f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, "
+                        "and do not tell its backward from others'"
+                    )
+                else:
+                    self.begins.append(begin)
+                    self.ends.append((torch.autograd._get_sequence_nr(), self.open))
             self.open = None
-
-    def _number(self, what: str, begin: int, end: int, owner: int) -> None:
-        if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
-            self.overlaps.append(
-                f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, "
-                "and do not tell its backward from others'"
-            )
-        else:
-            self.begins.append(begin)
-            self.ends.append((end, owner))
 
     def _owner_of(self, node: Any) -> int | None:
         number = node._sequence_nr()
@@ -261,9 +242,11 @@ class StepRecorder(Recorder):
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
-            between_nodes = self.now == "backward" and self.open is None and self.node is None
-            if between_nodes and func is torch.ops.aten.add.Tensor and _only_autograd_holds(args[0]):
-                func = torch.ops.aten.add_.Tensor
+            added = func is torch.ops.aten.add.Tensor and self.now == "backward"
+            # Between two nodes, autograd adds in place to a gradient that only its own buffer holds.
+            if added and self.open is None and self.node is None:
+                alone = torch._C._storage_Use_Count(storage_key(args[0])) <= _HELD_BY_AUTOGRAD
+                func = torch.ops.aten.add_.Tensor if alone else func
             number = len(self.slots)
             self.slots.append(None)
             with self.around(number):
@@ -285,28 +268,30 @@ class StepRecorder(Recorder):
             self.gaps.append(f"{name} in the {self.now} at {where}: no owner")
             return
         part, number = found
-        inputs = list(tensors_in((args, kwargs)))
-        table = TensorTable({id(tensor): self.storages.role_in_tuple(tensor) for tensor in inputs})
+        inputs, stored = list(tensors_in((args, kwargs))), self.storages
+        places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
+        table = TensorTable(
+            {one: role_in_tuple("" if place is None else stored.tensors[place].role) for one, place in places.items()}
+        )
         try:
             spec = self.describe(name, "aten", args, kwargs, table).spec
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        index = len(self.calls)
-        label = func._schema.name.removeprefix("aten::")
+        index, label = len(self.calls), func._schema.name.removeprefix("aten::")
 
-        def numbers(tensors: Any) -> tuple[int, ...]:
-            return tuple(dict.fromkeys(self.storages.add(tensor, label, "", index) for tensor in tensors))
+        def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+            return tuple(dict.fromkeys(stored.add(tensor, label, "", index) for tensor in tensors))
 
         reads = numbers(inputs)
         writes = numbers(itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)))
         owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
         self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
-        self.storages.release(index)
+        stored.release(index)
 
     def result(self, flops: int | None) -> CapturedPass:
         self.storages.release(len(self.calls))
-        self.storages.name_gradients_and_activations(self.calls)
+        self.storages.set_roles(self.calls)
         return self.captured_pass(
             grad_enabled=True,
             training=True,
@@ -315,11 +300,6 @@ class StepRecorder(Recorder):
             loss=self.step.loss.name if self.step.loss else "",
             flops=flops,
         )
-
-
-def _only_autograd_holds(tensor: torch.Tensor) -> bool:
-    """Whether only autograd's buffer holds a gradient, so that autograd adds to it in place."""
-    return torch._C._storage_Use_Count(storage_key(tensor)) <= _HELD_BY_AUTOGRAD
 
 
 #: The position of a normalization's weight among its arguments.
@@ -379,26 +359,22 @@ class _StepStorages(Storages):
                 if not tensor.is_floating_point():
                     self.integers[number] = tensor.untyped_storage()
 
-    def role_in_tuple(self, tensor: torch.Tensor) -> str:
-        number = self.numbers.get(storage_key(tensor))
-        return role_in_tuple("" if number is None else self.facts[number]["role"])
-
     def release(self, index: int) -> None:
         """Notes which storages were released since the call before ``index``."""
         for number in [number for number in self.held if self.references[number].expired()]:
             self.held.discard(number)
-            self.facts[number]["released"] = max(index - 1, self.facts[number]["born"])
+            self.change(number, released=max(index - 1, self.tensors[number].born))
 
-    def name_gradients_and_activations(self, calls: list[CapturedCall]) -> None:
+    def set_roles(self, calls: list[CapturedCall]) -> None:
         """Gives roles to what the step made: gradients; activations, which the forward makes and the backward reads."""
         for name, parameter in _with_gradients(self.step.model):
-            number = self.numbers.get(storage_key(parameter.grad))
-            if number is not None:
-                self.facts[number].update(role="gradient", name=f"{name}.grad")
-        for facts in self.facts:
-            made_before = facts["born"] >= 0 and calls[facts["born"]].stage in ("forward", "loss")
-            saved = made_before and facts["uses"] and calls[facts["uses"][-1]].stage == "backward"
-            facts["role"] = facts["role"] or ("activation" if saved else "temporary")
+            if (number := self.numbers.get(storage_key(parameter.grad))) is not None:
+                self.change(number, role="gradient", name=f"{name}.grad")
+        for number, (tensor, uses) in enumerate(zip(self.tensors, self.uses, strict=True)):
+            made_before = tensor.born >= 0 and calls[tensor.born].stage in ("forward", "loss")
+            saved = made_before and uses and calls[uses[-1]].stage == "backward"
+            if not tensor.role:
+                self.change(number, role="activation" if saved else "temporary")
 
 
 def _with_gradients(model: nn.Module) -> list[tuple[str, Any]]:

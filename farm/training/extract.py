@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import CaptureError, UsageError
@@ -26,11 +25,10 @@ from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import fake_pass
 from farm.settings import settings
 from farm.training.capture import capture_step
-from farm.training.step import Loss, TrainingStep, checkpoint_modules, checkpointed, loss_of
+from farm.training.step import Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.label import label_of
 from farm.types.protocol import Variant
-from farm.types.tuple import OperatorTuple
 
 MOST_PLACES = 3  # listed per reason
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
@@ -83,10 +81,9 @@ def _by_reason(texts: Iterable[str]) -> str:
     places: dict[str, dict[str, None]] = {}
     for text in texts:
         where, _, reason = text.partition(": ")
-        operator, _, call = where.partition(" at ")
+        _, _, call = where.partition(" at ")
         # The name of the call says more than those of the aten operators inside.
-        place = f"at {call}" if " in " in call else f"{operator} at {call}"
-        places.setdefault(reason, {})[place] = None
+        places.setdefault(reason, {})[f"at {call}" if " in " in call else where] = None
     parts = []
     for reason, found in places.items():
         more = f" and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
@@ -119,41 +116,28 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             flops = model_flops(model, inputs)
             captured = predict(model, inputs, device_type=device_type, grad_enabled=grad)
         except CaptureError as error:
-            _check_may_run(variant, model, error)
+            if catalog.find(variant.model).origin == "torchvision":  # these read no values
+                raise
+            needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
+            if needed > MOST_RUN_BYTES:
+                raise CaptureError(
+                    f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a "
+                    f"capture takes {MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
+                    f"{error.next_step} A smaller variant of it may be extracted with values.",
+                ) from error
             model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
             flops = model_flops(model, inputs, computed=True)
             captured = capture(model, inputs, grad_enabled=grad)
-    return Extraction(captured, {id_: _cost_of(spec) for id_, spec in captured.tuples.items()}, flops)
-
-
-def _cost_of(spec: OperatorTuple) -> Cost:
-    """
-    Raises:
-        CaptureError: the size of the output, and so the cost, depends on values.
-    """
-    try:
-        return cost(spec)
-    except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
-        raise CaptureError(
-            f"The cost of {label_of(spec)} is not known: the size of its output depends on the values of its input.",
-            "Write the part without it, with shapes that are known.",
-        ) from error
-
-
-def _check_may_run(variant: Variant, model: nn.Module, error: CaptureError) -> None:
-    """Raises ``error`` again if running the model with values would not help, or would take too much memory."""
-    if catalog.find(variant.model).origin == "torchvision":  # these read no values
-        raise error
-    needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
-    if needed > MOST_RUN_BYTES:
-        raise CaptureError(
-            f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a capture "
-            f"takes {MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
-            f"{error.next_step} A smaller variant of it may be extracted with values.",
-        ) from error
-
-
-# ------------------------------------------------------------------------------------------------ training steps
+    costs: dict[str, Cost] = {}
+    for id_, spec in captured.tuples.items():
+        try:
+            costs[id_] = cost(spec)
+        except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
+            raise CaptureError(
+                f"The cost of {label_of(spec)} is not known: the size of its output depends on values of its input.",
+                "Write the part without it, with shapes that are known.",
+            ) from error
+    return Extraction(captured, costs, flops)
 
 
 def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
@@ -170,7 +154,10 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
-        with fake_pass(model, inputs, None, on) as (fakes, fake_inputs, _), checkpointed(model, variant.recompute):
+        with (
+            fake_pass(model, inputs, None, on) as (fakes, fake_inputs, _),
+            checkpoint_modules(model, variant.recompute),
+        ):
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():

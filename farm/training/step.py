@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +67,14 @@ class TrainingStep:
                 the card to tell whether a gradient is infinite.
             accumulate: forward and backward passes per optimizer step.
             capturable: the optimizer keeps its step count on the card, for a CUDA graph.
+
+        Raises:
+            UsageError: the model has no parameters to train.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
-        self.optimizer = make_optimizer(optimizer, model, capturable=capturable)
-        self.scaler = torch.amp.GradScaler(self._device.type, SCALE) if amp == torch.float16 else None
+        self.optimizer = _optimizer(optimizer, model, capturable)
+        self._device_type = next(model.parameters()).device.type
+        self.scaler = torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
         self.loss: Loss | None = None
         self._make_loss = make_loss
 
@@ -77,7 +82,7 @@ class TrainingStep:
         with around("zero_grad"):
             self.optimizer.zero_grad()
         for _ in range(self.accumulate):
-            with self._autocast():
+            with torch.autocast(self._device_type, self.amp) if self.amp else contextlib.nullcontext():
                 with around("forward"):
                     output = self.model(*self.inputs)
                 if self.loss is None:
@@ -109,24 +114,8 @@ class TrainingStep:
             if isinstance(count := state.get("step"), torch.Tensor) and count.device.type == "cpu":
                 count.fill_(1)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.amp is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, dtype=self.amp)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-
-def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> torch.optim.Optimizer:
-    """
-    Args:
-        name: one of `farm.types.protocol.OPTIMIZERS`.
-
-    Raises:
-        UsageError: the model has no parameters to train.
-    """
+def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Optimizer:
     kind, _, implementation = name.partition("-")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -141,19 +130,8 @@ def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> 
 # ------------------------------------------------------------------------------------------------ recomputation
 
 
-@contextlib.contextmanager
-def checkpointed(model: nn.Module, recompute: str) -> Iterator[None]:
-    """`checkpoint_modules` while active."""
-    modules = checkpoint_modules(model, recompute)
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.__dict__["forward"]
-
-
-def checkpoint_modules(model: nn.Module, recompute: str) -> list[nn.Module]:
-    """Makes modules run again in the backward instead of keeping their activations; returns them.
+def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
+    """Makes modules run again in the backward instead of keeping their activations, until the result is closed.
 
     The state of the random generator is not restored for the second run: no CUDA graph can hold that, and dropout costs
     the same whichever values it drops.
@@ -166,13 +144,18 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> list[nn.Module]:
     """
     from torch.utils.checkpoint import checkpoint
 
-    paths = blocks_of(model) if recompute == "blocks" else [path for path in recompute.split(",") if path]
-    modules = [_module(model, path) for path in paths]
+    modules, known = [], dict(model.named_modules(remove_duplicate=False))
+    for path in blocks_of(model) if recompute == "blocks" else filter(None, recompute.split(",")):
+        if path not in known:
+            raise UsageError(f"The model has no module '{path}'.", "Paths are those of PyTorch's named_modules().")
+        modules.append(known[path])
+    undo = contextlib.ExitStack()
     for module in modules:
         module.forward = functools.partial(  # type: ignore[method-assign]
             checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
         )
-    return modules
+        undo.callback(module.__dict__.pop, "forward")
+    return undo
 
 
 def blocks_of(model: nn.Module) -> list[str]:
@@ -185,29 +168,17 @@ def blocks_of(model: nn.Module) -> list[str]:
         UsageError: there is no such list.
     """
 
-    def size(children: list[nn.Module]) -> int:
-        return sum(parameter.numel() for child in children for parameter in child.parameters())
-
-    lists = []
+    lists: list[tuple[int, type[nn.Module]]] = []
     for module in model.modules():
         children = list(module.children())
         kinds = {type(child) for child in children}
         if len(children) > 1 and len(kinds) == 1 and not kinds & {nn.Linear, nn.Conv2d}:
-            lists.append(children)
+            lists.append((sum(one.numel() for child in children for one in child.parameters()), kinds.pop()))
     if not lists:
         raise UsageError("The model has no list of equal blocks.", "Name modules: --recompute layer1.0,layer1.1")
-    kind = type(max(lists, key=size)[0])
+    kind = max(lists, key=lambda found: found[0])[1]
     paths = [name for name, module in model.named_modules() if type(module) is kind]
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
-
-
-def _module(model: nn.Module, path: str) -> nn.Module:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise UsageError(
-            f"The model has no module '{path}'.", "Paths are those of PyTorch's named_modules()."
-        ) from None
 
 
 # ------------------------------------------------------------------------------------------------ losses
@@ -223,7 +194,7 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
     Raises:
         UnsupportedModel: no tensor of the output requires a gradient.
     """
-    if not any(tensor.is_floating_point() and tensor.requires_grad for tensor in tensors_in(_plain(output))):
+    if not _trained(output):
         raise UnsupportedModel(
             "The model's output has no tensor that requires a gradient: it has no loss.",
             'Register a loss beside it: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
@@ -235,8 +206,12 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
     if isinstance(output, torch.Tensor):
         heads = [output]
     if heads and all(isinstance(one, torch.Tensor) and one.dim() == 2 for one in heads):
-        return _of_classes(heads, device)
-    return Loss("mean of squares of its outputs", (), _mean_of_squares)
+        return _of_classes(*heads[0].shape, device)
+
+    def mean_of_squares(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return functools.reduce(operator.add, (one.float().square().mean() for one in _trained(output)))
+
+    return Loss("mean of squares of its outputs", (), mean_of_squares)
 
 
 def _of_tokens(logits: torch.Tensor, causal: bool, device: torch.device) -> Loss:
@@ -255,8 +230,7 @@ def _of_tokens(logits: torch.Tensor, causal: bool, device: torch.device) -> Loss
     return Loss(name, (labels.to(device),), cross_entropy)
 
 
-def _of_classes(heads: list[torch.Tensor], device: torch.device) -> Loss:
-    rows, classes = heads[0].shape
+def _of_classes(rows: int, classes: int, device: torch.device) -> Loss:
     labels = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(2)).to(device)
 
     def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -269,15 +243,7 @@ def _of_classes(heads: list[torch.Tensor], device: torch.device) -> Loss:
     return Loss("cross-entropy", (labels,), cross_entropy)
 
 
-def _plain(output: Any) -> Any:
-    return dict(output) if hasattr(output, "items") else output
-
-
-def _mean_of_squares(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    total: torch.Tensor | None = None
-    for tensor in tensors_in(_plain(output)):
-        if tensor.is_floating_point() and tensor.requires_grad:
-            one = tensor.float().square().mean()
-            total = one if total is None else total + one
-    assert total is not None
-    return total
+def _trained(output: Any) -> list[torch.Tensor]:
+    """The tensors of a model's output that require gradients."""
+    tensors = tensors_in(dict(output) if hasattr(output, "items") else output)
+    return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.requires_grad]

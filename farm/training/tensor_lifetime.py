@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from farm.operators.captured import ROLES, CapturedPass, CapturedTensor
+from farm.types.tuple import words
 
 ALLOCATED_BYTES = 512  # PyTorch's allocator rounds sizes up to a multiple of this on a card
 
@@ -68,8 +69,7 @@ class Life:
     @functools.cached_property
     def tensors(self) -> tuple[CapturedTensor, ...]:
         """The tensors that are held during at least one call; gradients of the previous step are not."""
-        capture = self.capture
-        return tuple(tensor for tensor in capture.tensors if capture.last_held(tensor) >= max(tensor.born, 0))
+        return tuple(one for one in self.capture.tensors if self.capture.last_held(one) >= max(one.born, 0))
 
     @functools.cached_property
     def sizes_bytes(self) -> Mapping[int, int]:
@@ -82,24 +82,21 @@ class Life:
         return {tensor.number: tuple(self._periods(tensor)) for tensor in self.tensors}
 
     def _periods(self, tensor: CapturedTensor) -> Iterable[Inactive]:
-        calls, begins = len(self.times_us), self.begins_us
-        for before, after in itertools.pairwise(tensor.uses):
-            if after > before + 1:
-                time_us = begins[after] - begins[before + 1]
-                yield Inactive(tensor.number, before + 1, after, begins[before + 1], time_us, False)
+        begins = self.begins_us
+        for before, end in itertools.pairwise(tensor.uses):
+            if (begin := before + 1) < end:
+                yield Inactive(tensor.number, begin, end, begins[begin], begins[end] - begins[begin], False)
         if tensor.outlives:
             first, behind = (tensor.uses[0], tensor.uses[-1] + 1) if tensor.uses else (0, 0)
-            if not tensor.uses or behind < calls or first > 0:
+            if not tensor.uses or behind < len(self.times_us) or first > 0:
                 time_us = self.step_us - begins[behind] + begins[first]
                 yield Inactive(tensor.number, behind, first, begins[behind], time_us, True)
 
     @functools.cached_property
     def inactive_byte_s(self) -> Mapping[int, float]:
         """Size times inactive time of each tensor, by its number."""
-        return {
-            tensor.number: tensor.size_bytes * sum(period.time_us for period in self.periods[tensor.number]) / 1e6
-            for tensor in self.tensors
-        }
+        sizes = self.sizes_bytes
+        return {one: sizes[one] * sum(period.time_us for period in self.periods[one]) / 1e6 for one in sizes}
 
     @functools.cached_property
     def held_by_role(self) -> Mapping[str, tuple[int, ...]]:
@@ -110,11 +107,10 @@ class Life:
     @functools.cached_property
     def active_by_role(self) -> Mapping[str, tuple[int, ...]]:
         """Bytes of the tensors that each call reads or writes, by role."""
-        facts = {tensor.number: tensor for tensor in self.tensors}
         rows = {role: [0] * len(self.times_us) for role in self.held_by_role}
-        for call in self.capture.calls:
-            for number in {*call.reads, *call.writes} & facts.keys():
-                rows[facts[number].role][call.index] += facts[number].size_bytes
+        for tensor in self.tensors:
+            for index in tensor.uses:
+                rows[tensor.role][index] += tensor.size_bytes
         return {role: tuple(row) for role, row in rows.items()}
 
     @functools.cached_property
@@ -142,25 +138,20 @@ class Life:
 
     def by_length(self, bounds_us: tuple[float, ...]) -> list[PeriodInterval]:
         """All inactive periods by length; ``bounds_us`` ascend."""
-        sizes = self.sizes_bytes
-        return _intervals(bounds_us, [(one.time_us, sizes[one.tensor], one) for one in self._all()])
+        return self._intervals(bounds_us, lambda size_bytes, time_us: time_us)
 
     def by_size(self, bounds_bytes: tuple[float, ...]) -> list[PeriodInterval]:
         """All inactive periods by the size of their tensors; ``bounds_bytes`` ascend."""
-        sizes = self.sizes_bytes
-        return _intervals(bounds_bytes, [(sizes[one.tensor], sizes[one.tensor], one) for one in self._all()])
+        return self._intervals(bounds_bytes, lambda size_bytes, time_us: size_bytes)
 
-    def _all(self) -> Iterable[Inactive]:
-        return itertools.chain.from_iterable(self.periods.values())
-
-
-def _intervals(bounds: tuple[float, ...], found: list[tuple[float, int, Inactive]]) -> list[PeriodInterval]:
-    rows = []
-    for least, below in itertools.pairwise((0.0, *bounds, float("inf"))):
-        inside = [(size, period) for value, size, period in found if least <= value < below]
-        byte_s = sum((size * period.time_us / 1e6 for size, period in inside), 0.0)
-        rows.append(PeriodInterval(least, len(inside), sum(size for size, _ in inside), byte_s))
-    return rows
+    def _intervals(self, bounds: tuple[float, ...], value: Callable[[int, float], float]) -> list[PeriodInterval]:
+        sizes, rows = self.sizes_bytes, []
+        found = [(sizes[one.tensor], one.time_us) for periods in self.periods.values() for one in periods]
+        for least, below in itertools.pairwise((0.0, *bounds, float("inf"))):
+            inside = [one for one in found if least <= value(*one) < below]
+            byte_s = sum(size_bytes * time_us / 1e6 for size_bytes, time_us in inside)
+            rows.append(PeriodInterval(least, len(inside), sum(size_bytes for size_bytes, _ in inside), byte_s))
+        return rows
 
 
 def allocated_peak_bytes(capture: CapturedPass) -> int:
@@ -169,10 +160,11 @@ def allocated_peak_bytes(capture: CapturedPass) -> int:
 
 
 #: A CPU makes larger tensors for these than a card: masks of numbers instead of bits, attention with all its scores.
-_SMALLER_ON_A_CARD = frozenset(
-    {f"Dropout{rank}" for rank in ("", "1d", "2d", "3d")}
-    | {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d"}
-    | {"scaled_dot_product_attention", "MultiheadAttention", "multi_head_attention_forward"}
+_SMALLER_ON_A_CARD = words(
+    """
+    Dropout Dropout1d Dropout2d Dropout3d dropout dropout_ dropout1d dropout2d dropout3d
+    scaled_dot_product_attention MultiheadAttention multi_head_attention_forward
+    """
 )
 
 
@@ -180,7 +172,5 @@ def least_peak_bytes(capture: CapturedPass) -> int:
     """A lower bound of the memory that a card needs at the peak, from a capture without that card: it leaves out the
     tensors that the operators of `_SMALLER_ON_A_CARD` make."""
 
-    def on_a_card(tensor: CapturedTensor) -> bool:
-        return tensor.born < 0 or capture.calls[tensor.born].owner not in _SMALLER_ON_A_CARD
-
-    return max(capture.held_bytes(filter(on_a_card, capture.tensors)))
+    made = ((one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors)
+    return max(capture.held_bytes(one for one, owner in made if owner not in _SMALLER_ON_A_CARD))
