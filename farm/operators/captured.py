@@ -20,8 +20,6 @@ from farm.types.tuple import OperatorTuple, parse
 if TYPE_CHECKING:
     import torch
 
-STAGES = ("zero_grad", "forward", "loss", "backward", "optimizer")
-PARTS = ("forward", "backward", "recomputation", "accumulation", "loss", "optimizer")
 ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activation", "temporary")
 
 

@@ -182,9 +182,13 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
     concerned = written and (tensor.role == "activation" or index in written)
     if concerned and (in_place := _in_place(spec, index, written)) is not None:
         return in_place
-    if tensor.role != "activation":
-        return _weight(spec, index)
     name = spec.operator.rsplit(".", 1)[-1]
+    if tensor.role != "activation":
+        leaf = tensor.name.rsplit(".", 1)[-1]
+        is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == ({"tensor": index},)
+        if leaf == "running_var" or name in _NEEDS_POSITIVE or is_variance:
+            return _SPREAD
+        return _trained(tensor, leaf == "weight")
     positive = {name, name.rstrip("_")} & _NEEDS_POSITIVE or (name == "_scaled_mm" and not tensor.shape)
     return _POSITIVE if positive else Fill()
 
@@ -199,16 +203,6 @@ def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> boo
     if any(index in tensor_references(argument) for argument in divisors):
         return False
     return index in written or values_for(spec, index, written).form != "positive"
-
-
-def _weight(spec: OperatorTuple, index: int) -> Fill:
-    tensor = spec.tensors[index]
-    leaf = tensor.name.rsplit(".", 1)[-1]
-    name = spec.operator.rsplit(".", 1)[-1]
-    is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == ({"tensor": index},)
-    if leaf == "running_var" or name in _NEEDS_POSITIVE or is_variance:
-        return _SPREAD
-    return _trained(tensor, leaf == "weight")
 
 
 def _trained(tensor: TensorSpec, is_weight: bool) -> Fill:

@@ -158,13 +158,9 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
     if not zeros:
         return spec
 
-    tensors = tuple(
-        dataclasses.replace(one, zeros=zeros)
-        if one.role == "activation" and one.dtype != "int64" and one.shape
-        else one
-        for one in spec.tensors
-    )
-    return dataclasses.replace(spec, tensors=tensors)
+    some = [bool(one.role == "activation" and one.dtype != "int64" and one.shape) for one in spec.tensors]
+    tensors = (dataclasses.replace(one, zeros=zeros * it) for one, it in zip(spec.tensors, some, strict=True))
+    return dataclasses.replace(spec, tensors=tuple(tensors))
 
 
 def _module(operator: str, recipe: SweepRecipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
