@@ -264,15 +264,15 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 
 
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
-    """A capture as JSON: `tuples` by id, `costs` (id -> flops, bytes), `calls` in order (for a step with part and
-    owner), `storages` (size_bytes, role), and the modes during the capture."""
+    """A capture as JSON: `tuples` by id, `costs` (id -> `Cost`), `calls` in order (for a step with part and owner),
+    `storages` (size_bytes, role), and the modes during the capture."""
     from farm.operators.captured import role_in_tuple
     from farm.operators.cost import cost
 
     costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
-        "costs": {tuple_id: {"flops": one.flops, "bytes": one.bytes} for tuple_id, one in costs.items()},
+        "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},
         "calls": [
             {name: getattr(call, name) for name in (*CALL_KEYS, *(("part", "owner") if call.part else ()))}
             for call in capture.calls

@@ -74,7 +74,7 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     costs, counts, found = extracted.costs, extracted.capture.counts, []
     for id_, spec in extracted.capture.tuples.items():
         about = id_, spec.short_name, label_of(spec), costs[id_].flops, costs[id_].bytes
-        found.append(NeededTuple(*about, {"": counts[id_]}, spec.to_json()))
+        found.append(NeededTuple(*about, {"": counts[id_]}, spec.to_json(), costs[id_].output_shapes))
     return found
 
 
@@ -91,10 +91,10 @@ def stored_tuples(session: Session, variant: Variant, device_type: str, launch: 
     calls: dict[str, dict[str, int]] = defaultdict(dict)
     for (operator_id, data), number in classes(session, stored, "seen").items():
         calls[operator_id][data] = number
-    columns = [_OPERATOR[name] for name in ("id", "short_name", "label", "flops", "bytes_moved", "spec")]
-    rows = fetch_values(session, columns, calls)
+    columns = "id short_name label flops bytes_moved spec output_shapes".split()
+    rows = fetch_values(session, [_OPERATOR[name] for name in columns], calls)
     return [
-        NeededTuple(id_, row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec)
+        NeededTuple(id_, row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec, row.output_shapes)
         for id_, number in calls.items()
         for row in (rows[id_],)
     ]

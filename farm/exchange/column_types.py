@@ -110,6 +110,8 @@ Numbers = document(Annotated[dict[str, float], Field(max_length=10_000)])
 Object = document(dict[str, Any])
 RequestText = document(dict[str, Any], as_text=True)
 Storages = document(list[Count])
+Shape = list[Count] | None
+Shapes = document(list[list[Count]] | None) | None
 #: The details of a reading that sums are computed from.
 _NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
 _METHOD = Annotated[int, Field(ge=0, lt=10**6)]

@@ -123,7 +123,11 @@ OPERATOR = (
         ("training", "boolean", "the module was in training mode"),
         ("input_shape", "integers", "of the first tensor of the call"),
         ("input_shapes", "json", "of all tensors of the call, in order"),
-        ("output_shape", "integers", "of the output; empty if the farm has no rule for the operator"),
+        derived=True,
+    ),
+    Column("output_shape", "integers", "of the first output; empty if unknown", "", accept.Shape),
+    Column("output_shapes", "json", "of all outputs, in order; null if unknown", "", accept.Shapes),
+    *_columns(
         ("m", "integer", "of a product of m x k by k x n"),
         ("n", "integer", "of a product of m x k by k x n"),
         ("k", "integer", "of a product of m x k by k x n"),
@@ -393,9 +397,9 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
 _OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
-    "readings": _OF_A_VARIANT | {"placement": ""},
+    "readings": _OF_A_VARIANT | {"placement": "", "output_shapes": None},
     "captures": _OF_A_VARIANT,
-    "calls": _OF_A_VARIANT | {"part": "", "owner": ""},
+    "calls": _OF_A_VARIANT | {"part": "", "owner": "", "output_shapes": None},
 }
 
 _ONE_ROW_IS = {

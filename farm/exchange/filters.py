@@ -20,10 +20,10 @@ from sqlmodel import Session
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.exchange.columns import CARD, FIGURES, OPERATOR, PARAMETERS, PROTOCOL, READINGS, SOFTWARE, VARIANT, Column
+from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
 from farm.store.rows import in_batches
-from farm.types.sizes import sizes_of
-from farm.types.tuple import DTYPES
+from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COLUMNS = {entry.name: entry for entry in READINGS}
@@ -317,22 +317,28 @@ _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...
 )
 
 #: The columns of the table of operators that `operator_values` needs.
-OPERATOR_ROW = ("id", "name", "short_name", "label", "training", "flops", "bytes_moved", "parameters", "spec")
+OPERATOR_ROW = tuple(
+    ["id", "name", "short_name", "label", "training", "flops", "bytes_moved", "parameters", "spec", "output_shapes"]
+)
 
 
 def operator_values(row: Any) -> dict[str, Any]:
     """The columns of a stored operator tuple, all but `operator_spec`: lists and plain values."""
     spec: Mapping[str, Any] = row.spec or {}
     given: Mapping[str, Any] = row.parameters or {}
-    sizes = sizes_of(row.short_name, spec)
-    shapes = {"input_shape": sizes.input_shape, "output_shape": sizes.output_shape}
+    inputs, outputs = shapes_passed(spec), row.output_shapes
+    product = matrix_product(row.short_name, spec)
     return {
         "operator": row.short_name,
         "operator_name": row.name,
         **{name: getattr(row, name) for name in ("label", "training", "flops", "bytes_moved")},
-        **{name: getattr(sizes, name) for name in ("dtype", "m", "n", "k", "products")},
-        **{name: None if shape is None else list(shape) for name, shape in shapes.items()},
-        "input_shapes": [list(shape) for shape in sizes.input_shapes],
+        "dtype": dtype_of_call(spec),
+        "input_shape": list(inputs[0]) if inputs else None,
+        "input_shapes": list(map(list, inputs)),
+        "output_shape": outputs[0] if outputs else None,
+        "output_shapes": outputs,
+        **{name: getattr(product, name, None) for name in ("m", "n", "k")},
+        "products": product.count if product else None,
         **{column.name: _parameter(column, given.get(column.name)) for column in PARAMETERS},
         "parameters": given,
         "flops_per_byte": row.flops / row.bytes_moved if row.bytes_moved else None,

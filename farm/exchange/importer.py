@@ -302,7 +302,7 @@ def _reading(row: Row, origin: str) -> Checked:
         "origin": row["origin"] or origin,
     }
     model_flops = row["model_flops"] if of_model else None
-    return Checked(found, subject, Cost(row["flops"], row["bytes_moved"]), model_flops, (software, protocol, card))
+    return Checked(found, subject, _cost(row), model_flops, (software, protocol, card))
 
 
 def _capture(row: Row, origin: str) -> Checked:
@@ -327,7 +327,14 @@ def _call(row: Row, origin: str) -> Checked:
         raise ValueError("operator_id is not that of its description")
     same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
     found = {**_columns(row, same), "data": row["seen"]}
-    return Checked(found, spec, Cost(row["flops"], row["bytes_moved"]), refers_to=row["capture_id"])
+    return Checked(found, spec, _cost(row), refers_to=row["capture_id"])
+
+
+def _cost(row: Row) -> Cost:
+    """The cost of an operator tuple. Older exports hold the shape of the first output alone, and only if it is the
+    only one."""
+    shapes = [row["output_shape"]] if row["output_shapes"] is None and row["output_shape"] else row["output_shapes"]
+    return Cost(row["flops"], row["bytes_moved"], shapes)
 
 
 def _verdict(row: Row, origin: str) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Operator id -> its columns; JSON as text."""
-    found, documents = {}, ("input_shapes", "parameters", "operator_spec")
+    found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
     for batch in in_batches(ids):
         query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
         for row in session.execute(query):

@@ -36,11 +36,13 @@ def cost(spec: OperatorTuple) -> Cost:
     """
     built = rebuild(spec, "meta")
     with torch.no_grad(), flop_counter() as counter:
-        silent = spec.operator in RETURNS_TO_HOST
-        if spec.kind == "aten":  # it only writes its arguments
-            silent |= all(one.alias_info is not None for one in overload_of(spec.operator)._schema.returns)
-        out = () if silent else built.run()
-    return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
+        written, out = written_inputs(spec), None
+        returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
+        if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it only writes its arguments
+            out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
+        elif spec.operator not in RETURNS_TO_HOST:
+            out = built.run()
+    return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written)
 
 
 def cost_of_run(
@@ -68,7 +70,8 @@ def cost_of_run(
         read = {storage: size for storage, size in read.items() if storage in kept}
     if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)
-    return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes)
+    shapes = tuple(tuple(map(int, tensor.shape)) for tensor in tensors_in(out))
+    return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes, shapes)
 
 
 #: Operators that take a part of their first tensor, as much as they return.

@@ -1,4 +1,4 @@
-"""Runs rebuilt operators: their output shapes and storages, and a comparison with the calls they were captured from.
+"""Runs rebuilt operators: the storages of their outputs, and a comparison with the calls they were captured from.
 
 A tuple is worth measuring only if the operator that is rebuilt from its JSON runs the same aten operators, and returns
 outputs of the same shapes and strides, as the call in the model did on the device where it is measured.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -73,26 +71,18 @@ def mismatches(
     return different
 
 
-def output_shapes(spec: OperatorTuple) -> list[list[int]] | None:
-    """The shape of each tensor that a call returns; None if it depends on values (`nonzero`).
-
-    ``Conv2d 3->64 k7 s2 | 32x3x224x224`` gives ``[[32, 64, 112, 112]]``.
-    """
-    return _on_fake_tensors(
-        spec, lambda given, output: [[int(size) for size in tensor.shape] for tensor in tensors_in(output)]
-    )
-
-
 @functools.lru_cache(maxsize=8192)
 def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
     """What of a tuple can be in slow memory: the numbers of input storages, and the count of storages that a call makes
     and returns. An operator that does not run on fake tensors has no such outputs."""
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
     inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
-    outputs = _on_fake_tensors(
-        spec, lambda given, output: len(new_storages(output, frozenset(map(storage_key, given))))
-    )
-    return inputs, outputs or 0
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            built = rebuild(spec, torch.device("cpu"), filled=False)
+            return inputs, len(new_storages(built.run(), frozenset(map(storage_key, built.tensors))))
+    except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
+        return inputs, 0
 
 
 def placements_of(spec: OperatorTuple, which: str) -> list[str]:
@@ -111,13 +101,3 @@ def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
         if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():
             found.setdefault(key, tensor)
     return list(found.values())
-
-
-def _on_fake_tensors(spec: OperatorTuple, look: Callable[[list[torch.Tensor], Any], Any]) -> Any:
-    """``look(inputs, output)`` of one call on fake tensors; None if it does not run on them."""
-    try:
-        with FakeTensorMode(), torch.no_grad():
-            built = rebuild(spec, torch.device("cpu"), filled=False)
-            return look(built.tensors, built.run())
-    except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
-        return None

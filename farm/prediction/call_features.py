@@ -19,11 +19,22 @@ import numpy.typing as npt
 from farm.prediction.families import operator_family, operator_type
 from farm.prediction.kernel_rules import argument, attention_options, elements_of, kernel_plan, products_of
 from farm.prediction.tile_roofline import WAVE_TILES, CardModel, tile_roofline
-from farm.types.sizes import Sizes, sizes_of
-from farm.types.tuple import DTYPES, contiguous_stride, plain
+from farm.types.tuple import DTYPES, contiguous_stride, dtype_of_call, plain, words
 from farm.types.value_profiles import fillings
 
 VERSION = 5
+#: Features of this version use the output of these operators only.
+_WITH_OUTPUT = words(
+    """
+    Linear mm bmm matmul addmm baddbmm scaled_dot_product_attention Embedding Conv1d Conv2d Conv3d MaxPool1d MaxPool2d
+    MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d adaptive_avg_pool1d
+    adaptive_avg_pool2d adaptive_avg_pool3d ReLU ReLU6 LeakyReLU ELU GELU SiLU Mish Sigmoid Tanh Hardswish Hardsigmoid
+    Hardtanh Softmax LogSoftmax Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout BatchNorm1d BatchNorm2d
+    BatchNorm3d LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm RMSNorm relu relu_
+    relu6 gelu silu sigmoid sigmoid_ tanh softmax log_softmax hardswish hardsigmoid dropout layer_norm contiguous clone
+    exp rsqrt sqrt neg abs add sub mul div add_ sub_ mul_ div_ maximum minimum ge gt le lt eq ne
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -98,10 +109,12 @@ def describe(
     data_class: str = "",
     *,
     tf32: bool = False,
+    outputs: Sequence[Sequence[int]] | None = None,
 ) -> CallDescription:
-    """``spec`` is that of `farm.types.tuple.OperatorTuple.to_json`; ``data_class`` is "" if unknown."""
-    sizes = sizes_of(short_name, spec)
-    dtype, family, output = sizes.dtype or "float32", operator_family(short_name), sizes.output_shape or ()
+    """``spec`` is that of `farm.types.tuple.OperatorTuple.to_json`; ``data_class`` is "" if unknown; ``outputs`` are
+    the shapes of the outputs, if known."""
+    dtype, family = dtype_of_call(spec) or "float32", operator_family(short_name)
+    output = outputs[0] if outputs and short_name in _WITH_OUTPUT else ()
     bytes_moved = _bytes_touched(short_name, spec, bytes_moved)
     attends = family.startswith("attention")
     mask, causal, drops = attention_options(short_name, spec) if attends else (None, False, False)
@@ -118,7 +131,7 @@ def describe(
         causal=causal,
         drops=drops,
         written_share=max(0.0, 1 - sum(map(_bytes, spec.get("tensors") or [])) / bytes_moved) if bytes_moved else 0.0,
-        **_work(card, short_name, spec, sizes, flops, bytes_moved, tf32),
+        **_work(card, short_name, spec, dtype, flops, bytes_moved, tf32),
         **_memory(short_name, spec, output),
         **_shape(short_name, spec, output),
         **_values(spec, data_class),
@@ -126,10 +139,10 @@ def describe(
 
 
 def _work(
-    card: CardModel, short_name: str, spec: Mapping[str, Any], sizes: Sizes, flops: int, bytes_moved: int, tf32: bool
+    card: CardModel, short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, tf32: bool
 ) -> dict[str, Any]:
     """What it multiplies and moves, and how long that should take."""
-    products, dtype = products_of(short_name, spec, sizes), sizes.dtype or "float32"
+    products = products_of(short_name, spec)
     if products is not None and short_name == "convolution_backward":
         flops = products.flops  # PyTorch's counter ignores groups
     plan = kernel_plan(short_name, spec, dtype, flops, bytes_moved, products)

@@ -181,7 +181,7 @@ def datasets(session: Session, model: str) -> list[Dataset]:
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
     """Operator id -> its row: name, description, FLOPs and bytes."""
-    columns = [_OPERATOR[name] for name in ("id", "short_name", "spec", "flops", "bytes_moved")]
+    columns = [_OPERATOR[name] for name in ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")]
     return {
         row.id: row
         for batch in in_batches(sorted(ids))
@@ -214,7 +214,8 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
 
 def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
     """The call of a stored operator."""
-    return describe(card, row.id, row.short_name, row.spec, row.flops, row.bytes_moved, data, tf32=tf32)
+    costs = row.flops, row.bytes_moved
+    return describe(card, row.id, row.short_name, row.spec, *costs, data, tf32=tf32, outputs=row.output_shapes)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from farm.prediction.families import operator_family, operator_type
-from farm.types.sizes import Sizes, broadcast, sizes_of
-from farm.types.tuple import DTYPES, contiguous_stride, plain, tensor_references
+from farm.types.tuple import DTYPES, contiguous_stride, plain, shapes_passed, tensor_references
 
 Tensor = Mapping[str, Any]
 
@@ -261,21 +262,36 @@ class Products:
         return 2 * self.m * self.n * self.k * self.count
 
 
-def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = None) -> Products | None:
+def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
+    """The products of a linear layer or of a call such as ``torch.matmul``, as exports name them."""
+    try:
+        shapes = shapes_passed(spec)
+        if short_name == "Linear":
+            given = spec["parameters"]
+            return Products(math.prod(shapes[0][:-1]), plain(given["out_features"]), plain(given["in_features"]))
+        left, right = shapes[-2:]
+        if short_name not in ("mm", "bmm", "matmul", "addmm", "baddbmm") or left[-1] != right[-2] or len(left) < 2:
+            return None
+        return Products(left[-2], right[-1], left[-1], math.prod(np.broadcast_shapes(left[:-2], right[:-2])))
+    except (KeyError, TypeError, ValueError, IndexError):  # no rule knows this call
+        return None
+
+
+def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     """The matrix products of an operator; None for other operators. A convolution has one for each group.
 
     They follow from the stored description alone: of linear layers, products, convolutions and attention, as modules,
     as functions and in aten's order of arguments, which training steps call.
     """
-    sizes = sizes or sizes_of(short_name, spec)
-    name, shapes = operator_type(short_name), sizes.input_shapes
-    if sizes.n and sizes.k and short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
-        return Products(math.prod(shapes[0][:-1]), sizes.n, sizes.k)  # all rows by one matrix
-    if sizes.m and sizes.n and sizes.k:
-        return Products(sizes.m, sizes.n, sizes.k, sizes.products or 1)
+    found, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
+        shapes = shapes_passed(spec)
+        if found and found.n and found.k and short_name == "matmul" and [len(one) > 2 for one in shapes] == [True, False]:
+            return Products(math.prod(shapes[0][:-1]), found.n, found.k)  # all rows by one matrix
+        if found and found.m and found.n and found.k:
+            return replace(found, count=found.count or 1)
         if name.startswith("convtranspose") or (name == "convolution" and spec.get("kind") == "module"):
-            return _of_module(name, sizes, {key: plain(value) for key, value in spec["parameters"].items()})
+            return _of_module(name, shapes[0], {key: plain(value) for key, value in spec["parameters"].items()})
         if short_name in ("convolution", "convolution_backward"):
             return _of_aten(name, shapes, spec["arguments"])
         if name == "convolution":  # a function, which is given its weight
@@ -290,15 +306,18 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
     return None
 
 
-def _of_module(name: str, sizes: Sizes, given: Mapping[str, Any]) -> Products:
+def _of_module(name: str, first: Sequence[int], given: Mapping[str, Any]) -> Products:
     """A convolution, or a transposed one."""
-    first, groups, rank = sizes.input_shapes[0], given["groups"], len(given["kernel_size"])
+    groups, rank, output = given["groups"], len(given["kernel_size"]), first[-len(given["kernel_size"]) :]
     batch, window = math.prod(first[: -rank - 1]), math.prod(given["kernel_size"])
     n, k = given["out_channels"] // groups, given["in_channels"] // groups
     if name.startswith("convtranspose"):
         return Products(batch * math.prod(first[-rank:]), n * window, k, groups)
-    assert sizes.output_shape is not None
-    return Products(batch * math.prod(sizes.output_shape[-rank:]), n, k * window, groups)
+    if given["padding"] != "same":
+        padding = [0] * rank if given["padding"] == "valid" else given["padding"]
+        kernel = (1, 1, *given["kernel_size"])
+        output = _sizes_out((1, 1, *output), kernel, given["stride"], padding, given["dilation"])
+    return Products(batch * math.prod(output), n, k * window, groups)
 
 
 def _by_weight(first: Sequence[int], weight: Sequence[int], output: Sequence[int], groups: int) -> Products:
@@ -367,7 +386,7 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     if dense and all(one["shape"] == first["shape"] and _steps(one) == steps for one in large):
         return 0.0
     try:
-        whole = broadcast([tuple(one["shape"]) for one in large])
+        whole = np.broadcast_shapes(*(tuple(one["shape"]) for one in large))
     except ValueError:  # not an elementwise operator
         return 0.0
     steps = {place - len(first["shape"]): step for place, step in steps.items() if step}

@@ -50,6 +50,7 @@ class NeededTuple:
     bytes_moved: int
     calls: Mapping[str, int]
     spec: Mapping[str, Any]
+    outputs: Sequence[Sequence[int]] | None = None  # their shapes
 
     @property
     def all_calls(self) -> int:
@@ -147,7 +148,16 @@ class StoredPredictor:
     def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
         tf32 = self.conditions.protocol.tf32
         return [
-            describe(self.card, one.operator_id, one.short_name, one.spec, one.flops, one.bytes_moved, tf32=tf32)
+            describe(
+                self.card,
+                one.operator_id,
+                one.short_name,
+                one.spec,
+                one.flops,
+                one.bytes_moved,
+                tf32=tf32,
+                outputs=one.outputs,
+            )
             for one in wanted
         ]
 

@@ -21,9 +21,7 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
-from farm.jobs.spool import write_whole
 from farm.report.report import Report
-from farm.settings import settings
 from farm.store import tables
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.rows import fetch_values
@@ -165,13 +163,14 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
     else:
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(by_key)]
     table = tables.Operator.__table__.columns  # type: ignore[attr-defined]
-    wanted = (table.id, table.short_name, table.spec)
+    wanted = (table.id, table.short_name, table.spec, table.output_shapes)
     stored = fetch_values(session, wanted, [call.operator_id for call in placed])
     specs: dict[str, OperatorTuple] = {}
     for row in stored.values():
         with contextlib.suppress(TupleRejected):  # another program changed the row
             specs[row.id] = parse(row.spec)
-    sizes = _outputs(specs) if outputs else {}
+    shapes = {id_: row.output_shapes for id_, row in stored.items()}
+    sizes = {id_: tuple(map(tuple, found)) for id_, found in shapes.items() if outputs and found is not None}
     return [
         _LayerCall(call, stored[id_].short_name, by_key.get((id_, call.data)), specs.get(id_), sizes.get(id_))
         for call in placed
@@ -179,19 +178,6 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
     ]
 
 
-def _outputs(specs: Mapping[str, OperatorTuple]) -> dict[str, tuple[Size, ...] | None]:
-    """Tuple id -> sizes of its outputs. Results are cached in a file: a tuple's id is a hash of its description."""
-    path, known = settings().state_dir / "output-sizes.json", {}
-    with contextlib.suppress(OSError, ValueError):
-        stored = json.loads(path.read_text())
-        known = stored if isinstance(stored, dict) else {}
-    if missing := {id_: spec for id_, spec in specs.items() if id_ not in known}:
-        from farm.operators.replay import output_shapes
-
-        known |= {id_: output_shapes(spec) for id_, spec in missing.items()}
-        with contextlib.suppress(OSError):  # found again next time
-            write_whole(path, known)
-    return {id_: None if (found := known[id_]) is None else tuple(map(tuple, found)) for id_ in specs}
 
 
 def _row(

@@ -76,6 +76,7 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
             "bytes_moved": cost.bytes,
             "parameters": spec.parameters_for_query(),
             "spec": spec.to_json(),
+            "output_shapes": cost.output_shapes,
         }
         for spec, cost in operators.items()
         if spec.id not in known

@@ -135,6 +135,7 @@ class Operator(Row, table=True):
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
     parameters: dict[str, Any] = _json(dict)
     spec: dict[str, Any] = _json(dict)
+    output_shapes: list[list[int]] | None = _json(None)
 
 
 class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[call-arg, misc]

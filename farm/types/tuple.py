@@ -249,11 +249,26 @@ class Cost:
     ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products, convolutions and attention.
     ``bytes`` must be read or written at least: inputs, parameters and outputs, each distinct element once (an expanded
     tensor by its memory), tensors that are written in place twice; if an operator touches only a part of a tensor (a
-    row of a cache, some rows of a table), that part.
+    row of a cache, some rows of a table), that part. ``output_shapes`` are those of the tensors that the call returns;
+    None if unknown.
     """
 
     flops: int
     bytes: int
+    output_shapes: tuple[tuple[int, ...], ...] | None = None
+
+
+def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """`OperatorTuple.input_shapes` of a stored description."""
+    trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
+    return tuple(tuple(spec["tensors"][index]["shape"]) for tree in trees for index in tensor_references(tree))
+
+
+def dtype_of_call(spec: Mapping[str, Any]) -> str | None:
+    """The dtype of the first floating tensor of a stored description, otherwise of the first; None without tensors."""
+    dtypes = [tensor["dtype"] for tensor in spec.get("tensors") or ()]
+    floating = (name for name in dtypes if name in DTYPES and DTYPES[name][1][0] in "fb" and name != "bool")
+    return next(floating, dtypes[0] if dtypes else None)
 
 
 def short_name_of(operator: str) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from farm.operators.cost import cost
 from farm.prediction import stored_predictor
 from farm.prediction.stored_predictor import NeededTuple
+from farm.types.tuple import parse
 
 ROOT = Path(__file__).parents[2]
 #: A tuple of each operator family in float32 and in half precision, with predictions of the code that fitted the
@@ -24,7 +26,16 @@ def values(found):
 
 def test_it_answers_as_when_it_was_packaged():
     wanted = [
-        NeededTuple(one["id"], one["short_name"], "", one["flops"], one["bytes_moved"], {"": 2}, one["spec"])
+        NeededTuple(
+            one["id"],
+            one["short_name"],
+            "",
+            one["flops"],
+            one["bytes_moved"],
+            {"": 2},
+            one["spec"],
+            cost(parse(one["spec"])).output_shapes,
+        )
         for one in GOLDEN["tuples"]
     ]
     found = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11").predict(wanted, wanted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from sqlmodel import select
@@ -17,7 +16,7 @@ from farm.types.tuple import Cost, OperatorTuple
 from tests.statements import values_at_once
 
 
-def operators(*numbers: int) -> dict[Any, Cost]:
+def operators(*numbers: int) -> dict[OperatorTuple, Cost]:
     return {OperatorTuple("torch.add", "function", arguments=(number, 1)): Cost(1, 1) for number in numbers}
 
 

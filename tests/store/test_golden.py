@@ -18,6 +18,7 @@ from sqlmodel import SQLModel, select
 
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
+from farm.operators.cost import cost
 from farm.report import report
 from farm.store import tables
 from farm.store.content import find_tokens
@@ -113,6 +114,7 @@ def test_a_database_of_the_first_schema_is_reported_and_exported_with_the_same_i
     with stored.read() as session:
         for row in session.exec(select(tables.Operator)):
             assert parse(row.spec).id == row.id
+            assert row.output_shapes == list(map(list, cost(parse(row.spec)).output_shapes))
         for row in session.exec(select(tables.ProtocolRow)):
             assert Protocol.from_json(row.spec).id == row.id
         for golden in IDS["tokens"]:
