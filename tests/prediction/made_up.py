@@ -38,7 +38,8 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
                 "arguments": [{"tensor": index} for index, one in enumerate(tensors) if "name" not in one],
                 "tensors": tensors,
             }
-            call = describe(H200, f"{name} {batch} {width} {out}", name, spec, flops, moved, "normal")
+            output, key = [batch, out if name == "Linear" else width], f"{name} {batch} {width} {out}"
+            call = describe(H200, key, name, spec, flops, moved, "normal", outputs=[output])
             slower = {"Linear": 1.5, "ReLU": 1.1, "add": 1.3}[name] * random.lognormal(0, 0.02)
             time_us = 1.0 + (call.roofline_us + 0.2 * call.roofline_us**0.7) * slower
             power_w = 120 + 500 * (1 - np.exp(-call.roofline_us / 20))
