@@ -91,7 +91,7 @@ def stored_tuples(session: Session, variant: Variant, device_type: str, launch: 
     calls: dict[str, dict[str, int]] = defaultdict(dict)
     for (operator_id, data), number in classes(session, stored, "seen").items():
         calls[operator_id][data] = number
-    columns = "id short_name label flops bytes_moved spec output_shapes".split()
+    columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows = fetch_values(session, [_OPERATOR[name] for name in columns], calls)
     return [
         NeededTuple(id_, row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec, row.output_shapes)

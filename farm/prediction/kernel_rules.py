@@ -286,7 +286,13 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     found, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
         shapes = shapes_passed(spec)
-        if found and found.n and found.k and short_name == "matmul" and [len(one) > 2 for one in shapes] == [True, False]:
+        if (
+            found
+            and found.n
+            and found.k
+            and short_name == "matmul"
+            and [len(one) > 2 for one in shapes] == [True, False]
+        ):
             return Products(math.prod(shapes[0][:-1]), found.n, found.k)  # all rows by one matrix
         if found and found.m and found.n and found.k:
             return replace(found, count=found.count or 1)
