@@ -138,7 +138,7 @@ def test_each_of_a_sweeps_tuples_is_the_one_that_a_capture_gives_and_costs_the_s
     for combination in itertools.product(*grid.values()):
         values = {**recipe.names, **dict(zip(grid, combination, strict=True))}
         assert outcome(builder.build, values) == outcome(captures.build_by_capture, values), values
-    (short_name,) = {sample.spec.short_name for sample in builder._samples.values()}
+    (short_name,) = {sample.short_name for sample in builder._samples.values()}
     assert short_name == operator
 
 
