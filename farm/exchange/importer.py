@@ -333,8 +333,9 @@ def _call(row: Row, origin: str) -> Checked:
 def _cost(row: Row) -> Cost:
     """The cost of an operator tuple. Older exports hold the shape of the first output alone, and only if it is the
     only one."""
-    shapes = [row["output_shape"]] if row["output_shapes"] is None and row["output_shape"] else row["output_shapes"]
-    return Cost(row["flops"], row["bytes_moved"], shapes)
+    first, shapes = row["output_shape"], row["output_shapes"]
+    found = [first] if shapes is None and first is not None else shapes
+    return Cost(row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found)))
 
 
 def _verdict(row: Row, origin: str) -> dict[str, Any]:

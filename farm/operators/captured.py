@@ -167,7 +167,8 @@ class CapturedPass:
         """
 
         values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}
-        for name, kind in (("calls", CapturedCall), ("tensors", CapturedTensor), ("owners", Owner)):
+        kinds: dict[str, Any] = {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}
+        for name, kind in kinds.items():
             values[name] = tuple(
                 kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
                 for row in data[name]

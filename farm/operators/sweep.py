@@ -78,8 +78,8 @@ class Expansion:
             except Impossible as refusal:
                 varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or self.sweep.grid
                 example = ", ".join(f"{name} {_size_text(values[name])}" for name in varied)
-                count, *first = self._skipped.get(refusal.kind, (0, str(refusal), example))
-                self._skipped[refusal.kind] = count + 1, *first
+                count, reason, example = self._skipped.get(refusal.kind, (0, str(refusal), example))
+                self._skipped[refusal.kind] = count + 1, reason, example
             else:
                 if spec.id not in self._found:
                     self._found.add(spec.id)
@@ -90,9 +90,9 @@ class Expansion:
         if batch:
             yield batch
         if not self._found:
-            reason = next(iter(self.skipped), "the grid is empty")
+            first = next(iter(self.skipped), "the grid is empty")
             raise UsageError(
-                f"None of the {self.sweep.size} combinations of {self.sweep} is possible: {reason}.",
+                f"None of the {self.sweep.size} combinations of {self.sweep} is possible: {first}.",
                 "Correct the grid.",
             )
 

@@ -178,8 +178,6 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
     ]
 
 
-
-
 def _row(
     calls: Sequence[_LayerCall],
     *,

@@ -206,7 +206,8 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
     if isinstance(output, torch.Tensor):
         heads = [output]
     if heads and all(isinstance(one, torch.Tensor) and one.dim() == 2 for one in heads):
-        return _of_classes(*heads[0].shape, device)
+        rows, classes = heads[0].shape
+        return _of_classes(rows, classes, device)
 
     def mean_of_squares(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return functools.reduce(operator.add, (one.float().square().mean() for one in _trained(output)))

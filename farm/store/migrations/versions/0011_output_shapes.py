@@ -10,9 +10,9 @@ down_revision = "0010"
 
 
 def upgrade() -> None:
-    column = sa.Column("output_shapes", sa.JSON(none_as_null=True), nullable=True)
-    op.add_column("operator", column)
-    table = sa.table("operator", sa.column("id"), sa.column("spec", sa.JSON()), column)
+    shapes_type = sa.JSON(none_as_null=True)
+    op.add_column("operator", sa.Column("output_shapes", shapes_type, nullable=True))
+    table = sa.table("operator", sa.column("id"), sa.column("spec", sa.JSON()), sa.column("output_shapes", shapes_type))
     stored = op.get_bind().execute(sa.select(table.c.id, table.c.spec)).all()
     if not stored:
         return
