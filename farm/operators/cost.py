@@ -34,10 +34,9 @@ def cost(spec: OperatorTuple) -> Cost:
         TupleRejected: it cannot be built.
         NotImplementedError: the size of its output depends on values.
     """
-    built = rebuild(spec, "meta")
+    built, written, out = rebuild(spec, "meta"), written_inputs(spec), None
+    returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
     with torch.no_grad(), flop_counter() as counter:
-        written, out = written_inputs(spec), None
-        returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
         if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it only writes its arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
         elif spec.operator not in RETURNS_TO_HOST:

@@ -19,7 +19,10 @@ def test_what_comes_out_is_what_the_capture_saw(model):
     found = extract(Variant(model, 2, 96 if model != "vit_b_16" else 224))
     for tuple_id, spec in found.capture.tuples.items():
         seen = [text.partition(")")[0] + ")" for text in found.capture.traces[tuple_id].outputs]
-        assert seen == list(map(str, found.costs[tuple_id].output_shapes)), spec.to_json()
+        # Fused attention returns an empty tensor in place of its weights.
+        assert [text for text in seen if text != "(0,)"] == list(map(str, found.costs[tuple_id].output_shapes)), (
+            spec.to_json()
+        )
         assert shapes_passed(spec.to_json()) == spec.input_shapes
 
 
