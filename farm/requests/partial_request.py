@@ -238,7 +238,7 @@ def command_of(request: Request) -> str:
     skipped |= {"length" if variant.phase == "decode" else "", "mode" if variant.step else ""}
     words = ["farm", "run", variant.model]
     for record in (variant, request.protocol, request):
-        for one in fields_of(type(record)):
+        for one in fields_of(type(record)):  # type: ignore[arg-type]
             value = getattr(record, one.name)
             usual = value in (0, "") or (value == one.default and one.name not in named)
             if one.option and not usual and one.name not in skipped:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 METHOD = 5  # raised if a change of the code changes results; readings of another method are not reused
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
-INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the subject or the canary runs
+_INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the subject or the canary runs
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:
     """The card time of the warm-ups and windows of a reading and its canary, in s."""
-    return math.fsum(cost_s.get(name, 0.0) for name in INSIDE)
+    return math.fsum(cost_s.get(name, 0.0) for name in _INSIDE)
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str
     """
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen, in_cache = _at_model_clocks(reading, wholes), weights_in_cache(wholes) or 0.0
-    place = _place_effect(wholes, operator_id)
-    if place is None:
+    found = [place for whole in wholes if (place := (whole.details.places or {}).get(operator_id)) is not None]
+    if not found:
         return _among_others(chosen, reading, in_cache)
-    # The weights are as cold there as in the model: the effect contains the time to fetch them, so no loop time is
-    # removed.
-    return _among_others(chosen, reading, 1.0, _bounded(place, reading, in_cache))
+    effect = Figure(sum(one.effect_us for one in found) / len(found), max(one.half_width_us for one in found))
+    # The weights are as cold there as in the model: the effect contains the time to fetch them.
+    return _among_others(chosen, reading, 1.0, _bounded(effect, reading, in_cache))
 
 
 def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
@@ -91,14 +91,6 @@ def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chos
         unsure_us=unsure * chosen.time.value,
         unsure_mj=unsure * chosen.energy.value if chosen.energy else 0.0,
     )
-
-
-def _place_effect(wholes: Sequence[ReadingView], operator_id: str) -> Figure | None:
-    """The time that the place of a tuple's calls in the model adds to one call, in µs; None if no whole has it."""
-    found = [place for whole in wholes if (place := (whole.details.places or {}).get(operator_id)) is not None]
-    if not found:
-        return None
-    return Figure(sum(place.effect_us for place in found) / len(found), max(place.half_width_us for place in found))
 
 
 def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:

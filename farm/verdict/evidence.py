@@ -84,14 +84,17 @@ class Evidence:
     @cached_property
     def parts(self) -> Sequence[Part]:
         """The tuples of the model with their counts; of a sweep, every tuple with the count 1."""
-        protocol, number = self.protocol, self._call_counts()
+        protocol, own_data = self.protocol, self.protocol.of_whole.data
+        # (Operator id, data class) -> calls of the model, in the order of the first call
+        number = dict.fromkeys(((item.subject_id, own_data) for item in self.items if item.role == "tuple"), 1)
+        if self.capture_id is not None:
+            number = classes(self.session, self.capture_id, protocol.data)
         operators = self._operators()
         labels = told_apart({operator.id: operator.label for operator in operators.values()})
         scope = scope_of(self.job, self.round)
         doubtful = _before_a_changed_canary(self.readings.values())
         by_subject = _preferred(item for item in self.items if item.role == "tuple")
         protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
-        own_data = protocol.of_whole.data
         parts = []
         for (operator_id, data), count in number.items():
             operator = operators[operator_id]
@@ -115,13 +118,6 @@ class Evidence:
                 )
             )
         return parts
-
-    def _call_counts(self) -> dict[tuple[str, str], int]:
-        """(Operator id, data class) -> calls of the model, in the order of the first call; of a sweep: 1 each."""
-        if self.capture_id is not None:
-            return classes(self.session, self.capture_id, self.protocol.data)
-        data = self.protocol.of_whole.data
-        return dict.fromkeys(((item.subject_id, data) for item in self.items if item.role == "tuple"), 1)
 
     def _operators(self) -> dict[str, Any]:
         its = select(_ITEM.subject_id).where(*self.its, _ITEM.role == "tuple")
