@@ -8,6 +8,7 @@ that does. A death is the call after the last use, not the release.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -175,15 +176,12 @@ def events(found: StepMemory) -> Iterator[dict[str, Any]]:
     """Trace events: slices for stages, for consecutive calls of one owner, and for calls; counters for the bytes held
     by role."""
     life, calls = found.life, found.capture.calls
-    for thread, name in ((1, "stages"), (2, "calls by owner")):
-        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": found.title}}
-    for thread, of in ((1, lambda call: call.stage), (2, found.where)):
-        begin = 0
-        for index in range(1, len(calls) + 1):
-            if index == len(calls) or of(calls[index]) != of(calls[begin]):
-                yield _slice(thread, of(calls[begin]), life.begins_us[begin], life.begins_us[index])
-                begin = index
+    for thread, title, of in ((1, "stages", lambda call: call.stage), (2, "calls by owner", found.where)):
+        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": title}}
+        for name, group in itertools.groupby(calls, of):
+            indices = [call.index for call in group]
+            yield _slice(thread, name, life.begins_us[indices[0]], life.begins_us[indices[-1] + 1])
     for call in calls:
         spec = found.capture.tuples[call.tuple_id]
         arguments = {"call": call.index, "part": call.part, "tuple": call.tuple_id}
@@ -218,24 +216,17 @@ def charts(found: StepMemory) -> list[Chart]:
     use = lines({"active": life.active_bytes, "inactive": inactive_bytes})
     left = lines({"with offloading": found.offload.held_bytes} if found.offload else {})
     unseen = {"no operator's": found.unseen_bytes or 0} if (found.unseen_bytes or 0) > 0 else {}
+    at_peak = {role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()}
+    by_length = _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))
+    by_size = _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))
     time_name = f"ms since the step began ({found.clock_name})"
     return [
         Chart("held, by role", time_name, "GB", areas=lines(life.held_by_role)),
         Chart("held, by whether a call uses it", time_name, "GB", lines=left, areas=use),
         *_curve(found),
-        *(
-            Chart(f"inactive periods, by {what}", y_name="MB·s", bars=bars)
-            for what, bars in (
-                ("length", _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))),
-                ("size", _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))),
-            )
-        ),
-        Chart(
-            f"at the peak: {count_of(found.peak_bytes, 'B')}",
-            "",
-            "GB",
-            bars={role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()},
-        ),
+        Chart("inactive periods, by length", y_name="MB·s", bars=by_length),
+        Chart("inactive periods, by size", y_name="MB·s", bars=by_size),
+        Chart(f"at the peak: {count_of(found.peak_bytes, 'B')}", "", "GB", bars=at_peak),
     ]
 
 
@@ -296,5 +287,4 @@ def as_plotly(chart: Chart) -> PageChart:
         "yaxis": {"title": {"text": chart.y_name}, "rangemode": "tozero", "automargin": True},
         "margin": {"l": 60, "r": 15, "t": 10, "b": 50},
     }
-    found = {"data": data, "layout": layout, "caption": chart.title}
-    return {**found, "legend": legend} if legend else found
+    return {"data": data, "layout": layout, "caption": chart.title, **({"legend": legend} if legend else {})}

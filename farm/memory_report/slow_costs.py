@@ -55,8 +55,8 @@ def slow_costs(
     life: Life,
     read: MeasuredSlow | None,
     bytes_per_s: float | None,
+    copied_bytes_per_s: float | None,
     *,
-    copied_bytes_per_s: float | None = None,
     variant: Variant,
     card: str,
 ) -> SlowCosts:
@@ -127,16 +127,13 @@ def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
     own: dict[tuple[str, str], tuple[str, int, float]] = {}
     for call in life.capture.calls:
         for word, _, size_bytes in tensors_of(life, call):
-            if (added_us := read.added_us.get((call.tuple_id, word))) and added_us > 0:
+            if (added_us := read.added_us.get((call.tuple_id, word), 0.0)) > 0:
                 own[call.tuple_id, word] = (_alike(life.capture.tuples[call.tuple_id], word), size_bytes, added_us)
-    chosen = [one for one in own.values() if one[1] >= _LARGE_BYTES]
-    if not chosen and not read.rates:
-        chosen = list(own.values())
-    each: dict[str, list[float]] = {name: list(values) for name, values in read.rates.items()}
+    chosen = [one for one in own.values() if one[1] >= _LARGE_BYTES] or ([] if read.rates else list(own.values()))
+    each: dict[str, list[float]] = defaultdict(list)
     for alike, size_bytes, added_us in chosen:
-        if alike not in read.rates:
-            each.setdefault(alike, []).append(size_bytes / added_us * 1e6)
-    rates = {name: statistics.median(values) for name, values in each.items()}
+        each[alike].append(size_bytes / added_us * 1e6)
+    rates = {name: statistics.median(values) for name, values in {**each, **read.rates}.items()}
     return {**rates, "": statistics.median(rates.values())} if rates else {}
 
 
@@ -180,10 +177,7 @@ def read_slow(
 
     def read(*which: Any) -> set[str]:
         query = sqlalchemy.select(*(_READING[name] for name in _NAMES)).where(
-            *which,
-            _READING.card_model.in_(card_models),
-            _READING.method == METHOD,
-            _READING.simulated.is_(False),
+            *which, _READING.card_model.in_(card_models), _READING.method == METHOD, _READING.simulated.is_(False)
         )
         found = set()
         for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):

@@ -64,8 +64,8 @@ class CallTimes:
     fingerprint: Mapping[str, Any] | None = None
 
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
-        floating = [one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf"))]
-        dtype = floating[0] if floating else "float32"
+        floating = (one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf")))
+        dtype = next(floating, "float32")
         return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype).estimate_us(cost.flops, cost.bytes)
 
 
@@ -97,7 +97,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The effect of recomputing one module, or several, in the backward instead of keeping its activations."""
+    """The effect of recomputing modules (paths, with commas between) in the backward instead of keeping activations."""
 
     modules: str
     peak_bytes: int
@@ -374,11 +374,8 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
         if taken is None:
             continue
         wholes = [whole.reading for whole in taken.wholes if whole.reading]
-        read_us = {
-            part.operator_id: choose(part.reading, wholes, part.operator_id).time.value
-            for part in taken.parts
-            if part.reading
-        }
+        readings = {part.operator_id: part.reading for part in taken.parts if part.reading}
+        read_us = {id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()}
         software = session.get_one(tables.SoftwareRow, taken.software_id)
         fingerprint = session.exec(
             select(tables.CardRow.fingerprint).where(
@@ -480,11 +477,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
 
 
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
-    """The step with the largest batch that fits.
-
-    Raises:
-        UsageError: not even the smallest batch fits.
-    """
+    """The step with the largest batch that fits; see `largest_batch`."""
 
     def peak_of(batch: int) -> int:
         if batch == found.variant.batch:
@@ -521,14 +514,7 @@ def with_offload_plans(
         UsageError: see `farm.memory_report.slow_costs.slow_costs` and `farm.slow_memory.offload_plan.plan_offload`.
     """
     copied_bytes_per_s = wire.bytes_per_s if wire is not None else None
-    costs = slow_costs(
-        found.life,
-        read,
-        bytes_per_s,
-        copied_bytes_per_s=copied_bytes_per_s,
-        variant=found.variant,
-        card=found.times.card,
-    )
+    costs = slow_costs(found.life, read, bytes_per_s, copied_bytes_per_s, variant=found.variant, card=found.times.card)
     amounts_bytes = [amount.of(found.allocated_peak_bytes) for amount in amounts]
     rate = (bytes_per_s or copied_bytes_per_s or costs.bytes_per_s) if moves else None
     planned = plan_offload(found.life, costs, *amounts_bytes, moves_bytes_per_s=rate)

@@ -171,7 +171,11 @@ def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> 
     """The number of tensors and elements, and their memory layout."""
     tensors, given = spec.get("tensors") or [], _given(spec)
     numbers, dtypes = [elements_of(tensor) for tensor in given], _named_dtypes(short_name, spec)
-    strided = sum(elements_of(tensor) for tensor in given if not _contiguous(tensor))
+    strided = sum(
+        elements_of(tensor)
+        for tensor in given
+        if tensor.get("stride") is not None and tuple(tensor["stride"]) != contiguous_stride(tuple(tensor["shape"]))
+    )
     parameters = [tensor for tensor in tensors if tensor["role"] != "activation"]
     others = {*dtypes, *(tensor["dtype"] for tensor in given if "float" in tensor["dtype"])}
     return {
@@ -251,11 +255,6 @@ def _bytes_created(short_name: str, spec: Mapping[str, Any], like: Tensor) -> in
     if dtype not in DTYPES or not all(type(size) is int for size in shape):
         return None
     return math.prod(shape) * DTYPES[dtype][0]
-
-
-def _contiguous(tensor: Tensor) -> bool:
-    stride = tensor.get("stride")
-    return stride is None or tuple(stride) == contiguous_stride(tuple(tensor["shape"]))
 
 
 def _window(short_name: str, spec: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -90,7 +90,7 @@ class Dataset:
         """A hash of the readings, the card model and the version of the features, which a predictor stores."""
         conditions = json.dumps(self.conditions.to_json(), sort_keys=True)
         about = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
-        about.update(json.dumps(self.card.to_json(), sort_keys=True).encode())
+        about.update(json.dumps(dataclasses.asdict(self.card), sort_keys=True).encode())
         for reading_id in sorted(row.reading_id for row in self.rows):
             about.update(reading_id.encode())
         return about.hexdigest()[:32]
@@ -126,14 +126,9 @@ class Dataset:
 
 
 _FIGURES = [field.name for field in dataclasses.fields(TrainingRow) if field.name not in ("call", "flags", "kernels")]
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.CardRow.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
-_CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
-_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
+_TABLES: tuple[Any, ...] = (tables.ReadingRow, tables.Operator, tables.CardRow, tables.SoftwareRow)
+_TABLES += (tables.ProtocolRow, tables.Capture, tables.Call, tables.ModelVariant)
+_READING, _OPERATOR, _CARD, _SOFTWARE, _PROTOCOL, _CAPTURE, _CALL, _VARIANT = (one.__table__.c for one in _TABLES)
 
 
 def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
@@ -266,9 +261,8 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
     found = []
     for row in session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(list(chosen)))):
         variant = Variant(**{name: getattr(row, name) for name in names})
-        numbers = Counter(
-            session.scalars(sqlalchemy.select(_CALL.operator_id).where(_CALL.capture_id == chosen[row.id]))
-        )
+        query = sqlalchemy.select(_CALL.operator_id).where(_CALL.capture_id == chosen[row.id])
+        numbers = Counter(session.scalars(query))
         specs_of = sorted(stored_specs(session, numbers).items())
         calls = tuple(_described(card, spec, tf32=protocol.tf32) for _, spec in specs_of)
         counts = tuple(numbers[id_] for id_, _ in specs_of)

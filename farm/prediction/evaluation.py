@@ -223,9 +223,8 @@ def _evaluation(
     time = held.errors(data, "time_us")
 
     def by(names: Names) -> dict[str, Score]:
-        scores = {str(name): Score.of(time.log_ratio[names == name]) for name in np.unique(names) if name}
-        known = {name: score for name, score in scores.items() if score}
-        return dict(sorted(known.items(), key=lambda entry: -entry[1].count))
+        scores = ((str(name), Score.of(time.log_ratio[names == name])) for name in np.unique(names) if name)
+        return dict(sorted(((name, score) for name, score in scores if score), key=lambda entry: -entry[1].count))
 
     measured = [(model, model.time_us, predicted, times) for model, predicted, times in held.sums if model.time_us]
     return Evaluation(
@@ -311,11 +310,6 @@ def fit(
     """
     held = leave_families_out(spec, data, models, say)
     say(f"{spec.name}: all {len(data)} tuples")
-    return StoredPredictor.of(data, spec.fit(data), calibration(data, held))
-
-
-def calibration(data: Dataset, held: HeldOutPredictions) -> Calibration:
-    """From families that were left out."""
     known, found = held.costs.known, {}
     for target, name in TARGETS.items():
         errors = held.errors(data, target)
@@ -324,4 +318,5 @@ def calibration(data: Dataset, held: HeldOutPredictions) -> Calibration:
         found[f"unseen_{name}"] = unseen_quantile(found[name], errors.where(predicted & ~known))
     for target, name in SUM_TARGETS.items():
         found[f"sum_{name}"] = float(np.maximum(quantile(held.sum_errors(target)), SUM_LEAST / SUM_FLOOR))
-    return Calibration(**found, families=len(set(held.families) - {""}))
+    calibration = Calibration(**found, families=len(set(held.families) - {""}))
+    return StoredPredictor.of(data, spec.fit(data), calibration)

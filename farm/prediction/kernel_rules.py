@@ -348,10 +348,8 @@ def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any
 
 def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
     rank = len(shapes[1]) - 2
-    stride, padding, dilation = (
-        _number(spec, place, word, otherwise)
-        for place, word, otherwise in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
-    )
+    options = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    stride, padding, dilation = (_number(spec, *option) for option in options)
     if isinstance(padding, str):
         padding = 0 if padding == "valid" else [size // 2 for size in shapes[1][2:]]
     spread = (value if isinstance(value, list) else [value] * rank for value in (stride, padding, dilation))
@@ -436,9 +434,8 @@ def _flattened(short_name: str, tensors: Sequence[Tensor], products: Products | 
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """The number of values in all windows of a pool."""
     given = spec.get("parameters") or {}
-    window, step = (
-        plain(given.get(name, argument(spec, place, name))) for place, name in ((1, "kernel_size"), (2, "stride"))
-    )
+    names = ((1, "kernel_size"), (2, "stride"))
+    window, step = (plain(given.get(name, argument(spec, place, name))) for place, name in names)
     sides = [value if isinstance(value, list) else [value] * 2 for value in (window, step or window)]
     sides = [side * 2 if len(side) == 1 else side for side in sides]
     if not all(type(size) is int and size > 0 for side in sides for size in side):  # no rule knows this call

@@ -259,10 +259,10 @@ def _polynomial(parameters: Floats, values: Floats) -> tuple[float, npt.NDArray[
 
     used = np.flatnonzero(np.ptp(parameters[:, : -len(PHYSICAL)], axis=0) > 0)
     physical = np.eye(parameters.shape[1], dtype=np.int8)[-len(PHYSICAL) :]
-    best: tuple[float, npt.NDArray[np.int8], Floats, float] | None = None
+    found: list[tuple[float, npt.NDArray[np.int8], Floats, float]] = []
     for degree in (1, 2, 3):
         number = math.comb(len(used) + degree, degree) - 1
-        if best is not None and (number > MOST_TERMS or not number):
+        if found and (number > MOST_TERMS or not number):
             break
         powers = np.zeros((number, parameters.shape[1]), dtype=np.int8)
         if number:
@@ -274,10 +274,8 @@ def _polynomial(parameters: Floats, values: Floats) -> tuple[float, npt.NDArray[
             warnings.simplefilter("ignore")  # some lassos of the path do not converge; the best one is taken
             scaler, lasso = (step for _, step in pipeline.fit(_terms(parameters, powers), values).steps)
         error, kept = float(lasso.mse_path_.mean(axis=1).min()), lasso.coef_ != 0
-        if best is None or error < best[0]:
-            best = (error, powers[kept], (lasso.coef_ / scaler.scale_)[kept], float(lasso.intercept_))
-    assert best is not None
-    return best
+        found.append((error, powers[kept], (lasso.coef_ / scaler.scale_)[kept], float(lasso.intercept_)))
+    return min(found, key=lambda one: one[0])
 
 
 def _parameters(inputs: Inputs, logarithms: bool) -> Floats:

@@ -14,7 +14,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,7 @@ def save(stored: StoredPredictor, path: Path) -> None:
         "features": list(call_features.NAMES),
         "key": stored.key,
         "rows": stored.rows,
-        "card": stored.card.to_json(),
+        "card": asdict(stored.card),
         "circumstances": stored.conditions.to_json(),
         "calibration": stored.calibration.to_json(),
         "fitted": stored.fitted.about(),
@@ -313,13 +313,13 @@ def find(
         UsageError: the predictor cannot be read, or every file that could be it cannot be read.
     """
     candidates: list[tuple[bool, int, list[int], Path]] = []
-    unreadable: UsageError | None = None
+    unreadable = []
     for number, folder in enumerate(folders):
-        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        for path in sorted(folder.glob("*.json")):
             try:
                 conditions = _about(path).get("circumstances") or {}
             except UsageError as error:
-                unreadable = unreadable or error
+                unreadable.append(error)
                 continue
             protocol = conditions.get("protocol") or {}
             own = (conditions.get("card_model"), *map(protocol.get, ("launch", "residency")))
@@ -328,6 +328,6 @@ def find(
                 its = str((conditions.get("software") or {}).get("torch"))
                 version = [int(digits) for digits in re.findall(r"\d+", its)]
                 candidates.append((its.startswith(torch), -number, version, path))
-    if not candidates and unreadable is not None:
-        raise unreadable
+    if not candidates and unreadable:
+        raise unreadable[0]
     return load(max(candidates)[-1].with_suffix(".npz")) if candidates else None

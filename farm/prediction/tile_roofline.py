@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
@@ -35,9 +35,6 @@ class CardModel:
         key = "tf32" if tf32 and dtype == "float32" else dtype or "float32"
         return Roofline(self.flops_per_s.get(key, self.flops_per_s["float32"]), self.bytes_per_s, self.launch_floor_us)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "flops_per_s": dict(self.flops_per_s)}
-
 
 def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] = ()) -> CardModel:
     """Build a card model from the median of the fingerprints of its cards; the data sheet supplies what they lack."""
@@ -55,10 +52,8 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     rates = {dtype: statistics.median(one.flops_per_s for one in found) for dtype, found in rooflines.items()}
     # Twice the rate of half precision on every card that multiplies in eight bits.
     rates |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 2 * rates["bfloat16"])
-    bytes_per_s, launch_us = (
-        statistics.median(getattr(one, name) for one in rooflines["float32"])
-        for name in ("bytes_per_s", "launch_floor_us")
-    )
+    bytes_per_s = statistics.median(one.bytes_per_s for one in rooflines["float32"])
+    launch_us = statistics.median(one.launch_floor_us for one in rooflines["float32"])
     limit_w = middle("power_limit_w", sheet.power_limit_w)
     base_w = middle("base_power_w", 0.2 * limit_w)
     return CardModel(kind, model, rates, bytes_per_s, launch_us, sheet.multiprocessors, sheet.l2_bytes, limit_w, base_w)

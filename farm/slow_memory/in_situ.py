@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,15 +20,13 @@ from farm.benchmark.call_context import Player
 from farm.benchmark.cuda_graph import capture_graph, one_stream, synchronize
 from farm.benchmark.passes import applied, variant_passes
 from farm.errors import Unmeasurable
+from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject
-
-if TYPE_CHECKING:
-    from farm.operators.captured import CapturedCall, CapturedPass
 
 REPLAYS = 8  # of each run, after one that is not counted
 
@@ -186,22 +184,19 @@ class _Run:
         replay: Callable[[], Any] = once
         if self._device.type == "cuda":
             replay = capture_graph([once], self._device).replay
-        samples: dict[int, list[float]] = {index: [] for index in self.ready}
-        nothing: list[float] = []
-        for number in range(REPLAYS + 1):
+        stopwatches = [empty, *self._stopwatches.values()]
+        samples = []
+        for _ in range(REPLAYS + 1):
             replay()
             synchronize(self._device)
-            if number:
-                nothing.append(empty.took_us())
-                for index, values in samples.items():
-                    values.append(self._stopwatches[index].took_us())
+            samples.append([stopwatch.took_us() for stopwatch in stopwatches])
+        nothing, *found = zip(*samples[1:], strict=True)
         events_us = intervals.midmean(nothing)
-        return {
-            self._changes[index]: CallTime(
-                intervals.midmean(values) - events_us, intervals.batch_half_width(values, intervals.midmean)
-            )
-            for index, values in samples.items()
-        }
+        times = {}
+        for index, values in zip(self._stopwatches, found, strict=True):
+            half_width_us = intervals.batch_half_width(values, intervals.midmean)
+            times[self._changes[index]] = CallTime(intervals.midmean(values) - events_us, half_width_us)
+        return times
 
     def _step(self, call: CapturedCall, operator: Rebuilt) -> object:
         if call.index not in self.ready:

@@ -97,7 +97,7 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
         for call, position in makers:
             results = watched.calls[call].results
             into.setdefault(call, list(results))[position] = memory.like(results[position])
-        return Outputs(functools.partial(_redirected, into), "fast")
+        return Outputs(lambda one: functools.partial(_redirected, one, into), "fast")
     if rebuilt.device.type != "cuda":
         why = f"{', '.join(sorted(fixed))} writes only to memory that it allocates"
         raise Unmeasurable("not_available", f"The output cannot be in slow memory: {why}.")
@@ -148,12 +148,9 @@ class _Redirecting(TorchDispatchMode):
         return write(results)
 
 
-def _redirected(into: Mapping[int, Sequence[torch.Tensor]], rebuilt: Rebuilt) -> Pass:
-    def run() -> object:
-        with _Redirecting(into):
-            return rebuilt.run()
-
-    return run
+def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) -> object:
+    with _Redirecting(into):
+        return rebuilt.run()
 
 
 def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
@@ -331,17 +328,15 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     else:
         raise Unmeasurable("not_available", _MIXED)
 
-    def run(one: Rebuilt) -> Pass:
-        def once() -> object:
-            output = pool.run(one.run)
-            if not separated(output, one):
-                raise Unmeasurable("not_available", _MIXED)
-            return output
-
-        return once
+    def run(one: Rebuilt) -> object:
+        output = pool.run(one.run)
+        if not separated(output, one):
+            raise Unmeasurable("not_available", _MIXED)
+        return output
 
     alone = allocations == number_of_outputs or len(sizes) == allocations
-    return Outputs(run, "fast" if alone else "may be with the output", pool.pool)
+    workspaces = "fast" if alone else "may be with the output"
+    return Outputs(lambda one: functools.partial(run, one), workspaces, pool.pool)
 
 
 def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:

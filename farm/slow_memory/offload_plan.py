@@ -151,10 +151,8 @@ def plan_offload(
     plans = []
     for fast_bytes in amounts_bytes:
         if (plan := program.solve(fast_bytes, time_limit_s)) is None:
-            raise UsageError(
-                f"No plan within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s.",
-                "Give a larger --fast.",
-            )
+            what = f"No plan within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s."
+            raise UsageError(what, "Give a larger --fast.")
         plans.append(plan)
     steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
     wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
@@ -189,8 +187,8 @@ class _Program:
             sum(self.pieces[place_of[number]] for number in {*call.reads, *call.writes} & place_of.keys())
             for call in life.capture.calls
         ]
-        self.largest = max(range(calls), key=lambda call: used[call])
-        self.least_bytes = used[self.largest] * ALLOCATED_BYTES
+        self.largest = used.index(max(used))
+        self.least_bytes = max(used) * ALLOCATED_BYTES
         self.peak_bytes = max(self.held_pieces) * ALLOCATED_BYTES
         self.periods: list[tuple[int, int, list[int]]] = []  # place, number of the period, calls while away
         self.transfers: list[tuple[float, float, float]] = []  # way, when it goes out, when it comes back

@@ -23,7 +23,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,15 +32,12 @@ from farm.benchmark.cuda_graph import capturing, one_stream, synchronize
 from farm.benchmark.passes import applied, as_launched, numeric_flags
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
+from farm.operators.captured import CapturedCall, CapturedPass
+from farm.operators.rebuild import Rebuilt
 from farm.slow_memory.memory_tier import Mover, SlowMemory, slow_memory_of, wire_beside
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.slow_memory.transfers import AsRun, Move, Run, Wire
-from farm.types.protocol import Variant
-
-if TYPE_CHECKING:
-    from farm.operators.captured import CapturedCall, CapturedPass
-    from farm.operators.rebuild import Rebuilt
-    from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol, Subject, Variant
 
 WARM_UP_S = 0.3  # of replays that are not counted
 WINDOW_S = 1.0  # of all replays that are
@@ -85,7 +81,7 @@ def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> 
     Raises:
         Unmeasurable: see `extract_step`.
     """
-    capture = _extracted(subject, protocol, device)
+    capture = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     with applied(protocol), _translated_out_of_memory():
         one_stream(device)
         _release_memory(device)
@@ -119,7 +115,7 @@ def compare(
     Raises:
         Unmeasurable: rejected (this card runs other calls); see also `extract_step` and `run_planned`.
     """
-    known = _extracted(subject, protocol, device)
+    known = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     _last_step.clear()
     here = [call.tuple_id for call in known.calls]
     if here != list(calls):
@@ -132,10 +128,6 @@ def compare(
     with applied(protocol), _translated_out_of_memory():
         memory = functools.partial(slow_memory_of, device)
         return run_planned(known, plans, memory, device, moves=moves, window_s=WINDOW_S)
-
-
-def _extracted(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
-    return _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
 
 
 @contextlib.contextmanager
@@ -207,11 +199,7 @@ class PlannedStep:
     """
 
     def __init__(
-        self,
-        player: Player,
-        slow: frozenset[int],
-        memory: Callable[[], SlowMemory],
-        moves: Sequence[Move] = (),
+        self, player: Player, slow: frozenset[int], memory: Callable[[], SlowMemory], moves: Sequence[Move] = ()
     ) -> None:
         """
         Raises:

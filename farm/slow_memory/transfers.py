@@ -5,10 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from farm.training.tensor_lifetime import Inactive, Life
+from farm.training.tensor_lifetime import Inactive, Life
 
 
 @dataclass(frozen=True)
