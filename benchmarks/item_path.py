@@ -139,12 +139,13 @@ def main() -> None:
     parser.add_argument(
         "--tree", type=Path, default=Path(__file__).parent.parent, help="checkout to run (default: this one)"
     )
-    parser.add_argument("--list", action="store_true", help="list the hand-overs")
+    parser.add_argument("--list", action="store_true", help="list the modules and the hand-overs")
     options = parser.parse_args()
     modules, calls = counted(options.tree.resolve())
     between = {(source[0], target[0]) for source, target in calls}
     print(f"{len(modules)} modules, {len(calls)} hand-overs between functions, {len(between)} pairs of modules")
     if options.list:
+        print(*sorted(modules), sep="\n")
         for source, target in sorted(calls):
             print(f"{source[0]}:{source[1]} -> {target[0]}:{target[1]}")
 
