@@ -33,8 +33,16 @@ def name_of(code):
     if found == "":
         path = code.co_filename
         inside = path.startswith(ROOT) and path[len(ROOT):].split("/")[0] in ("farm", "tasks", "cli")
-        found = names[code] = (path[len(ROOT):], code.co_qualname) if inside and code.co_name != "<module>" else None
+        function = code.co_flags & 1  # neither a module nor the body of a class
+        found = names[code] = (path[len(ROOT):], code.co_qualname) if inside and function else None
     return found
+
+def importing(frame):
+    while frame is not None:
+        if frame.f_code.co_name == "_call_with_frames_removed":
+            return True
+        frame = frame.f_back
+    return False
 
 def carries(value, depth=3):
     if isinstance(value, str):
@@ -55,7 +63,8 @@ def on_event(frame, event, _):
     callee = name_of(frame.f_code)
     if callee is None:
         return
-    modules.add(callee[0])
+    if callee[0] not in modules and not importing(frame):
+        modules.add(callee[0])
     caller = frame.f_back
     while caller is not None and name_of(caller.f_code) is None and not caller.f_code.co_filename.startswith(ROOT):
         caller = caller.f_back  # through a library, such as Celery or Typer
