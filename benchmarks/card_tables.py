@@ -41,7 +41,7 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
     from sqlmodel import col, select
 
     from farm.store import tables
-    from farm.store.rows import fetch
+    from farm.store.database import fetch
 
     verdict, readings = built.verdict, built.readings
     items = session.exec(select(tables.Item).where(tables.Item.job_id == built.job_id)).all()

@@ -29,8 +29,7 @@ from farm.errors import BrokerUnreachable, FarmError
 from farm.jobs.items import Closed
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, database_now
-from farm.store.rows import in_batches, lock_items
+from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
 from farm.types.format import masked
 from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, broker_problem

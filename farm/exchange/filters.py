@@ -22,7 +22,7 @@ from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.exchange.columns import CARD, FIGURES, OPERATOR, PARAMETERS, PROTOCOL, READINGS, SOFTWARE, VARIANT, Column
 from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
-from farm.store.rows import in_batches
+from farm.store.database import in_batches
 from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)

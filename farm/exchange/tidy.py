@@ -30,7 +30,7 @@ from farm.exchange.columns import (
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.rows import AT_ONCE, in_batches
+from farm.store.database import AT_ONCE, in_batches
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session, col, func, select
 
-from farm.store.database import database_now
-from farm.store.rows import in_batches
+from farm.store.database import database_now, in_batches
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
 #: The slowness of a card follows from its newest items, at most this old and this many; from fewer it is unknown.

@@ -18,8 +18,7 @@ from farm.devices.device import FINGERPRINT_VERSION, Card
 from farm.errors import NoSuchCard
 from farm.requests.card_selection import matching_cards
 from farm.store.content import storable_text, store_software
-from farm.store.database import Database, database_now, read_clock_s
-from farm.store.rows import locked
+from farm.store.database import Database, database_now, locked, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator
 from farm.types.protocol import Software
 

@@ -17,8 +17,7 @@ from farm.errors import NoSuchCard, UnknownOperator, Unreadable, UsageError, did
 from farm.jobs.items import open_items
 from farm.jobs.planning import add_round
 from farm.store.content import find_capture
-from farm.store.database import Database, database_now
-from farm.store.rows import locked
+from farm.store.database import Database, database_now, locked
 from farm.store.tables import Capture, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate, next_operators

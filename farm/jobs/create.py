@@ -33,8 +33,7 @@ from farm.models.catalog import title_of
 from farm.requests.card_selection import CardLike
 from farm.requests.memory import check_step_fits
 from farm.store import content, tables
-from farm.store.database import Database
-from farm.store.rows import fetch, in_batches, locked
+from farm.store.database import Database, fetch, in_batches, locked
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.protocol import Software, Variant
 from farm.types.request import Request, named

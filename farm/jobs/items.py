@@ -27,9 +27,8 @@ from farm.errors import Unreadable
 from farm.jobs import item_state
 from farm.store import tables
 from farm.store.content import add_reading, find_tokens
-from farm.store.database import Database, database_now
+from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.reuse import find_readings, satisfies, subject_key
-from farm.store.rows import in_batches, lock_items
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading

@@ -19,8 +19,7 @@ from farm.jobs.planning import PlannedRound, add_round, chosen_cards, note_plann
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
-from farm.store.database import Database, database_now, read_clock_s
-from farm.store.rows import lock_items, locked
+from farm.store.database import Database, database_now, lock_items, locked, read_clock_s
 from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 

@@ -18,8 +18,17 @@ from sqlmodel import Session, col, func, or_, select
 from farm.jobs import item_state
 from farm.jobs.balance import MovableItem, balance_groups, slowness
 from farm.jobs.planning import card_for_each, wait_on_card
-from farm.store.database import Database, database_now, read_clock_s
-from farm.store.rows import fetch, in_batches, lock_items, lock_open_jobs, lock_with_open_jobs, locked
+from farm.store.database import (
+    Database,
+    database_now,
+    fetch,
+    in_batches,
+    lock_items,
+    lock_open_jobs,
+    lock_with_open_jobs,
+    locked,
+    read_clock_s,
+)
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, ReadingRow
 
 

@@ -17,8 +17,8 @@ from farm.operators.captured import CapturedCall
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import SlowCosts
 from farm.store import tables
+from farm.store.database import in_batches
 from farm.store.reuse import tells_others
-from farm.store.rows import in_batches
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
 from farm.types.memory_tiers import Placement

@@ -24,7 +24,7 @@ from farm.report.remarks import remarks
 from farm.report.report import Report
 from farm.requests.partial_request import command_of
 from farm.store import tables
-from farm.store.rows import fetch_values
+from farm.store.database import fetch_values
 from farm.types import format
 from farm.types.format import printable
 from farm.types.reading import FLAGS

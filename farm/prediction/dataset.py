@@ -25,8 +25,8 @@ from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.families import model_family
 from farm.prediction.tile_roofline import CardModel, card_model
 from farm.store import tables
+from farm.store.database import in_batches
 from farm.store.reuse import tells_others
-from farm.store.rows import in_batches
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
 

@@ -17,7 +17,7 @@ from farm.models import catalog
 from farm.operators.roofline import Roofline
 from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
-from farm.store.rows import fetch_values
+from farm.store.database import fetch_values
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Variant
 from farm.types.request import Request

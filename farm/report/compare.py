@@ -18,7 +18,7 @@ from sqlmodel import Session
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
-from farm.store.rows import fetch, fetch_values
+from farm.store.database import fetch, fetch_values
 from farm.verdict.figures import Figure, figure_json, total_of
 
 _READING, _OPERATOR, _PROTOCOL, _SOFTWARE = (

@@ -24,7 +24,7 @@ from farm.errors import TupleRejected, UsageError
 from farm.report.report import Report
 from farm.store import tables
 from farm.store.content import PlacedCall, placed_calls
-from farm.store.rows import fetch_values
+from farm.store.database import fetch_values
 from farm.types.format import printable
 from farm.types.label import call_of
 from farm.types.tuple import OperatorTuple, parse

@@ -21,7 +21,7 @@ from farm.estimate.estimate import PerToken
 from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.store import tables
-from farm.store.rows import fetch
+from farm.store.database import fetch
 from farm.store.tables import ItemState, JobState
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, Verification, inside_s

@@ -20,8 +20,7 @@ from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.database import Database, database_now, read_clock_s
-from farm.store.rows import fetch, fetch_values
+from farm.store.database import Database, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import Job
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Subject, Variant

@@ -6,24 +6,27 @@ transaction that reads first and becomes a writer later fails at once under cont
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, select, text
+import sqlalchemy
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
-from sqlmodel import Session
+from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.settings import settings
+from farm.store.tables import Item, Job, JobState
 from farm.types.format import masked
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -62,7 +65,7 @@ def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
 
 def read_clock_s(session: Session) -> float:
     """Return the current time of the database's clock. Unit: s since 1970."""
-    return float(session.scalars(select(database_now())).one())
+    return float(session.scalars(sqlalchemy.select(database_now())).one())
 
 
 class Database:
@@ -382,3 +385,74 @@ def newest_schema() -> str:
 def first_line(error: SQLAlchemyError) -> str:
     text = str(getattr(error, "orig", error)).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+# ----------------------------------------------------- reading and locking many rows
+
+# Older builds of SQLite accept at most 999 values in a statement.
+AT_ONCE = 500
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=SQLModel)
+
+
+def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """Yield the values without repetitions, in order, in batches."""
+    wanted = list(dict.fromkeys(values))
+    for start in range(0, len(wanted), size):
+        yield wanted[start : start + size]
+
+
+def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, Row]:
+    """Return rows by primary key ``id``."""
+    identity = table.id  # type: ignore[attr-defined]
+    return {
+        row.id: row  # type: ignore[attr-defined]
+        for batch in in_batches(keys)
+        for row in session.exec(select(table).where(col(identity).in_(batch)))
+    }
+
+
+def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:
+    """Columns of rows by primary key, the first column. For thousands of rows, objects would take seconds."""
+    return {row[0]: row for batch in in_batches(keys) for row in values(session, columns, columns[0].in_(batch))}
+
+
+def values(session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None) -> list[Any]:
+    """Columns of all matching rows as named tuples, whose fields are ten times as fast to read as those of a row."""
+    query = sqlalchemy.select(*columns).where(*where)
+    found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
+    return list(map(_named(tuple(column.name for column in columns))._make, found))
+
+
+@functools.cache
+def _named(names: tuple[str, ...]) -> Any:
+    return collections.namedtuple("Values", names)
+
+
+def locked(session: Session, table: type[Row], key: str) -> Row | None:
+    """Lock a row until the end of the transaction and return its current state; None if it does not exist."""
+    return session.get(table, key, populate_existing=True, with_for_update={"key_share": True})
+
+
+def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
+    """Lock jobs and return the open ones, which stay open until the end of the transaction."""
+    found: dict[str, Job] = {}
+    for batch in in_batches(sorted(job_ids)):
+        query = select(Job).where(col(Job.id).in_(batch)).order_by(col(Job.id)).with_for_update(key_share=True)
+        found.update((job.id, job) for job in session.exec(query.execution_options(populate_existing=True)))
+    return {job_id: job for job_id, job in found.items() if job.state == JobState.OPEN}
+
+
+def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], list[Item]]:
+    """Lock items that match conditions on items and jobs, after their jobs; the open jobs and their items."""
+    with_job = col(Job.id) == col(Item.job_id)
+    jobs = lock_open_jobs(session, session.exec(select(Item.job_id).join(Job, with_job).where(*which).distinct()))
+    query = select(Item).join(Job, with_job).where(*which).order_by(col(Item.id)).with_for_update(of=Item)
+    return jobs, [item for item in session.exec(query) if item.job_id in jobs]
+
+
+def lock_items(session: Session, *which: Any) -> None:
+    """Lock the matching items in the order of their ids. A single UPDATE of them would lock in any order."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()).all()

@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import delete
 from sqlmodel import col, func, select
 
-from farm.store.database import Database, database_now
-from farm.store.rows import in_batches, locked
+from farm.store.database import Database, database_now, in_batches, locked
 from farm.store.tables import Item, Job, JobState, ReadingRow, TraceRow
 
 

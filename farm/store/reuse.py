@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from sqlmodel import Session, col, select
 
-from farm.store.rows import in_batches
+from farm.store.database import in_batches
 from farm.store.tables import Item, ReadingRow
 from farm.types.protocol import Stopping
 from farm.types.reading import METHOD, Details
