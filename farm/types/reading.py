@@ -383,12 +383,13 @@ class Eagerly:
     """The differences between an eager pass and the measured run.
 
     Attributes:
-        kernels: name -> launches in the measured run and in the eager pass, if they differ.
+        kernels: name -> launches in the measured run and in the eager pass, if they differ. Older records name them:
+            ``{"launched": 0, "eager": 12}``.
         kernel_time_us, eager_kernel_time_us: of all kernels of a pass.
     """
 
     operators: tuple[OtherCalls, ...] = ()
-    kernels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    kernels: Mapping[str, tuple[int, int] | Mapping[str, int]] = field(default_factory=dict)
     kernel_time_us: float | None = None
     eager_kernel_time_us: float | None = None
 

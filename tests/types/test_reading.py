@@ -59,3 +59,11 @@ def test_a_verification_is_written_as_it_was_read():
     assert found.in_model.calls_us == {"a": (1.0, None)}
     assert json.loads(json.dumps(found.to_json())) == {**FOUND, "from_a_later_version": 1}
     assert Verification.from_json({}).to_json() == {}
+
+
+def test_an_older_record_names_the_launches_of_a_kernel():
+    older = {"eagerly": {"operators": [], "kernels": {"gemm": {"launched": 0, "eager": 12}, "relu": [1, 0]}}}
+    assert Verification.from_json(older).to_json()["eagerly"]["kernels"] == {
+        "gemm": {"launched": 0, "eager": 12},
+        "relu": (1, 0),
+    }
