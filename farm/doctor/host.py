@@ -21,7 +21,7 @@ from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.spool import Spool
 from farm.settings import Settings
-from farm.types.format import plural
+from farm.types.format import plural, printable
 
 DISK_PROBLEM_BYTES = 2**30
 DISK_WARNING_BYTES = 10 * 2**30
@@ -222,7 +222,15 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
     yield _writable("state folder", current.state_dir, step)
     yield _locks(current.lock_dir)
     yield from _disk(current)
-    if waiting := len(Spool(current.state_dir / "spool")):
+    spool = Spool(current.state_dir / "spool")
+    if aside := spool.put_aside():
+        named = printable(", ".join(path.name for path in aside[:5]))
+        yield problem(
+            "spool",
+            f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be used: {named}",
+            "Look for the reason in the log of the card's worker, then delete them. Their items are measured again.",
+        )
+    if waiting := len(spool):
         yield warning(
             "spool",
             f"{waiting} readings wait on this disk for the database",

@@ -418,3 +418,13 @@ def test_readings_that_wait_for_the_database_are_told(examined):
     spool.mkdir(parents=True)
     (spool / "1-a.json").write_text("{}")
     assert levels(examined(), "spool")[0][0] == "warning"
+
+
+def test_files_that_the_spool_put_aside_are_told(examined):
+    aside = Path(os.environ["FARM_STATE_DIR"]) / "spool" / "unreadable"
+    aside.mkdir(parents=True)
+    (aside / "1-a.json").write_bytes(b"\xff")
+    (aside.parent / "2-b.json.refused").write_text("{}")
+    ((level, told),) = levels(examined(), "spool")
+    assert level == "problem"
+    assert told.startswith(f"2 readings in {aside.parent} could not be used: 1-a.json, 2-b.json.refused")

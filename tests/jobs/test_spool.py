@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -53,12 +54,62 @@ def test_it_stays_on_disk_while_the_database_is_away(any_database, held, tmp_pat
     assert len(spool) == 1
 
 
-def test_a_file_that_is_not_a_reading_is_put_aside(any_database, tmp_path):
+def _not_utf8(path):
+    path.write_bytes(b'{"card_id": "\xff"}')
+
+
+def _nested(path):
+    path.write_text("[" * 100_000)
+
+
+def _not_permitted(path):
+    if os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    path.write_text("{}")
+    path.chmod(0)
+
+
+def _a_claim_of_another_program(path):
+    data = json.loads(next(path.parent.glob("*.json")).read_text())
+    data["claim"]["protocol"] = {"launch": "by hand"}
+    path.write_text(json.dumps(data))
+
+
+UNREADABLE = {
+    "not JSON": lambda path: path.write_text("{"),
+    "not UTF-8": _not_utf8,
+    "nested too deep": _nested,
+    "a folder": lambda path: (path / "within").mkdir(parents=True),
+    "a pipe": os.mkfifo,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "without permission": _not_permitted,
+    "of another program": _a_claim_of_another_program,
+}
+
+
+@pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_file_that_cannot_be_read_is_put_aside_and_keeps_no_other_waiting(any_database, held, tmp_path, caplog, make):
     spool = Spool(tmp_path / "spool")
-    spool.folder.mkdir()
-    (spool.folder / "1-x.json").write_text("{")
+    spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
+    make(spool.folder / "0-first.json")
+    (closed,) = spool.flush(any_database, "SIM-0")
+    assert closed.accepted
+    assert len(spool) == 0
+    assert spool.put_aside() == [spool.folder / "unreadable" / "0-first.json"]
     assert spool.flush(any_database, "SIM-0") == []
-    assert [path.name for path in spool.folder.iterdir()] == ["1-x.json.unreadable"]
+    assert sum("0-first.json cannot be read" in line.getMessage() for line in caplog.records) == 1
+
+
+def test_a_file_that_cannot_be_moved_either_keeps_no_other_waiting(any_database, held, tmp_path, caplog):
+    spool = Spool(tmp_path / "spool")
+    spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
+    (spool.folder / "0-first.json").write_text("{")
+    spool.unreadable.write_text("a file in the place of the folder")
+    (closed,) = spool.flush(any_database, "SIM-0")
+    assert closed.accepted
+    assert spool.flush(any_database, "SIM-0") == []
+    assert sum("0-first.json stays where it is" in line.getMessage() for line in caplog.records) == 1
+    assert spool.items() == {0}
 
 
 def test_a_reading_that_the_database_refuses_is_put_aside_and_keeps_no_other_waiting(any_database, held, tmp_path):
@@ -77,6 +128,7 @@ def test_a_file_of_another_name_is_no_reading(any_database, held, tmp_path):
     spool = Spool(tmp_path / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id="s")
     (spool.folder / "notes-old.json").write_text("{}")
+    (spool.folder / f"{2**64}-old.json").write_text("{}")  # no id that a database could have
     assert spool.items() == {held.item_id}
     spool.flush(any_database, "SIM-0")
     assert spool.items() == set()

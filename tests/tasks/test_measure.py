@@ -16,6 +16,7 @@ from farm.devices.simulated import SOFTWARE
 from farm.errors import Unmeasurable
 from farm.jobs import cards, items
 from farm.jobs.spool import Spool
+from farm.settings import settings
 from tasks import measure, queues
 from tests.planned import READING, claim, items_of, plan, readings, register
 
@@ -82,6 +83,21 @@ def test_a_reading_that_waits_on_disk_is_written_before_its_item_is_claimed_agai
     assert worker.benchmark.asked == ["ready"], "nothing is measured again"
     (item,) = items_of(any_database, item.job_id)
     assert (item.state, item.attempts, item.repeated, readings(any_database)) == ("done", 1, 0, 1)
+
+
+@pytest.mark.parametrize("attempts_left", [1, 0])
+def test_an_item_whose_reading_on_disk_cannot_be_read_is_measured_again_while_it_has_attempts(
+    worker, any_database, no_broker, attempts_left
+):
+    (item,) = items_of(any_database, plan(any_database, ["SIM-0"]))
+    for _ in range(settings().max_attempts - attempts_left):
+        held = claim(any_database, item, "holder-0")
+    worker.spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id).write_bytes(b"\xff")
+    status = measure.run_item(None, worker, item.id)["status"]
+    (item,) = items_of(any_database, item.job_id)
+    assert (status, item.state) == (("done", "done") if attempts_left else ("failed", "failed"))
+    assert (item.reason, readings(any_database)) == ("" if attempts_left else "attempts_exhausted", attempts_left)
+    assert len(worker.spool) == 0
 
 
 def test_a_card_in_quarantine_begins_no_process_for_its_messages(worker, any_database, no_broker):
