@@ -211,7 +211,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
     from farm.settings import settings
     from farm.store.content import classes
     from tasks.embedded import EmbeddedFarm
-    from tasks.submit import submit
+    from tasks.submissions import submit
 
     pending = [one for one in requests if newest(database, one) is None]
     if not pending:

@@ -91,7 +91,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """Return what a sum would take from the product's reading, given the card's state with both."""
     from farm.types.reading import Details
-    from farm.verdict.choice import choose
+    from farm.verdict.aggregate import choose
     from farm.verdict.figures import ReadingView
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
@@ -111,8 +111,8 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
 def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     """Measure time and power of the calls, one after the other, over a separate window."""
     from farm.benchmark.clock import Clock
-    from farm.benchmark.cuda_graph import capture_graph
     from farm.benchmark.sampler import Sampler
+    from farm.benchmark.torch_device import capture_graph
     from farm.benchmark.window import window_power
     from farm.benchmark.workload import Workload, WorkloadRound
 

@@ -83,7 +83,7 @@ def sweep_of(number: int) -> Request:
 def submit(number: int, postgres: bool) -> dict[str, Any]:
     from tasks.app import configure
     from tasks.control import reconcile_now
-    from tasks.submit import submit as submit_job
+    from tasks.submissions import submit as submit_job
 
     with fresh_database(postgres) as database, BrokerServer() as broker:
         os.environ.update(FARM_BROKER_URL=broker.url, FARM_HEARTBEAT_S="100000")

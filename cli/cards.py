@@ -48,7 +48,7 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     """The cards of this host, and unless `local` those in the database, by id."""
     from farm.errors import FarmUnavailable
     from farm.jobs import listing
-    from farm.jobs.card_choice import all_own_cards
+    from farm.jobs.cards import all_own_cards
     from farm.settings import settings
 
     rows: dict[str, dict[str, Any]] = {}

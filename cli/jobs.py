@@ -108,7 +108,7 @@ def resume(
     from farm.jobs import jobs as rows_of
     from farm.settings import settings
     from tasks.app import check_broker
-    from tasks.submit import resume as resume_job
+    from tasks.submissions import resume as resume_job
 
     database = opening.open_database()
     with database.read() as session:

@@ -81,7 +81,7 @@ def operators(
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
-    from farm.jobs.card_choice import kind_of_cards
+    from farm.jobs.cards import kind_of_cards
     from farm.models import catalog
     from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import DEFAULTS, default_dtype

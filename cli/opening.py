@@ -39,15 +39,15 @@ def upgraded_database() -> Iterator[Database]:
 
 
 def own_cards() -> list[Card]:
-    """See `farm.jobs.card_choice.own_cards`."""
-    from farm.jobs.card_choice import own_cards
+    """See `farm.jobs.cards.own_cards`."""
+    from farm.jobs.cards import own_cards
 
     return own_cards(say)
 
 
 def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
-    """See `farm.jobs.card_choice.chosen_own_cards`."""
-    from farm.jobs.card_choice import chosen_own_cards
+    """See `farm.jobs.cards.chosen_own_cards`."""
+    from farm.jobs.cards import chosen_own_cards
 
     return chosen_own_cards(wanted, say)
 

@@ -124,7 +124,7 @@ def _run(options: CliOptions, ending: _Ending) -> None:
 
 def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
     """Raise `UsageError` if a request places tensors in slow memory, and a card has none."""
-    from farm.devices.cpu import no_slow_memory
+    from farm.devices.host import no_slow_memory
     from farm.errors import UsageError
 
     if any(one.request.placements != "none" for one in planned):
@@ -164,7 +164,7 @@ def submit(
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
     from farm.errors import UsageError
-    from farm.jobs.card_choice import serving_cards
+    from farm.jobs.cards import serving_cards
     from farm.requests.card_selection import choose_cards
     from farm.settings import settings
     from tasks.app import check_broker

@@ -40,7 +40,7 @@ def _verb(study: Study) -> Callable[..., None]:
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
-        from farm.jobs.card_choice import all_own_cards
+        from farm.jobs.cards import all_own_cards
         from farm.models.catalog import find
         from farm.pages import plots
         from farm.requests.partial_request import PartialRequest, complete

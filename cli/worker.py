@@ -43,7 +43,7 @@ def worker(
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     """The cards to serve. `CardUnavailable` if a GPU's driver does not answer yet: a service tries again."""
     from farm.errors import CardUnavailable, NoSuchCard
-    from farm.jobs.card_choice import all_own_cards
+    from farm.jobs.cards import all_own_cards
     from farm.requests.card_selection import matching_cards
 
     if wanted:

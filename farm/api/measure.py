@@ -39,8 +39,7 @@ from farm.store.content import store_extraction, store_operators, store_values
 from farm.store.database import Database
 from farm.types.format import ENERGY, POWER, TIME
 from farm.types.label import label_of
-from farm.types.memory_tiers import Placements
-from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import Placements, Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse

@@ -1,4 +1,4 @@
-"""Caches: the size of the last one, the share of a footprint that it keeps, and what cold caches add to an operator.
+"""Caches: the share of a footprint that the last one keeps, and what cold caches add to an operator.
 
 In a loop the code of a kernel stays in the instruction caches, and its inputs are only read. In a model another kernel
 has just run and written the inputs. On an H200 the difference is 0.2 us to some us a kernel, 3 to 7 % of a whole model
@@ -8,21 +8,18 @@ anew. Events inside the CUDA graph surround the operator: they add the same time
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from farm.benchmark import intervals
-from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.torch_device import cache_bytes, capture_graph
 from farm.types.reading import InContext
 
-CPU_LIMIT_BYTES = 64 * 2**20  # one process cannot count on more of a large server's shared cache
 PIECES = 64  # a cache is read in so many pieces
 LEAST_PIECE_BYTES = 2**16
 COLD_TIMES = 3  # a footprint of so many cache sizes is never found again
@@ -38,19 +35,6 @@ MOST_BARE = 500  # passes of it
 REPLAYS = 6  # after one that is not counted
 LONGEST_S = 0.005  # longer passes are not timed: some microseconds do not matter to them
 UNSEEN_US = 10.0  # the assumed half-width of the effect on these
-
-
-def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache before the memory: the L2 of a GPU, the largest cache of one CPU."""
-    if device.type == "cuda":
-        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
-    largest = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
-        with contextlib.suppress(ValueError):
-            largest = max(largest, int(text.rstrip("KMG")) * scale)
-    return min(largest or 32 * 2**20, CPU_LIMIT_BYTES)
 
 
 def found_again(footprint_bytes: int, device: torch.device) -> float | None:

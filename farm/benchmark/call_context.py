@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from farm.benchmark import intervals
-from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
+from farm.benchmark.torch_device import capture_graph
 from farm.operators.encoding import tensors_in
 from farm.types.reading import Place
 

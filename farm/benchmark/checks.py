@@ -16,14 +16,18 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from farm.benchmark.cuda_graph import synchronize
 from farm.benchmark.passes import numeric_flags
+from farm.benchmark.torch_device import synchronize
 from farm.benchmark.workload import Workload, prepare_canary
 from farm.types.protocol import OnPhase, Protocol, Stopping
 from farm.types.reading import REPEATED, CanaryNote, Reading
+
+if TYPE_CHECKING:
+    pass
 
 _log = logging.getLogger(__name__)
 

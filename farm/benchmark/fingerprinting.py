@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark import intervals
-from farm.benchmark.cuda_graph import capture_graph, synchronize
-from farm.benchmark.power_levels import tiny_kernels
-from farm.benchmark.sampler import Sampler
+from farm.benchmark.sampler import Sampler, tiny_kernels
+from farm.benchmark.torch_device import capture_graph, synchronize
 from farm.devices.device import FINGERPRINT_VERSION
 
 if TYPE_CHECKING:

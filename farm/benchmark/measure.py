@@ -25,10 +25,9 @@ from farm.benchmark.cache import other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, pass_times_us
-from farm.benchmark.cuda_graph import one_stream
 from farm.benchmark.passes import Offload, applied
-from farm.benchmark.power_levels import PowerLevels
-from farm.benchmark.sampler import Sampler
+from farm.benchmark.sampler import PowerLevels, Sampler
+from farm.benchmark.torch_device import one_stream
 from farm.benchmark.window import DRIFT, FLOOR_TICKS, SteadyWindow, WindowPower, window_power
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from farm.benchmark.cache import found_again
-from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
-from farm.types.memory_tiers import Placement
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Placement, Protocol, Subject, Variant
 from farm.types.reading import Details
 from farm.types.tuple import parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings

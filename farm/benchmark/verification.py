@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.benchmark.cuda_graph import capture_graph, one_stream
 from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
+from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
 from farm.operators.profiler import RANGE, is_kernel, kernels_between_marks, mark
@@ -40,9 +40,9 @@ from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 if TYPE_CHECKING:
+    from farm.operators.capture import Around
     from farm.operators.captured import CapturedPass
     from farm.operators.profiler import Record, WatchedPass
-    from farm.operators.recorder import Around
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
-from farm.benchmark.power_levels import PowerLevels
-from farm.benchmark.sampler import SampledWindow, Sampler
+from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
 from farm.types.reading import METHOD, Reading, Trace
 

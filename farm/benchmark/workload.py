@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-from farm.benchmark.cache import cache_bytes
-from farm.benchmark.cuda_graph import capture_graph, synchronize
 from farm.benchmark.passes import (
     CHAIN_LAYERS,
     MEMORY_SHARE,
@@ -33,6 +31,7 @@ from farm.benchmark.passes import (
     operator_passes,
     variant_passes,
 )
+from farm.benchmark.torch_device import cache_bytes, capture_graph, synchronize
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.encoding import tensors_in
 from farm.types.protocol import Launch, Protocol, Subject

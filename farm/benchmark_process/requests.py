@@ -47,7 +47,7 @@ class SubjectRequest(ProcessRequest[A]):
 
 @dataclass(frozen=True)
 class FingerprintRequest(ProcessRequest[dict[str, Any]]):
-    """Take the card's rates, power levels and sensor delays (`farm.benchmark.fingerprinting`)."""
+    """Take the card's rates, power levels and sensor delays (`farm.benchmark.checks`)."""
 
     name, answer, doing = "fingerprint", dict[str, Any], "take the card's fingerprint"
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
-#: The version of fingerprints (`farm.benchmark.fingerprinting`); a card with an older one gets a new one.
+#: The version of fingerprints (`farm.benchmark.checks`); a card with an older one gets a new one.
 FINGERPRINT_VERSION = 2
 
 

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from farm.devices.device import Card, Device
 from farm.errors import Unmeasurable
 from farm.settings import Settings
-from farm.types.memory_tiers import Placement
-from farm.types.protocol import OnPhase, Protocol, Software, Subject
+from farm.types.protocol import OnPhase, Placement, Protocol, Software, Subject
 from farm.types.reading import Reading
 
 MODEL = "simulated card"

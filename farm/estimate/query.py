@@ -20,8 +20,8 @@ from farm.prediction.dataset import Dataset, MeasuredModel, datasets, measured_m
 from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.settings import settings
 from farm.store import tables
+from farm.store.content import tells_others
 from farm.store.database import Database
-from farm.store.reuse import tells_others
 from farm.types.protocol import Protocol, Variant
 
 FILLS = ("auto", "none", "roofline")

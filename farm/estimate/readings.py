@@ -18,9 +18,8 @@ from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.operators.roofline import Roofline, roofline_of
 from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
-from farm.store.content import classes
+from farm.store.content import classes, tells_others
 from farm.store.database import fetch_values, in_batches
-from farm.store.reuse import tells_others
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Part, ReadingView, Whole

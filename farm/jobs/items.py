@@ -26,9 +26,8 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unreadable
 from farm.jobs import item_state
 from farm.store import tables
-from farm.store.content import add_reading, find_tokens
+from farm.store.content import add_reading, find_readings, find_tokens, satisfies, subject_key
 from farm.store.database import Database, database_now, in_batches, lock_items
-from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading

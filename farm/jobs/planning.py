@@ -19,9 +19,8 @@ from farm.errors import NoSuchCard, TupleRejected, UsageError
 from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.operators.roofline import Roofline, roofline_of
-from farm.store.content import classes, store_protocol
+from farm.store.content import classes, find_readings, store_protocol
 from farm.store.database import database_now, fetch, fetch_values, in_batches, read_clock_s
-from farm.store.reuse import find_readings
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, Operator, Round
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse

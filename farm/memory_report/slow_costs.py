@@ -17,12 +17,11 @@ from farm.operators.captured import CapturedCall
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import SlowCosts
 from farm.store import tables
+from farm.store.content import tells_others
 from farm.store.database import in_batches
-from farm.store.reuse import tells_others
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
-from farm.types.memory_tiers import Placement
-from farm.types.protocol import Launch, Protocol, Variant
+from farm.types.protocol import Launch, Placement, Protocol, Variant
 from farm.types.reading import METHOD
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse

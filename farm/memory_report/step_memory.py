@@ -32,7 +32,7 @@ from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.tuple import DTYPES, OperatorTuple
-from farm.verdict.choice import choose
+from farm.verdict.aggregate import choose
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost

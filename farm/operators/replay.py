@@ -20,7 +20,7 @@ from farm.operators.captured import CallTrace, CapturedPass
 from farm.operators.encoding import storage_key, tensors_in
 from farm.operators.rebuild import rebuild, storage_bytes
 from farm.types.label import label_of
-from farm.types.memory_tiers import configurations
+from farm.types.protocol import configurations
 from farm.types.tuple import OperatorTuple, parse
 
 
@@ -86,7 +86,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
 
 def placements_of(spec: OperatorTuple, which: str) -> list[str]:
-    """The placements of a tuple's storages that ``which`` names, see `farm.types.memory_tiers.configurations`."""
+    """The placements of a tuple's storages that ``which`` names, see `farm.types.protocol.configurations`."""
     return configurations(*offloadable(spec), which)
 
 

@@ -25,8 +25,8 @@ from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.families import model_family
 from farm.prediction.tile_roofline import CardModel, card_model
 from farm.store import tables
+from farm.store.content import tells_others
 from farm.store.database import in_batches
-from farm.store.reuse import tells_others
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
 
@@ -188,7 +188,7 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
     details = Details.from_json(row.details)
     context, fetching_us = details.context, 0.0
     if context is not None and (details.copies or 1) > 1:
-        # The definition of `farm.verdict.choice`: a loop over copies minus the loop with everything in the cache.
+        # The definition of `farm.verdict.aggregate`: a loop over copies minus the loop with everything in the cache.
         looped_us = (details.burst.time_us if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
     return TrainingRow(

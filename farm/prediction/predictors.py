@@ -77,8 +77,10 @@ class CallCosts:
         return np.hypot(self.time_spread, self.power_spread)
 
     def in_model(self, cached_share: float) -> tuple[Floats, Floats]:
-        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.choice`), the next pass of which
-        finds a share of the weights in the card's cache."""
+        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.aggregate`).
+
+        The next pass of the model finds a share of the weights in the card's cache.
+        """
         shift_us = np.maximum(self.neighbours_us - cached_share * self.fetching_us, -0.9 * self.time_us)
         shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
         return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3

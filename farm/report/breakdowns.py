@@ -18,8 +18,7 @@ from farm.operators.roofline import Roofline
 from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
 from farm.store.database import fetch_values
-from farm.types.memory_tiers import Placement
-from farm.types.protocol import Variant
+from farm.types.protocol import Placement, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
@@ -123,7 +122,7 @@ class PlacementRow:
     operator_id: str
     label: str
     calls: int  # in the model, in all data classes
-    placement: str  # the slow tensors: `farm.types.memory_tiers`
+    placement: str  # the slow tensors: `farm.types.protocol`
     tensors: str  # the same by name: "weight, output"
     time_us: float | None
     time_half_width_us: float | None

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from farm.report.breakdowns import AllLayers
     from farm.report.report import Report
     from farm.types.reading import InModelTimes
-    from farm.verdict.audit import KernelAudit
-    from farm.verdict.verdict import Adjustment, Verdict
+    from farm.verdict.verdict import Adjustment, KernelAudit, Verdict
 
 _MOST_EAGERLY = 4
 

@@ -26,8 +26,7 @@ from farm.store.tables import ItemState, JobState
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import Request
-from farm.verdict.aggregate import launch_gap_us
-from farm.verdict.choice import choose
+from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import ReadingView, share_of
 from farm.verdict.verdict import VERDICT_SCHEMA, TupleRow, Verdict

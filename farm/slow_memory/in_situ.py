@@ -17,16 +17,15 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
-from farm.benchmark.cuda_graph import capture_graph, one_stream, synchronize
 from farm.benchmark.passes import applied, variant_passes
+from farm.benchmark.torch_device import capture_graph, one_stream, synchronize
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of
-from farm.types.memory_tiers import Placement
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Placement, Protocol, Subject
 
 REPLAYS = 8  # of each run, after one that is not counted
 
@@ -58,7 +57,7 @@ class InSituTimes:
 
 
 def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
-    """The configurations (`farm.types.memory_tiers.configurations`) of all tuples, each at the first call of its
+    """The configurations (`farm.types.protocol.configurations`) of all tuples, each at the first call of its
     tuple; at most `most`, spread evenly over the model."""
     from farm.operators.replay import placements_of
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from farm.devices.cpu import NODES, ONE_NODE, farthest_node
+from farm.devices.host import NODES, ONE_NODE, farthest_node
 from farm.errors import Unmeasurable
 from farm.slow_memory.transfers import Copied, Move, Wire
 from farm.types.format import count_of

@@ -33,7 +33,7 @@ from farm.operators.encoding import storage_key, tensors_in
 from farm.operators.rebuild import Rebuilt
 from farm.operators.replay import new_storages
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
-from farm.types.memory_tiers import Placement
+from farm.types.protocol import Placement
 from farm.types.reading import Details
 
 Write = Callable[[Sequence[torch.Tensor]], object]  # run an operator with its results in these tensors

@@ -28,8 +28,8 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
-from farm.benchmark.cuda_graph import capturing, one_stream, synchronize
 from farm.benchmark.passes import applied, as_launched, numeric_flags
+from farm.benchmark.torch_device import capturing, one_stream, synchronize
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass

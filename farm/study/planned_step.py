@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import PlannedStepRequest, StepCaptureRequest, WireRequest
-from farm.devices.cpu import no_slow_memory
 from farm.devices.device import Card
+from farm.devices.host import no_slow_memory
 from farm.errors import UsageError
 from farm.jobs.item_driver import hold_card
 from farm.memory_report.step_memory import StepMemory, memory

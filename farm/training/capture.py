@@ -27,6 +27,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from farm.errors import CaptureError, FarmError
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
+from farm.operators.capture import (
+    Around,
+    Recorder,
+    Storages,
+    WatchedFunctions,
+    WatchedOperators,
+    replaced,
+    watched_modules,
+)
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter
 from farm.operators.encoding import (
@@ -36,15 +45,6 @@ from farm.operators.encoding import (
     storage_key,
     tensors_in,
     written_tensors,
-)
-from farm.operators.recorder import (
-    Around,
-    Recorder,
-    Storages,
-    WatchedFunctions,
-    WatchedOperators,
-    replaced,
-    watched_modules,
 )
 from farm.training.step import TrainingStep
 

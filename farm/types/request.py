@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from farm.errors import FarmError, Unreadable, UsageError
 from farm.types.fields import ContentAddressed, content_id, declared, original
-from farm.types.memory_tiers import PLACEMENTS, Placements
-from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.protocol import PLACEMENTS, Placements, Protocol, Stopping, Variant
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -17,9 +17,8 @@ from sqlmodel import Session, col, select
 
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.content import classes, counts
+from farm.store.content import classes, counts, sound
 from farm.store.database import fetch, in_batches, values
-from farm.store.reuse import sound
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol

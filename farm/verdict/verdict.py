@@ -6,14 +6,15 @@ again. In JSON every key carries its unit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from farm.verdict.audit import KernelAudit
-from farm.verdict.figures import NOT_IN_SCOPE, Figure, ReadingView, Used, Whole, figure_json
+from farm.types.reading import Verification
+from farm.verdict.figures import NOT_IN_SCOPE, Figure, Part, ReadingView, Used, Whole, figure_json
 
 Outcome = Literal["pass", "fail", "none"]
 
@@ -233,3 +234,89 @@ def _whole_to_json(whole: Whole) -> dict[str, Any]:
 def _whole_from_json(data: Mapping[str, Any]) -> Whole:
     reading = None if data["time_us"] is None else _READING.validate_python(data)
     return Whole(data["card_id"], reading, data["reason"], data["launch"])
+
+
+# ---- kernel audit
+
+
+KEPT = 30  # kernels listed of each kind
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its launches in the whole and in all tuples together, and its time in the whole."""
+
+    name: str
+    whole: int
+    tuples: int
+    time_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class KernelAudit:
+    """The kernels of the whole compared with those of its tuples.
+
+    `explained` is the share of the whole's kernel time that launches of the same kernels by the tuples account for.
+    Each list holds at most the 30 heaviest kernels; the counts include all.
+    """
+
+    explained: float
+    time_us: float  # of all kernels of one unobserved pass
+    launches: int
+    unknown_tuples: int  # tuples of the model without known kernels
+    only_whole: tuple[Kernel, ...] = ()
+    only_tuples: tuple[Kernel, ...] = ()
+    other_counts: tuple[Kernel, ...] = ()
+    only_whole_count: int = 0
+    only_tuples_count: int = 0
+    other_counts_count: int = 0
+    launch: str = "eager"  # of the observed pass
+
+    @property
+    def same(self) -> bool:
+        """True if whole and tuples launch the same kernels equally often."""
+        return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
+
+
+def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
+    """Compare the kernels of a whole with those of its parts.
+
+    Args:
+        seen: the verification of the whole on a card, with `kernels` and `tuple_kernels`.
+
+    Returns:
+        None if the kernels of the whole or those of all parts are unknown, as on a CPU.
+    """
+    whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
+    expected: Counter[str] = Counter()
+    unknown = known = 0
+    for part in parts:
+        kernels = of_tuples.get(part.operator_id)
+        if kernels is None:
+            unknown += 1
+            continue
+        known += 1
+        for name, times in kernels.items():
+            expected[name] += times * part.count
+    total_us = sum(launches.time_us for launches in whole.values())
+    if not total_us or not known:
+        return None
+    both = [Kernel(name, launches.count, expected[name], launches.time_us) for name, launches in whole.items()]
+    both.sort(key=lambda kernel: -kernel.time_us)
+    only_whole = [kernel for kernel in both if not kernel.tuples]
+    other_counts = [kernel for kernel in both if kernel.tuples and kernel.tuples != kernel.whole]
+    only_tuples = [Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole]
+    explained_us = sum(kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole)
+    return KernelAudit(
+        explained=explained_us / total_us,
+        time_us=total_us,
+        launches=sum(kernel.whole for kernel in both),
+        unknown_tuples=unknown,
+        only_whole=tuple(only_whole[:KEPT]),
+        only_tuples=tuple(only_tuples[:KEPT]),
+        other_counts=tuple(other_counts[:KEPT]),
+        only_whole_count=len(only_whole),
+        only_tuples_count=len(only_tuples),
+        other_counts_count=len(other_counts),
+        launch=seen.launch or "eager",
+    )

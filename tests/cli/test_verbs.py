@@ -13,7 +13,7 @@ from cli import follow, opening
 from cli.options import CliOptions
 from cli.tables import sparkline
 from farm.devices.device import Card
-from farm.jobs import card_choice, cards, jobs
+from farm.jobs import cards, jobs
 from farm.jobs.create import OpenedJob
 from farm.settings import settings
 from farm.store import tables
@@ -328,7 +328,7 @@ def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeyp
     for module, name, instead in (
         (app, "check_broker", lambda _: None),
         (opening, "open_database", lambda: None),
-        (card_choice, "serving_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
+        (cards, "serving_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
         (Submissions, "still_to_do", lambda *_: []),
         (Submissions, "submit_all", made),
     ):

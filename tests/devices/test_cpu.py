@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.devices.cpu import CpuDevice, cpu_card
-from farm.devices.host import find_card
+from farm.devices.host import CpuDevice, cpu_card, find_card
 from farm.settings import settings
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.devices.cpu import CpuDevice, cpu_card
 from farm.devices.device import Device
-from farm.devices.host import find_card, open_device
+from farm.devices.host import CpuDevice, cpu_card, find_card, open_device
 from farm.devices.simulated import SimulatedDevice, simulated_cards
 from farm.settings import Settings, settings
 from tests.benchmark.fake_device import FakeDevice

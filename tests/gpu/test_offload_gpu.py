@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import numeric_flags, operator_passes
+from farm.benchmark.torch_device import capture_graph
 from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture

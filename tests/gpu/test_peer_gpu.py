@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
+from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.host import discover

@@ -13,8 +13,8 @@ from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part
+from farm.verdict.verdict import audit_kernels
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD

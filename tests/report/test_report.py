@@ -20,7 +20,7 @@ from farm.training.extract import extract
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.verdict.evidence import Evidence
-from tasks.submit import submit
+from tasks.submissions import submit
 from tests.report import measured, rows
 
 

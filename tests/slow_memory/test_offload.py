@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from farm.benchmark.passes import operator_passes
-from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
+from farm.devices.host import farthest_node, no_slow_memory
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.slow_memory.memory_tier import FarNode, PinnedMemory, SlowMemory

@@ -16,7 +16,7 @@ from farm.store.tables import VerdictRow
 from farm.types.protocol import Protocol, Software
 from farm.types.request import Request, Sweep
 from tasks.embedded import EmbeddedFarm
-from tasks.submit import submit
+from tasks.submissions import submit
 from tests.planned import claim, complete, items_of, register
 
 HERE = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=0, host="here")

@@ -14,7 +14,7 @@ from farm.settings import settings
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
-from tasks import submit
+from tasks import submissions
 from tasks.app import CONTROL_QUEUE, configure
 from tasks.queues import follow_up, publish_items, queue_depths
 from tests.farms import store_operators
@@ -26,14 +26,14 @@ def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch)
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "publish_round", interrupted)
+    monkeypatch.setattr(submissions, "publish_round", interrupted)
     request = Request(
         sweep=Sweep("Linear", {"in_features": (16,), "out_features": (16,)}, "a test"),
         protocol=Protocol(launch="eager"),
         stopping=Stopping(),
     )
     with pytest.raises(KeyboardInterrupt):
-        submit.submit(database, request, register(database, 0))
+        submissions.submit(database, request, register(database, 0))
     with database.read() as session:
         assert [job.state for job in session.exec(select(Job))] == ["cancelled"]
         assert [item.state for item in session.exec(select(Item))] == ["cancelled"]
@@ -66,7 +66,7 @@ def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(an
     still = claim(any_database, held)
     items.hand_back(any_database, "elsewhere")
     cards.drain(any_database, drained)
-    assert submit.resume(any_database, job_id) == 3
+    assert submissions.resume(any_database, job_id) == 3
     now = items_of(any_database, job_id)
     assert [item.state for item in now] == ["waiting", "failed", "waiting", "claimed", "waiting"]
     assert [item.card_id for item in now] == [peer, drained, peer, drained, peer]
@@ -82,11 +82,11 @@ def test_a_full_broker_is_said_to_be_full_and_its_job_waits_for_room(any_databas
         client.config_set("maxmemory", "1mb")
         try:
             with pytest.raises(BrokerUnreachable, match="is full") as caught:
-                submit.resume(any_database, job_id)
+                submissions.resume(any_database, job_id)
         finally:
             client.config_set("maxmemory", "0")
         assert "maxmemory" in caught.value.next_step
-        assert submit.resume(any_database, job_id) == 2
+        assert submissions.resume(any_database, job_id) == 2
         assert client.llen(f"card.{card}") == 2
 
 
@@ -104,7 +104,7 @@ def test_the_first_items_of_a_sweep_are_published_while_the_others_are_planned(a
         def told(doing, done, of):
             said.append((doing, done, of, client.llen(f"card.{card}")))
 
-        submit.submit(any_database, request, [card], progress=told)
+        submissions.submit(any_database, request, [card], progress=told)
         assert client.llen(f"card.{card}") == 10
     assert said == [
         ("Planning ten", 2, 10, 0),
@@ -124,7 +124,7 @@ def test_resuming_publishes_also_what_a_dead_worker_held(any_database, at_broker
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card], number=2)
     late = claim(any_database, items_of(any_database, job_id)[0], lease_s=-1)
-    assert submit.resume(any_database, job_id) == 2
+    assert submissions.resume(any_database, job_id) == 2
     assert complete(any_database, late, card).accepted, "nobody else has taken it"
 
 
@@ -143,13 +143,13 @@ def test_who_resumes_a_job_whose_own_farm_is_gone_looks_after_it(any_database, a
         row = session.get_one(CardRow, card)
         row.worker = cards.holder_name(card, "here", 7, "ab", "embedded:here:1:abc")
         session.add(row)
-    assert submit.resume(any_database, job_id) == 0
+    assert submissions.resume(any_database, job_id) == 0
     with any_database.write() as session:
         assert session.get_one(Job, job_id).farm == "embedded:here:1:abc", "its farm is there"
         row = session.get_one(CardRow, card)
         row.last_seen_at_s -= 1000
         session.add(row)
-    assert submit.resume(any_database, job_id) == 1
+    assert submissions.resume(any_database, job_id) == 1
     with any_database.read() as session:
         assert session.get_one(Job, job_id).farm == ""
 

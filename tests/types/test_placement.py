@@ -3,8 +3,7 @@
 import pytest
 
 from farm.errors import UsageError
-from farm.types.memory_tiers import MANY, Placement, configurations
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import MANY, Placement, Protocol, Variant, configurations
 from farm.types.request import Request, Sweep
 
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.types.reading import Burst, Details
-from farm.verdict.aggregate import aggregate, coverage_of, next_operators
-from farm.verdict.choice import choose
+from farm.verdict.aggregate import aggregate, choose, coverage_of, next_operators
 from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
 

@@ -6,9 +6,8 @@ import pytest
 
 from farm.types.reading import Launches, Verification
 from farm.verdict.aggregate import aggregate
-from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part, ReadingView, Whole
-from farm.verdict.verdict import Verdict
+from farm.verdict.verdict import Verdict, audit_kernels
 
 
 def part(name, count):

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from farm.types.reading import Burst, Details, InContext, Place
-from farm.verdict.aggregate import aggregate
-from farm.verdict.choice import PLACE_UNSURE, PLACE_UNSURE_US, choose, weights_in_cache
+from farm.verdict.aggregate import PLACE_UNSURE, PLACE_UNSURE_US, aggregate, choose, weights_in_cache
 from farm.verdict.figures import Part, ReadingView, Whole
 
 CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)

@@ -1,12 +1,15 @@
-"""Streams and CUDA graphs. All functions but the captures do nothing on a CPU."""
+"""The torch device of a benchmark: its stream, CUDA graphs and the size of its last cache."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+
+CPU_LIMIT_BYTES = 64 * 2**20  # one process cannot count on more of a large server's shared cache
 
 
 def synchronize(device: torch.device) -> None:
@@ -57,3 +60,16 @@ def capturing(device: torch.device, pool: Any = None) -> Iterator[torch.cuda.CUD
             captured.capture_end()
         raise
     captured.capture_end()
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last cache before the memory: the L2 of a GPU, the largest cache of one CPU."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
+        with contextlib.suppress(ValueError):
+            largest = max(largest, int(text.rstrip("KMG")) * scale)
+    return min(largest or 32 * 2**20, CPU_LIMIT_BYTES)
