@@ -1,8 +1,8 @@
 """Captures one forward pass: which operator calls it consists of, and a proof that none was missed.
 
 The owner of an aten operator is the leaf module of ``torch.nn`` that runs (the exact class, constructed as its
-attributes say), or the outermost call of a function of PyTorch's public API. `Recorder` watches a forward pass or a training
-step; `farm.operators.profiler` compares a watched pass with an unwatched one.
+attributes say), or the outermost call of a function of PyTorch's public API. `Recorder` watches a forward pass or a
+training step; `farm.operators.profiler` compares a watched pass with an unwatched one.
 
 Which operators run depends on the device and the grad mode, so a capture names both. `predict` computes nothing: it
 runs on fake tensors that claim to be on a device; meta tensors would take other paths.
