@@ -11,8 +11,8 @@ from farm.benchmark import fingerprinting
 from farm.benchmark.fingerprinting import pooled, w_per_c
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
-from farm.devices.host import cpu_card
 from farm.devices.device import FINGERPRINT_VERSION
+from farm.devices.host import cpu_card
 from farm.jobs.cards import keep_fingerprint, needs_fingerprint
 from farm.operators.roofline import roofline_of
 from farm.settings import settings
