@@ -211,7 +211,7 @@ class CliOptions:
             find(name)
         cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
         found = [cell.over(PartialRequest(model=name)) for name in models for cell in cells]
-        for entry in measurement_file.load(self.files or (), check_model=find):
+        for entry in measurement_file.load(self.files, check_model=find) if self.files else ():
             found += [cell.over(entry) for cell in (cells if entry.model else cells[:1])]  # a sweep has its own grid
         return found
 

@@ -233,7 +233,9 @@ def _move_stranded(
         if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
             log.warning("%s items of card %s (%s) move to its peers", len(moved), card.id, view.state)
             to_publish += moved
-    return to_publish + give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
+    if away and working:
+        to_publish += give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
+    return to_publish
 
 
 def _kind(card: tables.CardRow) -> tuple[str, str | None]:

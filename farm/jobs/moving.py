@@ -103,8 +103,6 @@ def give_up(
         farm: only jobs of this farm.
         job_id: only this job.
     """
-    if not away or not working:
-        return []
     with database.write() as session:
         its: list[Any] = [
             col(Item.card_id).in_(away),

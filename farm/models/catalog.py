@@ -63,8 +63,9 @@ def _shortest(source: Source, name: str) -> str:
 
 def _owner(name: str) -> Source | None:
     """The source that a name without one means; None if several sources have it, or none."""
-    having = [one for one in SOURCES if name in _entries(one) or name in one.REFUSED]
-    return having[0] if len(having) == 1 or (having and having[0] in _PREFERRED) else None
+    having = (one for one in SOURCES if name in _entries(one) or name in one.REFUSED)
+    first = next(having, None)
+    return first if first in _PREFERRED or next(having, None) is None else None
 
 
 def is_pattern(name: str) -> bool:

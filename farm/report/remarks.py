@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity, span
-from farm.types.value_profiles import holds_nothing
 
 if TYPE_CHECKING:
     from farm.report.breakdowns import AllLayers
@@ -46,7 +45,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "kernels", _kernels(verdict.kernels, verdict.launch)
     if timed := report.verification.in_model:
         yield "in model", _in_model(timed, report.verification.read_at_s)
-    if empty := sum(holds_nothing(row.data) for row in report.tuples):
+    if empty := sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples):
         tuples = f"{empty} {plural('tuple', empty)} measured with zeros only, as in the model (empty caches)"
         yield "data", f"{tuples}: other values take more energy"
     if verdict.flags:

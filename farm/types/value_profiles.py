@@ -95,11 +95,6 @@ def _matched(pattern: re.Pattern[str], word: str) -> re.Match[str]:
     return match
 
 
-def holds_nothing(name: str) -> bool:
-    """True if a buffer of the calls holds zeros only: an empty cache."""
-    return "zeros-100" in name.partition("/")[2].split(",")
-
-
 def _words(name: str, part: str, number: int) -> list[str]:
     words = part.split(",")
     if len(words) not in (1, number):

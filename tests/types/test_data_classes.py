@@ -12,7 +12,6 @@ from farm.types.value_profiles import (
     class_of,
     fillings,
     held_fillings,
-    holds_nothing,
     is_class,
 )
 
@@ -87,5 +86,3 @@ def test_what_a_call_was_given_of_the_model_stands_behind_a_stroke():
     assert held_fillings("normal", 2) == [HeldFilling()] * 2
     assert held_fillings("normal/zeros-100", 2) == [HeldFilling(1.0)] * 2
     assert held_fillings("normal/normal,used-25d1", 2) == [HeldFilling(), HeldFilling(0.75, 1)]
-    assert holds_nothing("normal/normal,zeros-100")
-    assert not holds_nothing("zeros-100")
