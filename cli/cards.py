@@ -9,7 +9,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from cli import lists, opening
+from cli import lists, output
 from cli.options import AsJson
 from cli.output import answer, say
 
@@ -58,7 +58,7 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     if local:
         return rows
     try:
-        with opening.open_database().read() as session:
+        with output.open_database().read() as session:
             registered = listing.registered_cards(session, settings().heartbeat_s)
     except FarmUnavailable as error:  # the cards of this host can be listed without the farm
         say(f"Only this host's cards: {error.message}")
@@ -90,7 +90,7 @@ def _changed(action: str, name: str) -> str:
     from farm.errors import UsageError
     from farm.jobs import cards
 
-    database = opening.open_database()
+    database = output.open_database()
     with database.read() as session:
         card = cards.find(session, name)
     if action == "release":

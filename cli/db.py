@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from cli import opening
+from cli import output
 from cli.output import emit
 
 app = typer.Typer(help="Create, update and check the database's tables.", no_args_is_help=True)
@@ -28,7 +28,7 @@ def upgrade() -> None:
 @app.command()
 def check() -> None:
     """Check that the database answers and has this program's schema (exit code 3 if not)."""
-    database = opening.open_database()
+    database = output.open_database()
     emit(f"{database}: schema {database.schema_version()}, as this program needs it")
 
 
@@ -45,7 +45,7 @@ def prune(
     from farm.store import pruning
     from farm.types.format import count_of, plural
 
-    database = opening.open_database()
+    database = output.open_database()
     found = pruning.prunable(database, older_than * 86400)
 
     def told(what: pruning.Prunable) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import opening
+from cli import output
 from cli.options import Model, VariantFields, option
 from cli.output import answer, emit_json, say, show
 
@@ -81,7 +81,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
     variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
     if (tokens := options.generate) is not None:
-        found = opening.first_that_knows(lambda session: query.generation(session, variants[0], tokens), lambda _: True)
+        found = output.first_that_knows(lambda session: query.generation(session, variants[0], tokens), lambda _: True)
         answer(options.as_json, found, lambda: prediction_tables.generation(found))
     elif len(variants) > 1:
         _curve(variants, query, options, over="batch" if len(batches) > 1 else "length")
@@ -90,7 +90,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
         if options.measure or options.seconds:
             before = one
             _measure(before, query, options)
-            with opening.open_database().read() as session:
+            with output.open_database().read() as session:
                 one = query.estimate(session, variants[0])
         if options.as_json:
             emit_json({**one.to_json(), **({"before": before.to_json()} if before else {})})
@@ -102,7 +102,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
     """An estimate from one's own database, or from the readings of the package if one's own has none."""
-    return opening.first_that_knows(
+    return output.first_that_knows(
         lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0
     )
 
@@ -125,7 +125,7 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
     from farm.errors import NoSuchCard
     from farm.estimate.query import import_packaged
 
-    own = [card for card in opening.own_cards() if card.model == found.card_model]
+    own = [card for card in output.own_cards() if card.model == found.card_model]
     if not own:
         raise NoSuchCard(
             f"No card of this host is a {found.card_model}.",
@@ -133,7 +133,7 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
         )
     chosen = found.to_measure(options.measure, options.seconds)
     labels = {one.operator_id: one.label for one in found.missing}
-    with opening.upgraded_database() as database:
+    with output.upgraded_database() as database:
         say(f"Measuring {len(chosen)} tuples on {own[0]}: {', '.join(labels[id_] for id_ in chosen[:3])} ...")
         specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(own[0].kind)
         measure_tuples(specs, database=database, card=own[0].id, protocol=protocol)

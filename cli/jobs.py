@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cli import follow, lists, opening
+from cli import follow, lists, output
 from cli.options import AsJson, Follow, Job
 from cli.output import Left, answer, emit_json, say
 from farm.types.format import plural
@@ -26,7 +26,7 @@ def jobs(
     from farm.jobs import listing
     from farm.store.database import read_clock_s
 
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         rows, now_s = listing.jobs(session, limit), read_clock_s(session)
     answer(as_json, {"jobs": rows}, lambda: lists.jobs(rows, now_s))
 
@@ -39,7 +39,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of jobs."""
-    database = opening.open_database()
+    database = output.open_database()
     job_ids = _jobs(database, job or [])
     if not job_ids:
         emit_json({"jobs": []}) if as_json else say("There is no job yet. Start one with `farm run resnet18`.")
@@ -86,7 +86,7 @@ def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's i
     """End jobs early: running measurements are finished and kept, the other items are not begun."""
     from farm.jobs import jobs as rows_of
 
-    database = opening.open_database()
+    database = output.open_database()
     with database.read() as session:
         rows = [rows_of.find(session, name) for name in job]
     for row in rows:
@@ -110,7 +110,7 @@ def resume(
     from tasks.app import check_broker
     from tasks.submissions import resume as resume_job
 
-    database = opening.open_database()
+    database = output.open_database()
     with database.read() as session:
         row = rows_of.find(session, job)
     if failed:

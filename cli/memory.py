@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import opening
+from cli import output
 from cli.options import AsJson, Declared, Model, option
 from cli.output import answer, say
 
@@ -80,9 +80,9 @@ def memory(
     checked = memories.MemoryOptions(**vars(options))
     variant = catalog.variant(model, batch, dtype=dtype, step="training", **given)
     access = memories.Access(
-        ask=opening.first_that_knows,
-        open_database=opening.open_database,
-        own_card=lambda word: opening.chosen_own_cards([word] if word else [])[0],
+        ask=output.first_that_knows,
+        open_database=output.open_database,
+        own_card=lambda word: output.chosen_own_cards([word] if word else [])[0],
         say=say,
     )
     found = memories.requested_memory(variant, checked, access)

@@ -9,8 +9,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,10 @@ from farm.types.format import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from sqlmodel import Session
+
+    from farm.devices.device import Card
+    from farm.store.database import Database
 
 
 _ENDLESS = 100_000  # columns; no line is longer
@@ -125,3 +129,51 @@ def complain(message: str, next_step: str = "") -> None:
     _tell(f"error: {message}")
     if next_step:
         _tell(f"→ {next_step}")
+
+
+# ---- the database and the cards of a command
+
+
+Answer = TypeVar("Answer")
+
+
+def open_database() -> Database:
+    """See `farm.store.database.open_database`."""
+    from farm.store.database import open_database
+
+    return open_database()
+
+
+@contextlib.contextmanager
+def upgraded_database() -> Iterator[Database]:
+    """The database of the settings, with this program's schema; created if it does not exist."""
+    from farm.settings import settings
+    from farm.store.database import Database
+
+    database = Database(settings().database)
+    try:
+        database.upgrade()
+        yield database
+    finally:
+        database.close()
+
+
+def own_cards() -> list[Card]:
+    """See `farm.jobs.cards.own_cards`."""
+    from farm.jobs.cards import own_cards
+
+    return own_cards(say)
+
+
+def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
+    """See `farm.jobs.cards.chosen_own_cards`."""
+    from farm.jobs.cards import chosen_own_cards
+
+    return chosen_own_cards(wanted, say)
+
+
+def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer], bool] = lambda _: True) -> Answer:
+    """See `farm.exchange.packaged.first_answer`."""
+    from farm.exchange.packaged import first_answer
+
+    return first_answer(ask, knows, say)

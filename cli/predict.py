@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import opening
+from cli import output
 from cli.options import AsJson, VariantFields
 from cli.output import answer, emit, emit_json, say, show
 
@@ -25,7 +25,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
     """The readings and models of one's own database, or those of the package."""
     from farm.estimate import query
 
-    return opening.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
+    return output.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from cli import lists, opening
+from cli import lists, output
 from cli.options import AsJson, Cards
 from cli.output import answer, emit, emit_json, say, show
 from farm.errors import BelowTarget, UsageError
@@ -29,7 +29,7 @@ def lookup(
     from farm.report import lookup as lookups
 
     filters = parse(words, card or ())
-    found, total = opening.first_that_knows(
+    found, total = output.first_that_knows(
         lambda session: lookups.lookup(session, filters, sort=sort, limit=limit),  # type: ignore[arg-type]
         lambda result: result[1] > 0,
     )
@@ -61,7 +61,7 @@ def compare(
     from farm.report import compare as comparisons
 
     bound = None if fail_above is None else _fraction(fail_above)
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         found = comparisons.compare(session, first, second)
     answer(as_json, found, lambda: lists.comparison(found, limit))
     if bound is not None:
@@ -101,7 +101,7 @@ def export(
     from farm.exchange.filters import parse
 
     selected = parse(filters or (), card or ())
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         written = exports.export(session, target, form=form, filters=selected or None, traces=traces)
     if as_json:
         files = {table: {"file": str(path), "rows": rows} for table, (path, rows) in written.files.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from cli import follow, opening
+from cli import follow, output
 from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
 from farm.errors import UsageError
@@ -37,7 +37,7 @@ def report(
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:
         page.check_page(html)
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs))
         built = [build(session, job_id) for job_id in ids]
         if html is not None:
@@ -90,7 +90,7 @@ def trace(
     from farm.pages import plots
     from farm.report.lookup import find_traced
 
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         found = find_traced(session, reading)
     sampled = found.trace
     if png is not None:
@@ -117,6 +117,6 @@ def publish(
     """Write the database as pages that need no server and no network: models, operators, cards."""
     from farm.pages import site
 
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         number = site.publish(session, folder)
     say(f"{number} pages written; open {folder / 'index.html'}")

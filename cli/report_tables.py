@@ -15,7 +15,7 @@ from cli import tables
 from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
 from farm.report.layers import sizes_text
-from farm.report.remarks import remarks
+from farm.report.report import remarks
 from farm.types.format import (
     ENERGY,
     NOTHING,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cli import follow, opening
+from cli import follow, output
 from cli.options import CliOptions
 from cli.output import Interrupted, emit_json, say
 
@@ -108,15 +108,15 @@ def _run(options: CliOptions, ending: _Ending) -> None:
     from tasks.submissions import Submissions, plan
 
     requests = options.requests()
-    cards = opening.chosen_own_cards(options.card or [])
+    cards = output.chosen_own_cards(options.card or [])
     planned = plan(requests, cards, target=settings().target)
     _check_slow_memory(planned, cards)
     submissions = Submissions(say)
     if options.dry_run:
-        there = opening.open_database() if is_there(settings().database) else None
+        there = output.open_database() if is_there(settings().database) else None
         follow.preview(submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json)
         return
-    with opening.upgraded_database() as database:
+    with output.upgraded_database() as database:
         if left := submissions.still_to_do(database, planned):
             _measure(database, left, cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
@@ -174,7 +174,7 @@ def submit(
         raise UsageError("--check needs the verdicts, which are not there yet.", "Add --wait.")
     requests = options.requests()
     check_broker(settings())
-    database = opening.open_database()
+    database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
     planned = plan(requests, cards, target=settings().target)
     submissions = Submissions(say)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import opening
+from cli import output
 from cli.options import AsJson
 from cli.output import emit, emit_json, say
 
@@ -25,7 +25,7 @@ def significant(context: typer.Context, as_json: AsJson = False) -> None:
 
     from farm.store import tables
 
-    with opening.open_database().read() as session:
+    with output.open_database().read() as session:
         rows = session.exec(select(tables.SignificantOperator).order_by(tables.SignificantOperator.name)).all()
     if as_json:
         emit_json({"significant": [{"operator": row.name, "added_by": row.added_by} for row in rows]})
@@ -42,7 +42,7 @@ def add(operators: Names) -> None:
     from farm.requests.partial_request import check_operator_names
 
     check_operator_names(operators)
-    with opening.open_database().write() as session:
+    with output.open_database().write() as session:
         remember_significant(session, operators, "person")
     say(f"Significant now: {', '.join(operators)}.")
 
@@ -52,6 +52,6 @@ def remove(operators: Names) -> None:
     """Remove operator types."""
     from farm.jobs.closing import forget_significant
 
-    with opening.open_database().write() as session:
+    with output.open_database().write() as session:
         forget_significant(session, operators)
     say(f"No longer significant: {', '.join(operators)}.")

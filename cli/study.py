@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from cli import opening, tables
+from cli import output, tables
 from cli.options import AsJson
 from cli.output import answer, say
 from cli.tables import Text
@@ -51,7 +51,7 @@ def _verb(study: Study) -> Callable[..., None]:
         find(model)
         if png is not None:
             plots.check_path(png)
-        chosen = opening.chosen_own_cards([card] if card else [])[0]
+        chosen = output.chosen_own_cards([card] if card else [])[0]
         request = complete(PartialRequest(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
         assert request.variant is not None
         neighbours = tuple(
@@ -60,7 +60,7 @@ def _verb(study: Study) -> Callable[..., None]:
             if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
         )
         options = StudyOptions(request.variant, quick, tuples, neighbours)
-        with opening.upgraded_database() as database:
+        with output.upgraded_database() as database:
             made = results.perform(study, database, chosen, options, say)
         _output(made, png, as_json)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cli import opening
+from cli import output
 from cli.output import said_through, say
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def worker(
     with said_through(logging.getLogger("farm.worker").warning) if as_json else contextlib.nullcontext():
         cards = _chosen(card)
     check_broker(settings())
-    opening.open_database().close()
+    output.open_database().close()
     raise typer.Exit(supervisor.run(cards, json_logs=as_json))
 
 
@@ -48,13 +48,13 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
 
     if wanted:
         try:
-            return opening.chosen_own_cards(wanted)
+            return output.chosen_own_cards(wanted)
         except NoSuchCard as error:
             own = all_own_cards()
             if any(matching_cards(own, want) or want.strip().lower().startswith(GPUS) for want in wanted):
                 raise CardUnavailable(error.message, error.next_step) from error
             raise
-    usable = opening.own_cards()
+    usable = output.own_cards()
     cards = [found for found in usable if found.kind != "cpu"]
     if not cards and any(found.refusal for found in all_own_cards()):
         raise CardUnavailable(

@@ -20,8 +20,7 @@ from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.layers import layers
-from farm.report.remarks import remarks
-from farm.report.report import Report
+from farm.report.report import Report, remarks
 from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.database import fetch_values

@@ -5,7 +5,7 @@ import json
 import pynvml
 import pytest
 
-from cli import opening
+from cli import output
 from cli.output import said_through
 from farm.devices.device import Card
 from farm.jobs import cards
@@ -60,7 +60,7 @@ def test_what_is_said_of_it_goes_into_the_log_where_lines_have_a_form(nvml, caps
     nvml.mig = 1
     lines = []
     with said_through(lines.append):
-        opening.own_cards()
+        output.own_cards()
     assert "MIG mode" in lines[0]
     assert capsys.readouterr().err == ""
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from sqlmodel import select
 
-from cli import follow, opening
+from cli import follow, output
 from cli.options import CliOptions
 from cli.tables import sparkline
 from farm.devices.device import Card
@@ -327,7 +327,7 @@ def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeyp
 
     for module, name, instead in (
         (app, "check_broker", lambda _: None),
-        (opening, "open_database", lambda: None),
+        (output, "open_database", lambda: None),
         (cards, "serving_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
         (Submissions, "still_to_do", lambda *_: []),
         (Submissions, "submit_all", made),

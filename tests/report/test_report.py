@@ -14,7 +14,7 @@ from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
 from farm.models import catalog
-from farm.report.remarks import remarks
+from farm.report.report import remarks
 from farm.store import tables
 from farm.training.extract import extract
 from farm.types.protocol import Protocol
