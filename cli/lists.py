@@ -6,7 +6,8 @@ The lists take the rows that the commands print with ``--json``, so that both sh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -200,41 +201,77 @@ def _job_details(job: Progress) -> str:
 # ----------------------------------------------------------------------------------------------- comparison
 
 
+_WEIGHTS = {
+    "own calls": "Operators of each side, by its own calls:",
+    "calls of A": "Operators of both sides, by the calls of A:",
+    "calls of B": "Operators of both sides, by the calls of B:",
+    "once": "Operators of both sides, each tuple once:",
+}
+
+
 def comparison(found: SideComparison, limit: int) -> RenderableType:
-    """Differences by operator type, by tuple, and the tuples of one side only."""
+    """Wholes and sums, differences by operator type and by tuple, and the tuples of one side only."""
     parts: list[RenderableType] = []
     for name, side in (("A", found.a), ("B", found.b)):
         about = f"{', '.join(side.card_models) or NOTHING}, torch {', '.join(side.software) or NOTHING}"
         text = f"{name}  {side.text}  ({about}; {side.tuples} {plural('tuple', side.tuples)})"
         parts.append(Text(text, style="bold"))
-    if found.total is None:
+    own, total = found.weights == "own calls", found.total
+    models = list(zip(found.wholes or found.sums, found.sums, strict=True))[: limit or SHOWN]
+    if own:
+        rows = [*(replace(row, name="whole model") for row in found.wholes)]
+        rows += [replace(row, name="sum of all tuples") for row in found.sums]
+        rows += [replace(total, name="tuples of both, by the calls of A")] if total and total.covers else []
+        parts += [Text(), _differences("", rows)]
+    elif models:
+        names = ((whole, replace(row, name="  sum of its tuples")) for whole, row in models)
+        parts += [Text(), _differences("whole model", [row for pair in names for row in pair])]
+        if left := len(found.sums) - len(models):
+            parts.append(Text(f"  {left} more {plural('model', left)}; -n shows them.", style="dim"))
+    if total is None:
         parts += [Text(), Text("They have no tuple in common.")]
-    else:
-        parts += [Text(), _differences("operator", found.types, total=_difference_cells(found.total))]
-        if limit and found.tuples:
-            parts += [Text(), _differences("tuple", found.tuples[:limit])]
-            if (left := len(found.tuples) - limit) > 0:
-                parts.append(Text(f"  {left} more with smaller changes; -n shows them.", style="dim"))
-    for name, only in (("A", found.only_a), ("B", found.only_b)):
+    if found.types:
+        last = replace(found.sums[0], name="sum") if own else total
+        parts += [Text(), Text(_WEIGHTS[found.weights]), _differences("operator", found.types, last)]
+    if limit and found.tuples:
+        parts += [Text(), _differences("tuple", found.tuples[:limit])]
+        if (left := len(found.tuples) - limit) > 0:
+            parts.append(Text(f"  {left} more with smaller changes; -n shows them.", style="dim"))
+    sides: tuple[tuple[Literal["A", "B"], Sequence[ComparedRow]], ...] = (
+        ("A", found.tuples_only_a),
+        ("B", found.tuples_only_b),
+    )
+    for name, only in sides:
         if only:
             parts += [Text(), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
-            parts += [Text(f"  {label}") for label in only[: limit or SHOWN]]
+            parts += [_alone(row, name) for row in only[: limit or SHOWN]]
             if (left := len(only) - (limit or SHOWN)) > 0:
                 parts.append(Text(f"  {left} more", style="dim"))
     return Group(*parts)
 
 
-def _differences(head: str, rows: Sequence[ComparedRow], total: Sequence[Any] = ()) -> RenderableType:
-    heads = (head, ">calls", ">time A", ">time B", ">change", ">energy A", ">energy B", ">change")
-    return tables.ruled(heads, map(_difference_cells, rows), ("calls", "energy A", "energy B", "time A"), total)
+def _differences(head: str, rows: Sequence[ComparedRow], total: ComparedRow | None = None) -> RenderableType:
+    """Rows of a comparison, with a column for what they cover if one of them covers less than everything."""
+    every = [*rows, *([total] if total else [])]
+    marked = ["covers"] if any(row.covers for row in every) else []
+    heads = (head, ">calls", ">time A", ">time B", ">change", ">energy A", ">energy B", ">change", *marked)
+    cells = [[*_difference_cells(row), *([row.covers] if marked else [])] for row in every]
+    last = cells.pop() if total else ()
+    return tables.ruled(heads, cells, ("calls", "energy A", "energy B", "time A"), last)
 
 
 def _difference_cells(entry: ComparedRow) -> list[Any]:
-    def cells(found: Difference | None, units: Units) -> list[Any]:
-        if found is None:
-            return [NOTHING] * 3
-        change = gap(found.change) if found.apart else f"({gap(found.change)})"
-        sides = [quantity(found.a.value, units), quantity(found.b.value, units)]
+    def cells(found: Difference, units: Units) -> list[Any]:
+        change = gap(found.change) if found.apart or not found.change else f"({gap(found.change)})"
+        sides = [quantity(side.value if side else None, units) for side in (found.a, found.b)]
         return [*sides, Text(change, style=_STYLES.get(found.verdict, ""))]
 
-    return [entry.name, str(entry.calls), *cells(entry.time, TIME), *cells(entry.energy, ENERGY)]
+    calls = str(entry.calls or "") if entry.calls == entry.b_calls else f"{entry.calls} / {entry.b_calls}"
+    return [entry.name, calls, *cells(entry.time, TIME), *cells(entry.energy, ENERGY)]
+
+
+def _alone(entry: ComparedRow, side: Literal["A", "B"]) -> Text:
+    """A tuple of one side: its share of that side's sum, its time and its label."""
+    share, time = (entry.a_share, entry.time.a) if side == "A" else (entry.b_share, entry.time.b)
+    note = f" ({entry.covers})" if entry.covers.startswith("no reading") else ""
+    return Text(f"  {percent(share):>7}  {quantity(time.value if time else None, TIME):>8}  {entry.name}{note}")

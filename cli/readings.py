@@ -57,7 +57,7 @@ def compare(
     limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of tuples to show."),
     as_json: AsJson = False,
 ) -> None:
-    """Compare two jobs or two sets of readings: by operator type and by tuple."""
+    """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""
     from farm.report import compare as comparisons
 
     bound = None if fail_above is None else _fraction(fail_above)
@@ -65,8 +65,8 @@ def compare(
         found = comparisons.compare(session, first, second)
     answer(as_json, found, lambda: lists.comparison(found, limit))
     if bound is not None:
-        if found.total is None:
-            raise BelowTarget("The two sides have no tuple in common.", "Compare jobs of the same model.")
+        if found.total is None and not found.sums:
+            raise BelowTarget("The two sides have neither a model nor a tuple in common.", "Compare jobs.")
         if worse := found.worse_by(bound):
             raise BelowTarget(f"B is slower than A by more than {bound * 100:g} %: {'; '.join(worse[:5])}.")
 

@@ -7,19 +7,31 @@ evaluated here, on their few rows; filters of readings are evaluated by the data
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy
 from sqlalchemy import ColumnElement
 from sqlmodel import Session
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
-from farm.exchange.columns import CARD, FIGURES, OPERATOR, PARAMETERS, PROTOCOL, READINGS, SOFTWARE, VARIANT, Column
+from farm.exchange.columns import (
+    CARD,
+    FIGURES,
+    OPERATOR,
+    PARAMETERS,
+    PROTOCOL,
+    READINGS,
+    SOFTWARE,
+    VARIANT,
+    VERDICTS,
+    Column,
+)
 from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
 from farm.store.database import in_batches
@@ -27,6 +39,7 @@ from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COLUMNS = {entry.name: entry for entry in READINGS}
+_JOB = next(entry for entry in VERDICTS if entry.name == "job_id")
 #: Short names of columns.
 _SHORT = {
     "time": "time_us",
@@ -45,9 +58,8 @@ _OF_PROTOCOL = {entry.name for entry in PROTOCOL}
 _OF_CARD = {entry.name for entry in CARD} - {"card_fingerprint"}
 _OF_READING = {entry.name for entry in FIGURES} | {"reading_id", "subject_kind", "subject_id", "method", "origin"}
 _DATES = ("since", "until")
-KNOWN = sorted(
-    {*_SHORT, *_DATES, "flag", *_OF_OPERATOR, *_OF_VARIANT, *_OF_SOFTWARE, *_OF_PROTOCOL, *_OF_CARD, *_OF_READING}
-)
+_OTHER = {*_SHORT, *_DATES, "flag", "job"}
+KNOWN = sorted(_OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCOL, _OF_CARD, _OF_READING))
 
 
 @dataclass(frozen=True)
@@ -151,6 +163,10 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
+    if name == "job":
+        if sign not in ("=", "!="):
+            raise UsageError(f"'{text}' compares values that have no order.", f"Write {name}=... or {name}!=...")
+        return Filter(_JOB, sign, tuple(value.split(",")), text)
     column = _COLUMNS[column_named(name)]
     if sign == "=" and column.kind in ("integer", "number") and ".." in value:
         low, _, high = value.partition("..")
@@ -204,30 +220,43 @@ class Selection:
 _READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 
 
-def select_readings(session: Session, filters: Filters, *, placed: bool = True) -> Selection:
+def select_readings(
+    session: Session,
+    filters: Filters,
+    *,
+    placed: bool = True,
+    kind: Literal["operator", "variant"] | None = None,
+) -> Selection:
     """
     Args:
         placed: include readings with tensors in slow memory, even if no filter names a placement.
+        kind: of operators: filters of models select the tuples that these models call; of variants: whole models.
+            None: filters of operators select readings of operators, filters of models those of whole models.
 
     Raises:
         UnknownOperator: the database has no operator of that name; suggests the nearest.
         UsageError: no card of the database matches.
     """
     conditions: list[ColumnElement[bool]] = []
-    of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
-    if filters.operators and (of_models := [entry for entry in of_variant if entry not in of_operator]):
+    whole = kind == "variant" or (kind is None and bool(of_variant))
+    of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
+    if whole:  # models have a dtype, too
+        of_variant += [entry for entry in of_operator if entry.column.name == "dtype"]
+        of_operator = [entry for entry in of_operator if entry.column.name != "dtype"]
+    if kind is None and filters.operators and of_variant:
         raise UsageError(
-            f"'{of_models[0].text}' filters whole models, but {filters.operators[0]} is an operator.",
+            f"'{of_variant[0].text}' filters whole models, but {filters.operators[0]} is an operator.",
             "Filter operators by their own sizes, such as shape=32x64x56x56 or in_channels=64.",
         )
     subjects: list[str] | None = None
     if filters.operators or of_operator:
-        subjects = _operators(session, filters.operators, of_operator)
+        subjects = [] if whole else _operators(session, filters.operators, of_operator)
     if of_variant:
         rows = session.execute(sqlalchemy.select(tables.ModelVariant.__table__))  # type: ignore[attr-defined]
-        variants = [row.id for row in rows if all(one.holds(getattr(row, one.column.name)) for one in of_variant)]
-        subjects = variants if subjects is None else [one for one in subjects if one in set(variants)]
+        models = [row.id for row in rows if all(one.holds(getattr(row, one.column.name)) for one in of_variant)]
+        models = models if whole else _called_by(session, models)
+        subjects = models if subjects is None else [one for one in subjects if one in set(models)]
     for entry in filters.filters:
         name = entry.column.name
         if name == "flags":
@@ -235,6 +264,10 @@ def select_readings(session: Session, filters: Filters, *, placed: bool = True) 
                 json.dumps(entry.values[0]), autoescape=True
             )
             conditions.append(~has if entry.sign == "!=" else has)
+        elif entry.column is _JOB:
+            item = tables.Item.__table__.c  # type: ignore[attr-defined]
+            its = sqlalchemy.select(item.reading_id).where(item.job_id.in_(entry.values), item.reading_id.is_not(None))
+            conditions.append(_READING.id.in_(its) if entry.sign == "=" else _READING.id.not_in(its))
         elif name in _OF_READING:
             conditions.append(_compared(_READING[name], entry))
     if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
@@ -272,6 +305,14 @@ def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
     if entry.sign in _ORDER:
         return _ORDER[entry.sign](column, entry.values[0])  # type: ignore[return-value]
     return column.in_(entry.values) if entry.sign == "=" else column.not_in(entry.values)  # type: ignore[no-any-return]
+
+
+def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
+    """The ids of the operator tuples that some variants call."""
+    call, capture = tables.Call.__table__.c, tables.Capture.__table__.c  # type: ignore[attr-defined]
+    query = sqlalchemy.select(call.operator_id).distinct().where(call.capture_id == capture.id)
+    found = (session.scalars(query.where(capture.variant_id.in_(batch))) for batch in in_batches(variants))
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:

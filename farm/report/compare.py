@@ -1,30 +1,42 @@
-"""Compare two jobs or two sets of readings: the operators that take longer, and by how much.
+"""Compare two jobs or two sets of readings: whole models, sums, operator types and tuples, in time and energy.
 
-Tuples are matched by their description; if the two sides differ in their dtype, by the rest of it. A tuple is faster or
-slower only if the intervals do not overlap. Tuples of one side only are listed.
+Wholes and sums come from verdicts. Models of two sets of readings are matched by name, and tuples by their description;
+a field in which both sides are filtered, or their dtype, may differ. A row is faster or slower only if the intervals do
+not overlap. A row that covers less than everything says what it covers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import sqlalchemy
-from sqlmodel import Session
+from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
+from farm.store.content import counts
 from farm.store.database import fetch, fetch_values
-from farm.verdict.figures import Figure, figure_json, total_of
+from farm.types.fields import names_of
+from farm.types.format import percent
+from farm.types.protocol import Variant
+from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
+from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
-_READING, _OPERATOR, _PROTOCOL, _SOFTWARE = (
+_READING, _OPERATOR, _PROTOCOL, _SOFTWARE, _JOB, _ITEM, _VERDICT = (
     table.__table__.c  # type: ignore[union-attr]
-    for table in (tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow)
+    for table in (
+        *(tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow),
+        *(tables.Job, tables.Item, tables.VerdictRow),
+    )
 )
+Weights = Literal["own calls", "calls of A", "calls of B", "once"]
 
 
 @dataclass(frozen=True)
@@ -41,22 +53,28 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity on both sides, in one unit; `change` is b / a - 1."""
+    """One quantity on both sides, in one unit; `change` is b / a - 1. None: unknown, or nothing on that side."""
 
-    a: Figure
-    b: Figure
+    a: Figure | None
+    b: Figure | None
 
     @property
-    def change(self) -> Figure:
+    def change(self) -> Figure | None:
+        if self.a is None or self.b is None:
+            return None
         return self.b.deviation_from(self.a) if self.a.value else Figure(0.0)
 
     @property
     def apart(self) -> bool:
         """True if the intervals do not overlap."""
+        if self.a is None or self.b is None:
+            return False
         return abs(self.b.value - self.a.value) > self.a.half_width + self.b.half_width
 
     @property
-    def verdict(self) -> Literal["faster", "slower", "same"]:
+    def verdict(self) -> Literal["faster", "slower", "same", "unknown"]:
+        if self.a is None or self.b is None:
+            return "unknown"
         if not self.apart:
             return "same"
         return "slower" if self.b.value > self.a.value else "faster"
@@ -64,68 +82,151 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One tuple or operator type on both sides, with the calls of the first. Time in µs, energy in mJ."""
+    """A whole model, a sum, an operator type or a tuple on both sides. Time in µs, energy in mJ.
+
+    Attributes:
+        calls, tuples: in the figures of A; `b_calls`, `b_tuples`: in those of B.
+        time, energy: of all calls.
+        a_share, b_share: share of the time of a side's sum, by its own calls.
+        a_coverage, b_coverage: share of the time that the row would have with all tuples of the side.
+        covers: what the row covers, in words; "" if it covers everything.
+        a_job, b_job: of a whole or a sum, the jobs of the verdicts.
+    """
 
     name: str
     operator: str
     calls: int
     tuples: int
     time: Difference
-    energy: Difference | None
+    energy: Difference
+    b_calls: int = 0
+    b_tuples: int = 0
+    a_share: float | None = None
+    b_share: float | None = None
+    a_coverage: float | None = None
+    b_coverage: float | None = None
+    covers: str = ""
+    a_job: str = ""
+    b_job: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {name: getattr(self, name) for name in ("name", "operator", "calls", "tuples")}
+        data = {name: value for name, value in vars(self).items() if name not in ("time", "energy")}
         for name, unit, found in (("time", "us", self.time), ("energy", "mj", self.energy)):
-            a, b, change = (found.a, found.b, found.change) if found else (None, None, None)
-            data |= figure_json(f"a_{name}", unit, a) | figure_json(f"b_{name}", unit, b)
-            data |= figure_json(f"{name}_change", "", change)
-            data[f"{name}_verdict"] = found.verdict if found else "unknown"
+            data |= figure_json(f"a_{name}", unit, found.a) | figure_json(f"b_{name}", unit, found.b)
+            data |= figure_json(f"{name}_change", "", found.change)
+            data[f"{name}_verdict"] = found.verdict
         return data
 
 
 @dataclass(frozen=True)
 class SideComparison:
-    """Both sides, with the largest changes of time first."""
+    """Both sides, with the largest changes of time first. `weights`: how often a tuple counts in types and tuples."""
 
     a: Side
     b: Side
-    total: ComparedRow | None  # None: they have no tuple in common
+    wholes: tuple[ComparedRow, ...]  # of two jobs: their models; else those that both sides have
+    sums: tuple[ComparedRow, ...]  # of the same models: all tuples, by each side's own calls
+    total: ComparedRow | None  # over the tuples of both sides; None: they have no tuple in common
+    weights: Weights
     types: tuple[ComparedRow, ...]
     tuples: tuple[ComparedRow, ...]
-    only_a: tuple[str, ...]  # labels
-    only_b: tuple[str, ...]
+    tuples_only_a: tuple[ComparedRow, ...]  # the largest share first
+    tuples_only_b: tuple[ComparedRow, ...]
+
+    @property
+    def only_a(self) -> tuple[str, ...]:
+        """The labels of the tuples of A alone."""
+        return tuple(row.name for row in self.tuples_only_a)
+
+    @property
+    def only_b(self) -> tuple[str, ...]:
+        return tuple(row.name for row in self.tuples_only_b)
 
     def worse_by(self, limit: float) -> list[str]:
-        """The sum and operator types that take more on side b by more than this fraction, with intervals apart."""
+        """The wholes, sums and operator types that take more on side b by more than this fraction, with intervals
+        apart."""
+        totals = [self.total] if self.total and self.weights != "own calls" else []
+        rows = [
+            *((f"whole of {row.name}", row) for row in self.wholes),
+            *((f"sum of {row.name}", row) for row in self.sums),
+            *((row.name, row) for row in (*totals, *self.types)),
+        ]
         return [
-            f"{row.name}: {what} {difference.change.value * 100:+.1f} %"
-            for row in [*([self.total] if self.total else []), *self.types]
+            f"{name}: {what} {difference.change.value * 100:+.1f} %"
+            for name, row in rows
             for what, difference in (("time", row.time), ("energy", row.energy))
-            if difference and difference.apart and difference.change.value > limit
+            if difference.change and difference.apart and difference.change.value > limit
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with units in the key names; changes are fractions, b / a - 1."""
-        rows = {name: [row.to_json() for row in getattr(self, name)] for name in ("types", "tuples")}
+        """Plain JSON with units in the key names. Shares and coverages are fractions; so are changes, b / a - 1."""
+        listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b")
+        rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
-        return {**vars(self), "a": vars(self.a), "b": vars(self.b), "total": total, **rows}
+        about = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
+        return {**about, **rows, "only_a": self.only_a, "only_b": self.only_b}
 
 
 @dataclass(frozen=True)
 class SideTuple:
-    """One tuple of a side."""
+    """One tuple of a side; figures of one call."""
 
     operator_id: str
     short_name: str
     label: str
     data: str
     calls: int
-    time: Figure
+    time: Figure | None  # None: no reading
     energy: Figure | None
+    estimated_us: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.operator_id, self.data
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model on one side: a job with its verdict, or the id of its stored one."""
+
+    job_id: str
+    title: str
+    variant: Mapping[str, Any]  # {} of a sweep
+    verdict: Verdict | int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Everything about a side. `fields`: those of a model that it names."""
+
+    side: Side
+    every: Sequence[SideTuple]
+    models: Sequence[_Model]
+    fields: frozenset[str]
+
+    @cached_property
+    def tuples(self) -> list[SideTuple]:
+        """The tuples with a reading."""
+        return [row for row in self.every if row.time]
+
+    @cached_property
+    def own_us(self) -> dict[tuple[str, str], float]:
+        """The time of all calls of each tuple, estimated if there is no reading."""
+        return {row.key: row.calls * (row.time.value if row.time else row.estimated_us) for row in self.every}
+
+    @cached_property
+    def sum_us(self) -> float:
+        """The time of all calls of the tuples with a reading."""
+        return self.time_of(self.tuples)
+
+    def time_of(self, rows: Rows) -> float:
+        """The time of all calls of some tuples, by the side's own number of calls."""
+        return math.fsum(self.own_us[row.key] for row in rows)
 
 
 Pair = tuple[SideTuple, SideTuple]
-Tuples = tuple[Side, Sequence[SideTuple]]
+Rows = Sequence[SideTuple]
 
 
 def compare(session: Session, first: str, second: str) -> SideComparison:
@@ -139,43 +240,65 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
     """
     a, b = _side(session, first), _side(session, second)
     texts: dict[str, str] = {}
-    if len(a[0].dtypes) == len(b[0].dtypes) == 1 and a[0].dtypes != b[0].dtypes:
-        ids = [row.operator_id for _, rows in (a, b) for row in rows]
-        specs = fetch_values(session, (_OPERATOR.id, _OPERATOR.spec), ids)
+    if len(a.side.dtypes) == len(b.side.dtypes) == 1 and a.side.dtypes != b.side.dtypes:
+        specs = fetch_values(session, (_OPERATOR.id, _OPERATOR.spec), (row.operator_id for row in (*a.every, *b.every)))
         texts = {id_: json.dumps(row.spec, sort_keys=True) for id_, row in specs.items()}
 
     def key(row: SideTuple, side: Side) -> str:
         return texts[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"') if texts else row.operator_id
 
+    weights: Weights = "calls of A" if a.side.job_id else "calls of B" if b.side.job_id else "once"
     pairs, only_a, only_b = _matched(a, b, key)
-    groups: dict[str, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        groups[pair[0].short_name].append(pair)
-    types = [_compared(group, name, name) for name, group in groups.items()]
-    tuples = [_compared([pair], pair[0].label, pair[0].short_name) for pair in pairs]
+    alike = [(one, replace(other, calls=one.calls)) for one, other in pairs]
+    if weights == "calls of B":
+        alike = [(replace(one, calls=other.calls), other) for one, other in pairs]
+    total = _row(a, b, alike, "sum") if pairs else None
+    if a.side.job_id and b.side.job_id:
+        weights, alike = "own calls", pairs
+    types = []
+    for name in dict.fromkeys(row.short_name for row in (*a.tuples, *b.tuples)):
+        of_type = [pair for pair in alike if name in (pair[0].short_name, pair[1].short_name)]
+        if weights == "own calls" or of_type:
+            types.append(_row(a, b, of_type, name, name, own=weights == "own calls"))
 
     def largest_first(row: ComparedRow) -> tuple[bool, float, str]:
-        return not row.time.apart, -abs(row.time.b.value - row.time.a.value), row.name
+        time_a, time_b = (figure.value if figure else 0.0 for figure in (row.time.a, row.time.b))
+        return not row.time.apart and row.time.change is not None, -abs(time_b - time_a), row.name
 
+    def alone(found: _Found, of_a: bool, rows: Rows, others: _Found) -> tuple[ComparedRow, ...]:
+        """The tuples of one side only."""
+        unread = {key(row, others.side) for row in others.every if not row.time}
+        made = []
+        for row in rows:
+            covers = f"no reading in {'AB'[of_a]}" if key(row, found.side) in unread else f"only in {'BA'[of_a]}"
+            pair = ([row], []) if of_a else ([], [row])
+            made.append(replace(_summed(a, b, *pair, row.label, row.short_name), covers=covers))
+        return tuple(sorted(made, key=lambda row: -((row.a_share if of_a else row.b_share) or 0.0)))
+
+    models = _models(a, b)
+    compared = [_compared(session, *pair) for pair in models]
     return SideComparison(
-        a[0],
-        b[0],
-        _compared(pairs, "sum", "") if pairs else None,
+        a.side,
+        b.side,
+        tuple(whole for (whole, _), (one, _) in zip(compared, models, strict=True) if one.variant),  # a sweep has none
+        tuple(both for _, both in compared),
+        total,
+        weights,
         tuple(sorted(types, key=largest_first)),
-        tuple(sorted(tuples, key=largest_first)),
-        tuple(row.label for row in only_a),
-        tuple(row.label for row in only_b),
+        tuple(sorted((_summed(a, b, [x], [y], x.label, x.short_name) for x, y in alike), key=largest_first)),
+        alone(a, True, only_a, b),
+        alone(b, False, only_b, a),
     )
 
 
 def _matched(
-    a: Tuples, b: Tuples, key: Callable[[SideTuple, Side], str]
+    a: _Found, b: _Found, key: Callable[[SideTuple, Side], str]
 ) -> tuple[list[Pair], list[SideTuple], list[SideTuple]]:
     """Pairs of the same tuple, with the same data class if both sides have it; and the other tuples of both sides."""
     of_b: dict[str, dict[str, SideTuple]] = defaultdict(dict)
-    for row in b[1]:
-        of_b[key(row, b[0])][row.data] = row
-    of_a = [(row, of_b[key(row, a[0])]) for row in a[1]]
+    for row in b.tuples:
+        of_b[key(row, b.side)][row.data] = row
+    of_a = [(row, of_b[key(row, a.side)]) for row in a.tuples]
     same = [(row, others.pop(row.data, None)) for row, others in of_a]
     pairs = [(row, other) for row, other in same if other is not None]
     only_a = []
@@ -187,18 +310,129 @@ def _matched(
     return pairs, only_a, [row for rows in of_b.values() for row in rows.values()]
 
 
-def _compared(pairs: Sequence[Pair], name: str, operator: str) -> ComparedRow:
-    def difference(quantity: Literal["time", "energy"]) -> Difference | None:
-        first = total_of((getattr(a, quantity), a.calls) for a, _ in pairs)
-        second = total_of((getattr(b, quantity), a.calls) for a, b in pairs)
-        return Difference(first, second) if first and second else None
+def _row(
+    a: _Found, b: _Found, pairs: Sequence[Pair], name: str, operator: str = "", *, own: bool = False
+) -> ComparedRow:
+    """The sum over pairs, or (own) over all tuples of an operator type on each side, with what it covers."""
+    every = [[row for row in side.every if operator in ("", row.short_name)] for side in (a, b)]
+    rows = [[row for row in of_all if row.time] for of_all in every]
+    rows = rows if own else [[one for one, _ in pairs], [other for _, other in pairs]]
+    coverage = [
+        share_of(side.time_of(inside), side.time_of(of_all))
+        for side, inside, of_all in zip((a, b), rows, every, strict=True)
+    ]
+    words = [
+        f"{side} {len(inside)} of {len(of_all)} tuples, {percent(share)}"
+        for side, inside, of_all, share in zip("AB", rows, every, coverage, strict=True)
+        if len(inside) < len(of_all)
+    ]
+    if not all(every):
+        words.append(f"only in {'A' if every[0] else 'B'}")
+    elif own and len(pairs) < max(map(len, rows)):
+        words.append(f"{len(pairs)} of A's {len(rows[0])} and B's {len(rows[1])} tuples in both")
+    row = _summed(a, b, *rows, name, operator)
+    return replace(row, a_coverage=coverage[0], b_coverage=coverage[1], covers="; ".join(words))
 
-    time = difference("time")
-    assert time is not None
-    return ComparedRow(name, operator, sum(a.calls for a, _ in pairs), len(pairs), time, difference("energy"))
+
+def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: str) -> ComparedRow:
+    """The sum over tuples of each side."""
+
+    def difference(quantity: Literal["time", "energy"]) -> Difference:
+        terms = ([(getattr(row, quantity), row.calls) for row in rows] for rows in (of_a, of_b))
+        return Difference(*(total_of(of_side) if of_side else None for of_side in terms))
+
+    return ComparedRow(
+        name=name,
+        operator=operator,
+        calls=sum(row.calls for row in of_a),
+        tuples=len(of_a),
+        time=difference("time"),
+        energy=difference("energy"),
+        b_calls=sum(row.calls for row in of_b),
+        b_tuples=len(of_b),
+        a_share=share_of(a.time_of(of_a), a.sum_us) if of_a else None,
+        b_share=share_of(b.time_of(of_b), b.sum_us) if of_b else None,
+    )
 
 
-def _side(session: Session, text: str) -> Tuples:
+def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
+    """The models of both sides: of two jobs; else with equal variants, apart from the version of an own model, and then
+    apart from the fields that both sides name."""
+    if a.side.job_id and b.side.job_id:
+        return [(a.models[0], b.models[0])]
+    left, pairs = [list(a.models), list(b.models)], []
+    for apart in (frozenset(), {"version"}, {"version"} | (a.fields & b.fields)):
+        groups: list[dict[str, list[_Model]]] = []
+        for models in left:
+            groups.append(defaultdict(list))
+            for model in models:
+                kept = {name: value for name, value in model.variant.items() if name not in apart}
+                groups[-1][json.dumps(kept, sort_keys=True)].append(model)
+        for key in groups[0].keys() & groups[1].keys():
+            newest = []
+            for group in (groups[0][key], groups[1][key]):
+                note = f"the newest of {len(group)} jobs" if len(group) > 1 else ""
+                newest.append(replace(group[-1], note=note))
+            pairs.append((newest[0], newest[1]))
+        common = groups[0].keys() & groups[1].keys()
+        left = [[one for key in of_side.keys() - common for one in of_side[key]] for of_side in groups]
+    return sorted(pairs, key=lambda pair: (pair[0].title, pair[1].title))
+
+
+def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, ComparedRow]:
+    """The whole model and the sum of its tuples on both sides, by the verdicts."""
+    from farm.report.report import build
+
+    verdicts, of_whole, of_sum = [], [], []
+    for side, model in (("A", a), ("B", b)):
+        for covers in (of_whole, of_sum):
+            covers += [f"{side} {model.note}"] if model.note else []
+        found = model.verdict
+        if isinstance(found, int):
+            details = session.get_one(tables.VerdictRow, found).details
+            stored = details.get("schema") == VERDICT_SCHEMA
+            found = Verdict.from_json(details) if stored else build(session, model.job_id).verdict
+        verdicts.append(found)
+        if not found.time.whole:
+            reasons = dict.fromkeys(whole.reason for whole in found.wholes if whole.reason)
+            of_whole.append(f"{side} has no reading{''.join(f' ({reason})' for reason in reasons)}")
+        if found.measured < found.parts:
+            outside = sum(entry.reason == NOT_IN_SCOPE for entry in found.unmeasured)
+            scope = f" ({outside} not in scope)" if outside else ""
+            of_sum.append(f"{side} {found.measured} of {found.parts} tuples{scope}, {percent(found.coverage)}")
+
+    name = a.title if a.title == b.title else f"{a.title} / {b.title}"
+    time = Difference(*(found.time.whole for found in verdicts))
+    energy = Difference(*(found.energy.whole if found.energy else None for found in verdicts))
+    row = ComparedRow(name, "", 0, 0, time, energy, a_job=a.job_id, b_job=b.job_id)
+    calls = [_calls(session, model.job_id, found) for model, found in zip((a, b), verdicts, strict=True)]
+    shares = [None if found.time.whole is None else 1.0 for found in verdicts]
+    whole = replace(row, a_coverage=shares[0], b_coverage=shares[1], covers="; ".join(of_whole))
+    return whole, replace(
+        row,
+        calls=calls[0],
+        b_calls=calls[1],
+        tuples=verdicts[0].measured,
+        b_tuples=verdicts[1].measured,
+        time=Difference(*(found.time.total if found.measured else None for found in verdicts)),
+        energy=Difference(*(found.energy.total if found.energy else None for found in verdicts)),
+        a_coverage=verdicts[0].coverage,
+        b_coverage=verdicts[1].coverage,
+        covers="; ".join(of_sum),
+    )
+
+
+def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
+    """The number of calls in the sum of a verdict."""
+    rounds = sqlalchemy.select(tables.Round.capture_id).where(col(tables.Round.job_id) == job_id)
+    captures = rounds.order_by(col(tables.Round.number))
+    captured = [id_ for id_ in session.scalars(captures) if id_ is not None]
+    if not captured:  # a sweep
+        return verdict.measured
+    return sum(counts(session, captured[-1]).values()) - sum(entry.count for entry in verdict.unmeasured)
+
+
+def _side(session: Session, text: str) -> _Found:
     words = text.split()
     if not words:
         raise UsageError("A side of the comparison is empty.", "Name a job, or filters such as 'card=H200 torch=2.11'.")
@@ -215,27 +449,36 @@ def _side(session: Session, text: str) -> Tuples:
     return _of_filters(session, parse(words))
 
 
-def _of_job(session: Session, job_id: str) -> Tuples:
+def _of_job(session: Session, job_id: str) -> _Found:
     from farm.report.report import build
 
     built = build(session, job_id)
     rows = []
     for row in built.tuples:
-        if row.time_us is not None:
-            time = Figure(row.time_us, row.time_half_width_us or 0.0)
-            energy = None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
-            rows.append(SideTuple(row.operator_id, row.short_name, row.label, row.data, row.calls, time, energy))
-    if not rows:
+        time = None if row.time_us is None else Figure(row.time_us, row.time_half_width_us or 0.0)
+        energy = None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
+        label = (row.operator_id, row.short_name, row.label, row.data, row.calls)
+        rows.append(SideTuple(*label, time, energy, row.estimated_us))
+    measured = sum(row.time is not None for row in rows)
+    if not measured and not built.verdict.time.whole:
         raise UsageError(f"The job {job_id} has no readings yet.", f"`farm status {job_id}` shows its progress.")
     dtype = (built.request.get("variant") or {}).get("dtype")
     card_models = tuple(sorted({card.model for card in built.cards}))
     torches = tuple(sorted({str(software["torch"]) for software in built.software}))
-    return Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), len(rows)), rows
+    variant = session.get(tables.ModelVariant, session.get_one(tables.Job, job_id).variant_id or "")
+    note = "preliminary" if built.preliminary else ""
+    model = _Model(job_id, built.title, _fields(variant) if variant else {}, built.verdict, note)
+    side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured)
+    return _Found(side, rows, [model], frozenset(names_of(Variant)))
 
 
-def _of_filters(session: Session, filters: Filters) -> Tuples:
+def _fields(variant: tables.ModelVariant) -> dict[str, Any]:
+    return {name: getattr(variant, name) for name in names_of(Variant)}
+
+
+def _of_filters(session: Session, filters: Filters) -> _Found:
     """Each tuple with the mean of its readings; the half-width includes their distance from the mean."""
-    selection = select_readings(session, filters, placed=False)
+    selection = select_readings(session, filters, placed=False, kind="operator")
     key = (_READING.card_model, _READING.software_id, _READING.protocol_id, _READING.subject_id, _READING.method)
     of = sqlalchemy.func
     query = sqlalchemy.select(
@@ -254,9 +497,10 @@ def _of_filters(session: Session, filters: Filters) -> Tuples:
         for conditions in selection.where()
         for row in session.execute(query.where(*conditions).group_by(*key)).all()
     ]
-    if not found:
-        raise UsageError(f"No readings of operators match '{filters}'.", "`farm lookup` shows the readings.")
-    data, torches = _compatible(session, filters, found)
+    models, wholes = _models_of(session, filters)
+    if not found and not models:
+        raise UsageError(f"No readings match '{filters}'.", "`farm lookup` shows the readings.")
+    data, torches = _compatible(session, filters, [*found, *wholes])
     wanted = (_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label, _OPERATOR.spec)
     operators = fetch_values(session, wanted, (row.subject_id for row in found))
     rows = []
@@ -268,8 +512,29 @@ def _of_filters(session: Session, filters: Filters) -> Tuples:
         time = Figure(row.time_us, row.time_half_width_us + row.time_spread_us / 2)
         rows.append(SideTuple(operator.id, operator.short_name, operator.label, data[row.protocol_id], 1, time, energy))
     dtypes = {dtype for operator in operators.values() if (dtype := _dtype(operator.spec))}
-    about = Side(str(filters), "", (found[0].card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows))
-    return about, rows
+    dtypes |= {model.variant["dtype"] for model in models}
+    card_model = [*found, *wholes][0].card_model
+    about = Side(str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows))
+    fields = frozenset(entry.column.name for entry in filters.filters)
+    return _Found(about, rows, models, fields)
+
+
+def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[Any]]:
+    """The jobs whose whole model was read so that filters match, the newest last, and these readings."""
+    selection = select_readings(session, filters, placed=False, kind="variant")
+    query = sqlalchemy.select(
+        *(_JOB.id.label("job_id"), _JOB.title, _JOB.variant_id, _VERDICT.id, _VERDICT.created_at_s),
+        *(_READING[name] for name in ("card_model", "software_id", "protocol_id", "method")),
+    )
+    query = query.where(
+        *(_ITEM.role == "whole", _ITEM.reading_id == _READING.id, _JOB.id == _ITEM.job_id),
+        *(_VERDICT.job_id == _JOB.id, _READING.subject_kind == "variant"),
+    )
+    rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
+    variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
+    newest = {row.job_id: row for row in sorted(rows, key=lambda row: (row.created_at_s, row.id))}
+    models = [_Model(row.job_id, row.title, _fields(variants[row.variant_id]), row.id) for row in newest.values()]
+    return models, rows
 
 
 def _dtype(spec: Mapping[str, Any]) -> str | None:
