@@ -51,7 +51,7 @@ _SHORT = {
     "card": "card_model",
     "intensity": "flops_per_byte",
 }
-_OF_OPERATOR = {entry.name for entry in OPERATOR} - {"operator_spec", "parameters", "input_shapes"} | {"dtype"}
+_OF_OPERATOR = {entry.name for entry in OPERATOR if entry.kind != "json"} | {"dtype"}
 _OF_VARIANT = {entry.name for entry in VARIANT}
 _OF_SOFTWARE = {entry.name for entry in SOFTWARE}
 _OF_PROTOCOL = {entry.name for entry in PROTOCOL}
@@ -269,7 +269,7 @@ def select_readings(
             its = sqlalchemy.select(item.reading_id).where(item.job_id.in_(entry.values), item.reading_id.is_not(None))
             conditions.append(_READING.id.in_(its) if entry.sign == "=" else _READING.id.not_in(its))
         elif name in _OF_READING:
-            conditions.append(_compared(_READING[name], entry))
+            conditions.append(_compared(_READING[name.removeprefix("reading_")], entry))
     if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
         protocol = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
         specs = session.execute(sqlalchemy.select(protocol.id, protocol.spec))

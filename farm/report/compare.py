@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -433,14 +435,20 @@ def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
 
 
 def _side(session: Session, text: str) -> _Found:
-    words = text.split()
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        step = "Quote a value with blanks: card='H100 NVL'."
+        raise UsageError(f"A quotation mark is missing: {text}", step) from None
     if not words:
         raise UsageError("A side of the comparison is empty.", "Name a job, or filters such as 'card=H200 torch=2.11'.")
-    if len(words) == 1 and not any(sign in text for sign in "=<>"):
+    if len(words) == 1 and re.fullmatch(r"job=[^,]+", words[0]):
+        words = [words[0].removeprefix("job=")]
+    if len(words) == 1 and not any(sign in words[0] for sign in "=<>"):
         from farm.jobs import jobs
 
         try:
-            return _of_job(session, jobs.find(session, text).id)
+            return _of_job(session, jobs.find(session, words[0]).id)
         except NoSuchJob as error:
             try:
                 return _of_filters(session, parse(words))

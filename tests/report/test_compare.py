@@ -8,16 +8,19 @@ import dataclasses
 import json
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from farm.errors import UsageError
-from farm.report.compare import Difference, compare
+from farm.exchange.export import as_table
+from farm.exchange.filters import _SHORT, KNOWN
+from farm.report.compare import Difference, Side, _Found, _Model, _models, compare
 from farm.settings import settings
 from farm.store import tables
-from farm.types.protocol import Protocol
+from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Figure
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
+from tests.report.measured import measured
 
 
 def compared(database, first, second):
@@ -64,6 +67,13 @@ def test_jobs_are_compared_as_their_reports_have_them(database):
     assert {row.operator: row.calls for row in found.types} == {"Conv2d": 5, "add": 3}
     assert found.total.time.change.value == 0
     assert found.total.time.verdict == "same"
+    (whole,), (total,) = found.wholes, found.sums
+    assert (whole.time.a, whole.covers) == (Figure(720.0, 1.44), "A preliminary; B preliminary")
+    assert (total.a_job, total.calls, total.tuples) == ("job1", 8, 3)
+    for side in "AB":  # a ReLU without a reading, and a pool that was not asked for
+        assert f"{side} 3 of 5 tuples (1 not in scope)" in total.covers
+        assert f"{side} 3 of 5 tuples" in found.total.covers
+    assert 0 < total.a_coverage < 1
 
 
 def test_what_cannot_be_compared_says_why(database):
@@ -131,3 +141,172 @@ def test_what_has_nothing_in_common_is_listed_and_passes_no_bound(database, farm
         "only in A: 11 tuples",
         "only in B: 1 tuple",
     ]
+
+
+def on_another_card(database, job_id, model="NVIDIA H100"):
+    """The readings of a job, as if another card had made them."""
+    with database.write() as session:
+        its = select(tables.Item.reading_id).where(tables.Item.job_id == job_id)
+        session.execute(update(tables.CardRow).where(tables.CardRow.id == rows.OTHER_CARD).values(model=model))
+        where = {"card_id": rows.OTHER_CARD, "card_model": model}
+        session.execute(update(tables.ReadingRow).where(tables.ReadingRow.id.in_(its)).values(**where))
+        session.execute(update(tables.Item).where(tables.Item.job_id == job_id).values(**where))
+
+
+def verdict_of(database, job_id):
+    with database.read() as session:
+        return session.execute(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).scalar_one()
+
+
+def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
+    measured(database, Variant("resnet18", 2, 64), "small")
+    measured(database, Variant("resnet50", 2, 64), "large")
+    small, large = verdict_of(database, "small"), verdict_of(database, "large")
+    found = compared(database, "small", "large")
+    (whole,), (total,) = found.wholes, found.sums
+    assert whole.name == "resnet18 2x64 float32 / resnet50 2x64 float32"
+    assert (whole.time.a.value, whole.time.b.value) == (small.whole_time_us, large.whole_time_us)
+    assert (whole.energy.a.value, whole.energy.b.value) == (small.whole_energy_mj, large.whole_energy_mj)
+    assert (total.time.a.value, total.time.b.value) == (small.sum_time_us, large.sum_time_us)
+    assert (total.energy.a.value, total.energy.b.value) == (small.sum_energy_mj, large.sum_energy_mj)
+    assert whole.time.apart
+    assert whole.time.change.value > 0.5
+    assert (total.calls, total.b_calls) == (68, 174)
+    assert found.weights == "own calls"
+    # Types and single tuples add up to the sums.
+    for side, us in (("a", small.sum_time_us), ("b", large.sum_time_us)):
+        only = found.tuples_only_a if side == "a" else found.tuples_only_b
+        for listed in (found.types, (*found.tuples, *only)):
+            figures = [getattr(row.time, side) for row in listed]
+            assert sum(figure.value for figure in figures if figure) == pytest.approx(us)
+        shares = [getattr(row, f"{side}_share") for row in (*found.tuples, *only)]
+        assert sum(shares) == pytest.approx(1)
+        shares = [getattr(row, f"{side}_share") for row in only]
+        assert shares == sorted(shares, reverse=True)
+    assert found.only_a == tuple(row.name for row in found.tuples_only_a)
+    assert {row.covers for row in found.tuples_only_a} == {"only in A"}
+    conv = next(row for row in found.types if row.name == "Conv2d")
+    assert (conv.calls, conv.b_calls, conv.a_coverage, conv.b_coverage) == (20, 53, 1, 1)
+    both = sum(row.operator == "Conv2d" for row in found.tuples)
+    assert conv.covers == f"{both} of A's {conv.tuples} and B's {conv.b_tuples} tuples in both"
+    # The tuples of both, with the calls of A, are only a part of each side.
+    assert 0 < found.total.a_coverage < 1
+    assert found.total.b_coverage < found.total.a_coverage
+    assert "A " in found.total.covers
+    assert [line.partition(":")[0] for line in found.worse_by(0.5)][:4] == [
+        *[f"whole of {whole.name}"] * 2,
+        *[f"sum of {whole.name}"] * 2,
+    ]
+    assert compared(database, "job=small", "job=large") == found
+    assert not any("whole" in line for line in compared(database, "large", "small").worse_by(0.0))
+
+
+def test_a_type_of_one_side_only_is_marked(database):
+    measured(database, Variant("resnet18", 2, 64), "small")
+    measured(database, Variant("alexnet", 2, 64), "other")
+    for sides, of, other in ((("small", "other"), "a", "b"), (("other", "small"), "b", "a")):
+        found = compared(database, *sides)
+        marks = {row.name: (row.covers, row.time.verdict) for row in found.types}
+        assert marks["BatchNorm2d"] == (f"only in {of.upper()}", "unknown")
+        assert "tuples in both" in marks["Conv2d"][0]
+        row = next(row.to_json() for row in found.types if row.name == "BatchNorm2d")
+        assert (row[f"{other}_time_us"], row[f"{other}_share"], row["time_change"]) == (None, None, None)
+        assert row[f"{of}_time_us"] > 0
+
+
+def test_two_cards_have_the_models_of_one_name_side_by_side(database):
+    for job_id, variant in (("ours", Variant("resnet18", 2, 64)), ("other", Variant("resnet18", 4, 64))):
+        measured(database, variant, job_id)
+    for job_id, variant in (("first", Variant("resnet18", 2, 64)), ("newest", Variant("resnet18", 2, 64))):
+        measured(database, variant, job_id)
+        on_another_card(database, job_id)
+    found = compared(database, "card=H200", "card=H100")
+    (whole,), (total,) = found.wholes, found.sums
+    assert (whole.name, whole.a_job, whole.b_job) == ("resnet18 2x64 float32", "ours", "newest")
+    assert whole.covers == "B the newest of 2 jobs"
+    ours, newest = verdict_of(database, "ours"), verdict_of(database, "newest")
+    assert (whole.time.a.value, whole.time.b.value) == (ours.whole_time_us, newest.whole_time_us)
+    assert (total.time.a.value, total.energy.b.value) == (ours.sum_time_us, newest.sum_energy_mj)
+    assert (total.calls, total.b_calls) == (68, 68)
+    assert found.weights == "once"
+    assert found.total.calls == found.total.tuples == len(found.tuples)
+    assert "A " in found.total.covers  # it also has the tuples of the other batch size
+    assert "B " not in found.total.covers
+    # A job against filters: its own model, and operators by its calls, whichever side it is.
+    for sides, weights in ((("ours", "card=H100"), "calls of A"), (("card=H100", "ours"), "calls of B")):
+        found = compared(database, *sides)
+        assert found.weights == weights
+        assert [row.name for row in found.wholes] == ["resnet18 2x64 float32"]
+        assert (found.total.calls, found.total.b_calls, found.total.covers) == (68, 68, "")
+    # Both sides name the batch size: it may differ.
+    found = compared(database, "card=H200 batch=4", "card=H100 batch=2")
+    assert [row.name for row in found.sums] == ["resnet18 4x64 float32 / resnet18 2x64 float32"]
+    assert found.a.tuples == len(found.tuples) + len(found.only_a)
+    assert not compared(database, "card=H200 batch=4", "card=H100").sums
+
+
+def test_two_dtypes_of_a_model_are_side_by_side(database):
+    measured(database, Variant("resnet18", 2, 64), "single")
+    measured(database, Variant("resnet18", 2, 64, dtype="bfloat16"), "half")
+    for sides in (("single", "half"), ("dtype=float32", "dtype=bfloat16"), ("single", "dtype=bfloat16")):
+        found = compared(database, *sides)
+        assert [row.name for row in found.wholes] == ["resnet18 2x64 float32 / resnet18 2x64 bfloat16"]
+        assert found.only_a == found.only_b == ()
+        assert found.total.covers == ""
+
+
+def test_versions_of_an_own_model_are_compared_by_its_name():
+    def side(letter, *models):
+        about = Side(letter, "", ("NVIDIA H200",), (), (), 0)
+        variants = [{"model": name, "version": version} for name, version in models]
+        listed = [_Model(f"{letter}{variant['version']}", "net 2x64", variant, 0) for variant in variants]
+        return _Found(about, (), listed, frozenset())
+
+    def pairs(*sides):
+        return [(a.job_id, b.job_id) for a, b in _models(*sides)]
+
+    assert pairs(side("a", ("net", "1")), side("b", ("net", "2"), ("other", "3"))) == [("a1", "b2")]
+    both = (("net", "1"), ("net", "2"))
+    assert pairs(side("a", *both), side("b", *both)) == [("a1", "b1"), ("a2", "b2")]  # the same versions come first
+
+
+def test_every_filter_of_lookup_selects_a_side(database):
+    variant = dataclasses.replace(filled.VARIANT, model="vgg11_bn")
+    measured(database, variant, "job1")
+    values: dict[str, object] = {}
+    with database.read() as session:
+        cells = as_table(session, "readings").to_pylist()
+        for row in sorted(cells, key=lambda row: row["subject_kind"] == "operator"):
+            values |= {name: value for name, value in row.items() if value not in (None, "", [])}
+    values |= {"job": "job1", "since": "1960-01-01", "until": "2100-01-01"}
+    for name in KNOWN:
+        value = values.get(_SHORT.get(name, name))
+        if value is None:
+            with pytest.raises(UsageError, match="No readings match"):
+                compared(database, f"{name}{'=1' if name != 'flag' else '=drifting'}", "job1")
+            continue
+        text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
+        found = compared(database, f"{name}='{text}'", "job1")
+        assert found.a.tuples or found.sums, name
+
+
+def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    measured(database, Variant("resnet18", 2, 64), "small")
+    measured(database, Variant("alexnet", 2, 64), "other")
+    slower = verdict_of(database, "small").whole_time_us < verdict_of(database, "other").whole_time_us
+    said = farm("compare", *(("small", "other") if slower else ("other", "small")), "--fail-above", "1%", "-n", "2")
+    assert said.code == 5
+    assert "whole of " in said.stderr
+    assert "whole model" in said.stdout
+    assert "sum of all tuples" in said.stdout
+    assert "by its own calls" in said.stdout
+    assert "only in A" in said.stdout
+    found = json.loads(farm("compare", "small", "other", "--json").stdout)
+    assert {"a", "b", "total", "types", "tuples", "only_a", "only_b"} <= set(found)
+    assert found["weights"] == "own calls"
+    assert found["wholes"][0]["a_time_us"] == verdict_of(database, "small").whole_time_us
+    assert found["sums"][0]["b_calls"] == sum(row["b_calls"] for row in found["types"])
+    assert found["tuples_only_b"][0]["b_share"] > 0
+    assert farm("compare", "card='NVIDIA H200", "small").code == 2
