@@ -52,7 +52,7 @@ def compare(
     fail_above: str | None = typer.Option(
         None,
         metavar="X%",
-        help="Exit with code 5 if B is slower than A by more than this and the intervals do not overlap.",
+        help="Exit with code 5 if a whole, a sum or an operator type takes more in B by more than this, intervals apart.",
     ),
     limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of tuples to show."),
     as_json: AsJson = False,
