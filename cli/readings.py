@@ -52,9 +52,9 @@ def compare(
     fail_above: str | None = typer.Option(
         None,
         metavar="X%",
-        help="Exit with code 5 if a whole, a sum or an operator type takes more in B by more than this, intervals apart.",
+        help="Exit with code 5 if a whole, a sum or an operator type takes more in B by more than this.",
     ),
-    limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of tuples to show."),
+    limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of models and tuples to show."),
     as_json: AsJson = False,
 ) -> None:
     """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""

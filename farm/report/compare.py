@@ -213,6 +213,11 @@ class _Found:
         return [row for row in self.every if row.time]
 
     @cached_property
+    def by_type(self) -> Mapping[str, list[SideTuple]]:
+        """The tuples of each operator type."""
+        return _by(lambda row: row.short_name, self.every)
+
+    @cached_property
     def own_us(self) -> dict[tuple[str, str], float]:
         """The time of all calls of each tuple, estimated if there is no reading."""
         return {row.key: row.calls * (row.time.value if row.time else row.estimated_us) for row in self.every}
@@ -225,6 +230,13 @@ class _Found:
     def time_of(self, rows: Rows) -> float:
         """The time of all calls of some tuples, by the side's own number of calls."""
         return math.fsum(self.own_us[row.key] for row in rows)
+
+
+def _by(key: Callable[[Any], str], rows: Iterable[Any]) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
 
 
 Pair = tuple[SideTuple, SideTuple]
@@ -257,11 +269,11 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
     total = _row(a, b, alike, "sum") if pairs else None
     if a.side.job_id and b.side.job_id:
         weights, alike = "own calls", pairs
-    types = []
-    for name in dict.fromkeys(row.short_name for row in (*a.tuples, *b.tuples)):
-        of_type = [pair for pair in alike if name in (pair[0].short_name, pair[1].short_name)]
-        if weights == "own calls" or of_type:
-            types.append(_row(a, b, of_type, name, name, own=weights == "own calls"))
+    own = weights == "own calls"
+    of_types = _by(lambda pair: pair[0].short_name, alike)
+    names = dict.fromkeys([*a.by_type, *b.by_type] if own else of_types)
+    types = [_row(a, b, of_types.get(name, []), name, name, own=own) for name in names]
+    types = [row for row in types if row.tuples or row.b_tuples]
 
     def largest_first(row: ComparedRow) -> tuple[bool, float, str]:
         time_a, time_b = (figure.value if figure else 0.0 for figure in (row.time.a, row.time.b))
@@ -316,9 +328,10 @@ def _row(
     a: _Found, b: _Found, pairs: Sequence[Pair], name: str, operator: str = "", *, own: bool = False
 ) -> ComparedRow:
     """The sum over pairs, or (own) over all tuples of an operator type on each side, with what it covers."""
-    every = [[row for row in side.every if operator in ("", row.short_name)] for side in (a, b)]
-    rows = [[row for row in of_all if row.time] for of_all in every]
-    rows = rows if own else [[one for one, _ in pairs], [other for _, other in pairs]]
+    every = [side.by_type.get(operator, []) if operator else side.every for side in (a, b)]
+    rows = [[one for one, _ in pairs], [other for _, other in pairs]]
+    if own:
+        rows = [[row for row in of_all if row.time] for of_all in every]
     coverage = [
         share_of(side.time_of(inside), side.time_of(of_all))
         for side, inside, of_all in zip((a, b), rows, every, strict=True)
@@ -332,7 +345,7 @@ def _row(
         words.append(f"only in {'A' if every[0] else 'B'}")
     elif own and len(pairs) < max(map(len, rows)):
         words.append(f"{len(pairs)} of A's {len(rows[0])} and B's {len(rows[1])} tuples in both")
-    row = _summed(a, b, *rows, name, operator)
+    row = _summed(a, b, rows[0], rows[1], name, operator)
     return replace(row, a_coverage=coverage[0], b_coverage=coverage[1], covers="; ".join(words))
 
 
@@ -363,21 +376,24 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
     if a.side.job_id and b.side.job_id:
         return [(a.models[0], b.models[0])]
     left, pairs = [list(a.models), list(b.models)], []
-    for apart in (frozenset(), {"version"}, {"version"} | (a.fields & b.fields)):
-        groups: list[dict[str, list[_Model]]] = []
-        for models in left:
-            groups.append(defaultdict(list))
-            for model in models:
-                kept = {name: value for name, value in model.variant.items() if name not in apart}
-                groups[-1][json.dumps(kept, sort_keys=True)].append(model)
-        for key in groups[0].keys() & groups[1].keys():
-            newest = []
-            for group in (groups[0][key], groups[1][key]):
-                note = f"the newest of {len(group)} jobs" if len(group) > 1 else ""
-                newest.append(replace(group[-1], note=note))
+    version = frozenset({"version"})
+    for apart in (frozenset[str](), version, version | (a.fields & b.fields)):
+
+        def kept(model: _Model, apart: frozenset[str] = apart) -> str:
+            return json.dumps(
+                {name: value for name, value in model.variant.items() if name not in apart}, sort_keys=True
+            )
+
+        of_a, of_b = (_by(kept, models) for models in left)
+        for key in of_a.keys() & of_b.keys():
+            newest = [
+                replace(group[-1], note=f"the newest of {len(group)} jobs" if len(group) > 1 else group[-1].note)
+                for group in (of_a[key], of_b[key])
+            ]
             pairs.append((newest[0], newest[1]))
-        common = groups[0].keys() & groups[1].keys()
-        left = [[one for key in of_side.keys() - common for one in of_side[key]] for of_side in groups]
+        left = [
+            [one for key in mine.keys() - other for one in mine[key]] for mine, other in ((of_a, of_b), (of_b, of_a))
+        ]
     return sorted(pairs, key=lambda pair: (pair[0].title, pair[1].title))
 
 
@@ -385,10 +401,10 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
     """The whole model and the sum of its tuples on both sides, by the verdicts."""
     from farm.report.report import build
 
-    verdicts, of_whole, of_sum = [], [], []
+    verdicts: list[Verdict] = []
+    of_whole = [f"{side} {model.note}" for side, model in (("A", a), ("B", b)) if model.note]
+    of_sum = list(of_whole)
     for side, model in (("A", a), ("B", b)):
-        for covers in (of_whole, of_sum):
-            covers += [f"{side} {model.note}"] if model.note else []
         found = model.verdict
         if isinstance(found, int):
             details = session.get_one(tables.VerdictRow, found).details
@@ -426,7 +442,7 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
 
 def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
     """The number of calls in the sum of a verdict."""
-    rounds = sqlalchemy.select(tables.Round.capture_id).where(col(tables.Round.job_id) == job_id)
+    rounds = sqlalchemy.select(col(tables.Round.capture_id)).where(col(tables.Round.job_id) == job_id)
     captures = rounds.order_by(col(tables.Round.number))
     captured = [id_ for id_ in session.scalars(captures) if id_ is not None]
     if not captured:  # a sweep
