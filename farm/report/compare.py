@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -391,10 +391,8 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
                 for group in (of_a[key], of_b[key])
             ]
             pairs.append((newest[0], newest[1]))
-        left = [
-            [one for key in mine.keys() - other for one in mine[key]] for mine, other in ((of_a, of_b), (of_b, of_a))
-        ]
-    return sorted(pairs, key=lambda pair: (pair[0].title, pair[1].title))
+        left = [[one for one in models if not (kept(one) in of_a and kept(one) in of_b)] for models in left]
+    return sorted(pairs, key=lambda pair: [(model.title, model.job_id) for model in pair])
 
 
 def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, ComparedRow]:
