@@ -91,7 +91,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
             before = one
             _measure(before, query, options)
             with output.open_database().read() as session:
-                one = query.estimate(session, variants[0])
+                one = query.estimate(session, one.variant)
         if options.as_json:
             emit_json({**one.to_json(), **({"before": before.to_json()} if before else {})})
         else:
@@ -102,6 +102,9 @@ def estimate(model: Model, options: EstimateOptions) -> None:
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
     """An estimate from one's own database, or from the readings of the package if one's own has none."""
+    from farm.training.version import versioned
+
+    variant = versioned(variant)
     return output.first_that_knows(
         lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0
     )

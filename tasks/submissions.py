@@ -237,6 +237,8 @@ class Submissions:
                         progress=report,
                     )
                 self.submitted.append(opened)
+                if opened.changed:
+                    self.say(opened.changed)
                 for reason, count in opened.left_out.items():
                     assert job.request.sweep is not None
                     self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")

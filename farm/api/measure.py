@@ -37,6 +37,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_extraction, store_operators, store_values
 from farm.store.database import Database
+from farm.training.version import versioned
 from farm.types.format import ENERGY, POWER, TIME
 from farm.types.label import label_of
 from farm.types.protocol import Placements, Protocol, Software, Stopping, Subject, Variant
@@ -174,7 +175,7 @@ def measure_model(
         variant = complete(PartialRequest(model=model), chosen.kind, target=target).variant
         assert variant is not None, "a model was named"
     else:
-        variant = model.variant if isinstance(model, CapturedModel) else model
+        variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
     how, until = _how(chosen, protocol, stopping, quick=quick, data=default_data(chosen.kind, variant.step))
     if captured is not None and how.grad != captured.grad:
         raise UsageError(

@@ -14,6 +14,7 @@ from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import amounts_of, bytes_of
 from farm.slow_memory import offload_plan
 from farm.slow_memory.transfers import offload
+from farm.training.version import versioned
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
     """
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute begins with a step that recomputes nothing.", "Leave --recompute away.")
+    variant = versioned(variant)
     if options.run:
         found = _run(variant, options, access)
     elif options.job:

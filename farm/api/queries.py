@@ -13,6 +13,7 @@ from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import amounts_of, bytes_of
 from farm.settings import settings
 from farm.store.database import Database
+from farm.training.version import versioned
 from farm.types.protocol import Variant
 
 
@@ -99,7 +100,7 @@ def step_memory(
         )
     amounts = amounts_of("fast", fast) if fast else []
     bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
-    found = memories.memory(variant, card)
+    found = memories.memory(versioned(variant), card)
     known = database or database_of(packaged_files(), settings().state_dir / "packaged")
     with known.read() as session:
         found = memories.with_readings(session, found)

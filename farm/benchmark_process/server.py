@@ -58,7 +58,8 @@ from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
 from farm.models.texts import hold_tokens
 from farm.settings import settings
-from farm.types.protocol import OnPhase, Software
+from farm.training.version import check_version
+from farm.types.protocol import OnPhase, Software, Variant
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
 
@@ -267,6 +268,11 @@ class TorchVerifier(Runner):
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
             )
         }
+
+    def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
+        if isinstance(request, SubjectRequest) and request.subject.kind == "variant":
+            check_version(Variant.from_json(request.subject.spec))
+        return super().answer(request, on_phase)
 
     def poisoned(self) -> bool:
         if self._torch_device.type == "cuda":

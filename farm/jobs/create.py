@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert
-from sqlmodel import Session, SQLModel, col, select
+from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.devices.device import Card
 from farm.devices.host import is_installed, torch_version
@@ -35,6 +35,7 @@ from farm.requests.memory import check_step_fits
 from farm.store import content, tables
 from farm.store.database import Database, fetch, in_batches, locked
 from farm.store.tables import Item, ItemState, Job, JobState
+from farm.types.format import plural
 from farm.types.protocol import Software, Variant
 from farm.types.request import Request, named
 from farm.types.tuple import OperatorTuple
@@ -64,6 +65,7 @@ class OpenedJob:
     new: int  # items to measure now
     reused: int  # items that a reading served
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> impossible combinations of a sweep
+    changed: str = ""  # for people: how a user's own model differs from its newest earlier job
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -116,15 +118,47 @@ def open_job(
     if tuples is None:
         tuples = tuples_of(database, request, card_ids)
     ready()
+    assert request.variant is not None
+    title = title or title_of(request.variant)
     with database.read() as session:
+        if others := content.other_versions(session, request.variant):
+            title = request.variant.with_version(title)
+        changed = _changed(session, request.variant, others, tuples.capture_id)
         scope = _first_scope(session, request, tuples.capture_id, card_ids)
         if request.placements != "none":
             _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
-    assert request.variant is not None
-    title = title or title_of(request.variant)
     planned = create(scope=scope, capture_id=tuples.capture_id, title=title)
     number, calls = len(tuples.calls), sum(tuples.calls.values())
-    return OpenedJob(planned.job_id, planned.round, title, number, calls, planned.new, planned.reused)
+    return OpenedJob(planned.job_id, planned.round, title, number, calls, planned.new, planned.reused, changed=changed)
+
+
+def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:
+    """How a user's own model differs from its newest earlier job; "" if it does not.
+
+    Args:
+        others: the variant ids of its other versions.
+    """
+    its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
+    newest = session.exec(its.limit(1)).first()
+    if newest is None or newest.variant_id not in others:
+        return ""
+    device_type = session.get_one(tables.Capture, capture_id).device_type
+    before, now = (_calls_by_type(session, one, device_type) for one in (newest.variant_id, variant.id))
+    now.subtract(before or now)
+    told = [f"{number:+} {plural('call', abs(number))} of {name}" for name, number in sorted(now.items()) if number]
+    if not told and not session.get_one(tables.ModelVariant, newest.variant_id).version:
+        return ""  # of a farm without versions: the code is unknown
+    return f"{variant.model} changed since job {newest.id}: {', '.join(told) or 'as many calls, other code or sizes'}"
+
+
+def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Counter[str]:
+    """Operator type -> calls in the newest predicted capture of a variant."""
+    capture = tables.Capture
+    newest = select(func.max(capture.id)).where(
+        capture.variant_id == variant_id, capture.device_type == device_type, capture.origin == "predicted"
+    )
+    names = select(tables.Operator.short_name).join(tables.Call, col(tables.Call.operator_id) == tables.Operator.id)
+    return Counter(session.exec(names.where(tables.Call.capture_id == newest.scalar_subquery())))
 
 
 def continue_planning(

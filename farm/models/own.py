@@ -13,11 +13,14 @@ host's own settings name are imported; messages and the database hold the name a
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import importlib
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError
@@ -70,9 +73,136 @@ def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
 
 def _imported(target: str) -> Any:
     module_name, _, function_name = target.partition(":")
+    _note_folder(module_name)
+    return getattr(importlib.import_module(module_name), function_name)
+
+
+def _note_folder(module_name: str) -> None:
+    """Make the module importable, and remember the folder that has it."""
     if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
         sys.path.append(folder)  # last: nothing in it may replace an installed module
-    return getattr(importlib.import_module(module_name), function_name)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    top = module_name.partition(".")[0]
+    with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
+        if spec := importlib.util.find_spec(top):
+            _folders[top] = Path(next(iter(spec.submodule_search_locations or [spec.origin or "."]))).absolute().parent
+
+
+# ----- the source of the user's modules
+
+_folders: dict[str, Path] = {}  # top-level name of the module of a registered function -> the folder that has it
+
+
+class _SourceLoader(SourceFileLoader):
+    """Loads a module from its source and keeps that.
+
+    A .pyc file is not read: it still counts as valid after an edit within one second that leaves the size as it was.
+    """
+
+    text: str
+
+    def get_code(self, fullname: str) -> Any:
+        data = self.get_data(self.path)
+        self.text = importlib.util.decode_source(data)
+        return self.source_to_code(data, self.path)
+
+
+class _Finder:
+    """Finds modules as the other finders do, but loads the user's with `_SourceLoader`."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        others = (one for one in sys.meta_path if one is not self)
+        spec = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
+        if spec and type(spec.loader) is SourceFileLoader and _is_own(name, spec.loader.path):
+            spec.loader = _SourceLoader(name, spec.loader.path)
+        return spec
+
+
+_FINDER = _Finder()
+
+
+def _is_own(name: str, file: str) -> bool:
+    """True for modules of the package or the folder of a registered function; False for installed ones beside it."""
+    top, path = name.partition(".")[0], Path(file).absolute()
+    if top in _folders or top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
+        return top in _folders
+    installed = {"site-packages", "dist-packages"}.intersection(path.parts)
+    return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
+
+
+def _functions(name: str, step: str) -> list[str]:
+    """The registered functions that decide what a model computes, as 'module:function'."""
+    return [target for target in (_targets()[name], settings().losses.get(name) if step else None) if target]
+
+
+def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
+    """The user's modules that a model's functions import, as far as loaded.
+
+    Yields:
+        The name of the module, the text of its source (as loaded, if known) and its syntax tree (None: not Python).
+    """
+    todo, met = [target.partition(":")[0] for target in _functions(name, step)], set[str]()
+    for one in todo:
+        _note_folder(one)
+    while todo:
+        parents = todo.pop().split(".")
+        for one in (".".join(parents[: number + 1]) for number in range(len(parents))):
+            module = sys.modules.get(one)
+            file = getattr(module, "__file__", None) or ""
+            if one in met or not file.endswith(".py") or not _is_own(one, file):
+                continue
+            met.add(one)
+            text = getattr(module.__loader__, "text", None)
+            tree = None
+            with contextlib.suppress(OSError, SyntaxError):
+                text = _text(file) if text is None else text
+                tree = ast.parse(text)
+                todo += _imports(tree, module.__package__ or "")
+            yield one, text or "", tree
+
+
+def _text(file: str) -> str:
+    return importlib.util.decode_source(Path(file).read_bytes())
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
+    """The names in a module's import statements that may be modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def forget_edited(name: str, step: str) -> None:
+    """Let the next use of a model import its modules again if a file of them is not what was loaded."""
+    found = {one: text for one, text, _ in _loaded(name, step)}
+
+    def is_current(one: str, text: str) -> bool:
+        module = sys.modules[one]
+        with contextlib.suppress(OSError):
+            return isinstance(module.__loader__, _SourceLoader) and _text(module.__file__ or "") == text
+        return False
+
+    if not all(is_current(one, text) for one, text in found.items()):
+        for one in found:
+            del sys.modules[one]
+    importlib.invalidate_caches()
+
+
+def code(name: str, step: str) -> list[str]:
+    """The functions' names and the source of the loaded modules of a model, without comments and docstrings."""
+    names = [target.partition(":")[2] for target in _functions(name, step)]
+    return names + sorted(text if tree is None else _without_docstrings(tree) for _, text, tree in _loaded(name, step))
+
+
+def _without_docstrings(tree: ast.Module) -> str:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
+    return ast.unparse(tree)
 
 
 def entries() -> Mapping[str, ModelEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -110,11 +111,13 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
         .outerjoin(tables.ModelVariant, _VARIANT.id == _READING.subject_id)
         .where(_READING.id.in_(ids))
     )
-    now_s, found = read_clock_s(session), {}
-    for row in session.execute(query).mappings():
+    now_s, found, rows = read_clock_s(session), {}, session.execute(query).mappings().all()
+    wholes = {row["subject_id"]: _variant(row) for row in rows if row["label"] is None and row["model"] is not None}
+    number = Counter(map(str, wholes.values()))
+    for row in rows:
         label = row["label"]
-        if label is None and row["model"] is not None:
-            label = str(Variant(**{name: row[name] for name in _OF_VARIANT}))
+        if (whole := wholes.get(row["subject_id"])) is not None:
+            label = whole.with_version(str(whole)) if number[str(whole)] > 1 else str(whole)
         made = {"operator": row["short_name"] or "", "operator_id": row["subject_id"]}
         made |= {"label": label or row["subject_id"], "flags": tuple(row["flags"] or ())}
         made["age_s"] = max(0.0, now_s - row["created_at_s"])
@@ -177,4 +180,8 @@ def _label(session: Session, reading: tables.ReadingRow) -> str:
     if title := session.exec(titles.limit(1)).first():
         return title
     row = session.get(tables.ModelVariant, reading.subject_id)  # of a study, which has no job
-    return str(Variant(**{name: getattr(row, name) for name in _OF_VARIANT})) if row else reading.subject_id
+    return str(_variant(row.model_dump())) if row else reading.subject_id
+
+
+def _variant(row: Mapping[str, Any]) -> Variant:
+    return Variant(**{name: row[name] for name in _OF_VARIANT})

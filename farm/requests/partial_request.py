@@ -81,7 +81,8 @@ class TextFiles(Record):
 
 
 #: The fields of a request that a user gives one by one, by the record that they become part of.
-VARIANT = {one.name: one for kind in (Variant, TextFiles) for one in fields_of(kind) if one.name != "model"}
+VARIANT = {one.name: one for kind in (Variant, TextFiles) for one in fields_of(kind)}
+del VARIANT["model"], VARIANT["version"]  # named on its own; computed
 PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.name != "placement"}  # jobs enumerate placements
 STOPPING = {one.name: one for one in fields_of(Stopping)}
 JOB = {one.name: one for one in fields_of(Request) if one.name in ("operators", "target", "reuse", "placements")}
@@ -145,9 +146,10 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         if partial.model is None:
             raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
         from farm.models import catalog
+        from farm.training.version import versioned
 
         usual = {"batch": defaults.batch, "dtype": default_dtype(partial.model, card_kind)}
-        variant = catalog.variant(partial.model, **{**usual, **partial.among(VARIANT)})
+        variant = versioned(catalog.variant(partial.model, **{**usual, **partial.among(VARIANT)}))
     return Request(
         variant=variant,
         sweep=sweep,

@@ -22,6 +22,7 @@ from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, read_clock_s
 from farm.store.tables import Item, Job, ReadingRow
+from farm.types.fields import names_of
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import METHOD, Details, Reading, Verification
@@ -87,6 +88,17 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
 def store_variant(session: Session, variant: Variant, **costs: int) -> None:
     """Store a variant. ``costs``: its flops, model_flops and bytes_moved, if known."""
     insert_new(session, tables.ModelVariant, [{"id": variant.id, **dataclasses.asdict(variant), **costs}])
+
+
+def other_versions(session: Session, variant: Variant) -> Sequence[str]:
+    """The ids of the other versions of a user's own model; [] for a model of the catalog."""
+    names = names_of(Variant) if variant.version else ()
+    same = [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names if name != "version"]
+    return (
+        session.exec(select(tables.ModelVariant.id).where(*same, tables.ModelVariant.id != variant.id)).all()
+        if same
+        else []
+    )
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:

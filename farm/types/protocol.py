@@ -209,6 +209,9 @@ class Variant(ContentAddressed):
         "--recompute",
         metavar="blocks|PATH,...",
     )
+    version: str = declared(
+        "", "version of a user's own model: a hash of its source and its calls", note="empty: a model of the catalog"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,6 +251,10 @@ class Variant(ContentAddressed):
             f"recompute {self.recompute}" if self.recompute else "",
         ]
         return " ".join([self.model, size, self.dtype, *filter(None, extras)])
+
+    def with_version(self, title: str) -> str:
+        """A title of this variant beside other versions of it."""
+        return f"{title} version {self.version[:8]}" if self.version else title
 
 
 @dataclass(frozen=True)
