@@ -90,6 +90,22 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert again["verdict"]["sum_time_us"] == verdict["sum_time_us"]
     assert {item.reused for item in cpu_farm.items(again["job_id"])} == {True}
 
+    # What the file says now is measured, by the worker that has imported it as it was.
+    older = MODELS.replace("self.dropout(self.linear(embedded))", "self.linear(self.dropout(self.linear(embedded)))")
+    (tmp_path / "models_of_mine.py").write_text(older)
+    done = cpu_farm.say("submit", "residual", "-b", "4", "--quick", "--window", "0.1", "--wait", "--json")
+    (edited,) = json.loads(done.stdout)["reports"]
+    assert f"residual changed since job {again['job_id']}: +1 call of Linear" in done.stderr
+    assert {row["short_name"]: row["calls"] for row in edited["types"]} == {
+        "Embedding": 1,
+        "Linear": 2,
+        "add": 1,
+        "mul": 1,
+    }
+    states = {(item.role, item.state, item.reused) for item in cpu_farm.items(edited["job_id"])}
+    assert states == {("tuple", "done", True), ("whole", "done", False)}
+    assert edited["title"].startswith(f"{report['title']} version ")
+
     # In training, dropout is work; the rest is the same, but for modules that know which of the two it is.
     assert {row["short_name"] for row in trained["types"]} == {"Embedding", "Linear", "Dropout", "add", "mul"}
 
