@@ -143,7 +143,7 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
     if newest is None or newest.variant_id not in others:
         return ""
     device_type = session.get_one(tables.Capture, capture_id).device_type
-    before, now = (_calls_by_type(session, one, device_type) for one in (newest.variant_id, variant.id))
+    now, before = (_calls_by_type(session, str(one), device_type) for one in (variant.id, newest.variant_id))
     now.subtract(before or now)
     told = [f"{number:+} {plural('call', abs(number))} of {name}" for name, number in sorted(now.items()) if number]
     if not told and not session.get_one(tables.ModelVariant, newest.variant_id).version:

@@ -150,7 +150,7 @@ def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]
         for one in (".".join(parents[: number + 1]) for number in range(len(parents))):
             module = sys.modules.get(one)
             file = getattr(module, "__file__", None) or ""
-            if one in met or not file.endswith(".py") or not _is_own(one, file):
+            if module is None or one in met or not file.endswith(".py") or not _is_own(one, file):
                 continue
             met.add(one)
             text = getattr(module.__loader__, "text", None)

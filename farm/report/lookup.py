@@ -183,5 +183,5 @@ def _label(session: Session, reading: tables.ReadingRow) -> str:
     return str(_variant(row.model_dump())) if row else reading.subject_id
 
 
-def _variant(row: Mapping[str, Any]) -> Variant:
+def _variant(row: Any) -> Variant:
     return Variant(**{name: row[name] for name in _OF_VARIANT})

@@ -81,8 +81,8 @@ class TextFiles(Record):
 
 
 #: The fields of a request that a user gives one by one, by the record that they become part of.
-VARIANT = {one.name: one for kind in (Variant, TextFiles) for one in fields_of(kind)}
-del VARIANT["model"], VARIANT["version"]  # named on its own; computed
+_OF_VARIANT = (one for kind in (Variant, TextFiles) for one in fields_of(kind))
+VARIANT = {one.name: one for one in _OF_VARIANT if one.given and one.name != "model"}
 PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.name != "placement"}  # jobs enumerate placements
 STOPPING = {one.name: one for one in fields_of(Stopping)}
 JOB = {one.name: one for one in fields_of(Request) if one.name in ("operators", "target", "reuse", "placements")}

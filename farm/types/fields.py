@@ -43,6 +43,7 @@ class Field:
         minimum: the smallest accepted integer.
         option: flags of the command-line option; () if there is none.
         metavar: placeholder for the value in the help text.
+        given: users give it; otherwise the farm computes it.
         several: the command line accepts several values, separated by commas, and creates a job for each.
         always: JSON contains it also at its default; see `Record.to_json`.
     """
@@ -58,6 +59,7 @@ class Field:
     minimum: int | None = None
     option: tuple[str, ...] = ()
     metavar: str | None = None
+    given: bool = True
     several: bool = False
     always: bool = False
 

@@ -210,7 +210,10 @@ class Variant(ContentAddressed):
         metavar="blocks|PATH,...",
     )
     version: str = declared(
-        "", "version of a user's own model: a hash of its source and its calls", note="empty: a model of the catalog"
+        "",
+        "version of a user's own model: a hash of its source and its calls",
+        note="empty: a model of the catalog",
+        given=False,
     )
 
     def __post_init__(self) -> None:

@@ -106,6 +106,20 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert states == {("tuple", "done", True), ("whole", "done", False)}
     assert edited["title"].startswith(f"{report['title']} version ")
 
+    # A host whose file differs from that of the submitting one refuses the whole, once, and says why.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "models_of_mine.py").write_text(MODELS.replace(" * scale", " - scale"))
+    elsewhere = {**cpu_farm.environment, "FARM_MODELS_PATH": str(tmp_path / "elsewhere")}
+    done = Farm(cpu_farm.database, elsewhere, cpu_farm.log).ask(
+        "submit", "residual", "-b", "4", "--quick", "--window", "0.1", "--wait", "--json"
+    )
+    (refused,) = json.loads(done.stdout)["reports"]
+    assert "+1 call of sub" in done.stderr
+    (whole,) = (item for item in cpu_farm.items(refused["job_id"]) if item.role == "whole")
+    assert (whole.state, whole.reason, whole.attempts) == ("failed", "rejected", 1)
+    assert "on this host gives version " in whole.message
+    assert "the job was submitted with " in whole.message
+
     # In training, dropout is work; the rest is the same, but for modules that know which of the two it is.
     assert {row["short_name"] for row in trained["types"]} == {"Embedding", "Linear", "Dropout", "add", "mul"}
 
