@@ -228,6 +228,8 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         parts += [Text(), _differences("whole model", [row for pair in names for row in pair])]
         if left := len(found.sums) - len(models):
             parts.append(Text(f"  {left} more {plural('model', left)}; -n shows them.", style="dim"))
+    elif found.a.job_id or found.b.job_id:
+        parts += [Text(), Text(f"{'B' if found.a.job_id else 'A'} has no verdict of this model.")]
     if total is None:
         parts += [Text(), Text("They have no tuple in common.")]
     if found.types:

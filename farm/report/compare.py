@@ -387,7 +387,10 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
         of_a, of_b = (_by(kept, models) for models in left)
         for key in of_a.keys() & of_b.keys():
             newest = [
-                replace(group[-1], note=f"the newest of {len(group)} jobs" if len(group) > 1 else group[-1].note)
+                replace(
+                    group[-1],
+                    note=f"the most complete of {len(group)} jobs" if len(group) > 1 else group[-1].note,
+                )
                 for group in (of_a[key], of_b[key])
             ]
             pairs.append((newest[0], newest[1]))
@@ -542,10 +545,11 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
 
 
 def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[Any]]:
-    """The jobs whose whole model was read so that filters match, the newest last, and these readings."""
+    """The jobs whose whole model was read so that filters match, and these readings. The largest coverage comes last,
+    the newest of equal ones."""
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
-        *(_JOB.id.label("job_id"), _JOB.title, _JOB.variant_id, _VERDICT.id, _VERDICT.created_at_s),
+        *(_JOB.id.label("job_id"), _JOB.title, _JOB.variant_id, _VERDICT.id, _VERDICT.coverage, _VERDICT.created_at_s),
         *(_READING[name] for name in ("card_model", "software_id", "protocol_id", "method")),
     )
     query = query.where(
@@ -555,7 +559,10 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
     variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
     newest = {row.job_id: row for row in sorted(rows, key=lambda row: (row.created_at_s, row.id))}
-    models = [_Model(row.job_id, row.title, _fields(variants[row.variant_id]), row.id) for row in newest.values()]
+    models = [
+        _Model(row.job_id, row.title, _fields(variants[row.variant_id]), row.id)
+        for row in sorted(newest.values(), key=lambda row: (row.coverage or 0.0, row.created_at_s, row.id))
+    ]
     return models, rows
 
 

@@ -223,7 +223,7 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     found = compared(database, "card=H200", "card=H100")
     (whole,), (total,) = found.wholes, found.sums
     assert (whole.name, whole.a_job, whole.b_job) == ("resnet18 2x64 float32", "ours", "newest")
-    assert whole.covers == "B the newest of 2 jobs"
+    assert whole.covers == "B the most complete of 2 jobs"
     ours, newest = verdict_of(database, "ours"), verdict_of(database, "newest")
     assert (whole.time.a.value, whole.time.b.value) == (ours.whole_time_us, newest.whole_time_us)
     assert (total.time.a.value, total.energy.b.value) == (ours.sum_time_us, newest.sum_energy_mj)
@@ -243,6 +243,10 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     assert [row.name for row in found.sums] == ["resnet18 4x64 float32 / resnet18 2x64 float32"]
     assert found.a.tuples == len(found.tuples) + len(found.only_a)
     assert not compared(database, "card=H200 batch=4", "card=H100").sums
+    with database.write() as session:
+        session.execute(update(tables.VerdictRow).where(tables.VerdictRow.job_id == "newest").values(coverage=0.5))
+    (whole,) = compared(database, "card=H200", "card=H100").wholes
+    assert (whole.b_job, whole.covers) == ("first", "B the most complete of 2 jobs")
 
 
 def test_two_dtypes_of_a_model_are_side_by_side(database):
