@@ -35,7 +35,7 @@ from sqlmodel import col, func, select
 
 from farm.devices.simulated import SOFTWARE
 from farm.doctor.database import card_checks
-from farm.jobs import closing, jobs, listing
+from farm.jobs import jobs, listing, rounds
 from farm.report import report
 from farm.settings import Settings, settings
 from farm.store import tables
@@ -212,7 +212,7 @@ def _job(database: Database, cards: list[str], number: int, name: str, *, finish
         return job_id
     with database.write() as session:
         session.execute(update(tables.Item).where(col(tables.Item.id) == item_id).values(state="failed", reason="hung"))
-    closing.close_round(database, job_id, 1)
+    rounds.close_round(database, job_id, 1)
     return job_id
 
 

@@ -13,7 +13,7 @@ times slower, one failing half-way. Cards work at their own pace, the reconciler
 failed card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by the total speed.
 The arithmetic gets more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance`
 counts all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from five items on), and
-the slowness of the other cards when a failed card's items move (`farm.jobs.planning.card_for_each` treats all cards as
+the slowness of the other cards when a failed card's items move (`farm.jobs.rounds.card_for_each` treats all cards as
 equally fast).
 """
 

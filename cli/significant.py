@@ -38,7 +38,7 @@ def significant(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command()
 def add(operators: Names) -> None:
     """Add operator types."""
-    from farm.jobs.closing import remember_significant
+    from farm.jobs.rounds import remember_significant
     from farm.requests.partial_request import check_operator_names
 
     check_operator_names(operators)
@@ -50,7 +50,7 @@ def add(operators: Names) -> None:
 @app.command()
 def remove(operators: Names) -> None:
     """Remove operator types."""
-    from farm.jobs.closing import forget_significant
+    from farm.jobs.rounds import forget_significant
 
     with output.open_database().write() as session:
         forget_significant(session, operators)

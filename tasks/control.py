@@ -21,8 +21,8 @@ from sqlmodel import Session, and_, col, func, or_, select
 from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import cards, items, jobs
 from farm.jobs.cards import CardStatus
-from farm.jobs.closing import Closing, close_round, end_without_sum
 from farm.jobs.moving import give_up, move_items, rebalance
+from farm.jobs.rounds import Closing, close_round, end_without_sum
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now

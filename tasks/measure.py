@@ -25,9 +25,8 @@ from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
-from farm.jobs.item_driver import ItemDriver, log
+from farm.jobs.item_driver import ItemDriver, Spool, log
 from farm.jobs.items import Claim, Closed
-from farm.jobs.spool import Spool
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import CardState

@@ -23,8 +23,8 @@ from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError
 from farm.jobs import cards, listing
+from farm.jobs.item_driver import Spool
 from farm.jobs.listing import CardCounts
-from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, CardState, ItemState

@@ -25,7 +25,6 @@ from farm.errors import (
     UsageError,
 )
 from farm.jobs import jobs
-from farm.jobs.closing import close_known_rounds
 from farm.jobs.create import (
     JobPreview,
     OpenedJob,
@@ -36,6 +35,7 @@ from farm.jobs.create import (
     open_job,
     tuples_of,
 )
+from farm.jobs.rounds import close_known_rounds
 from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits

@@ -32,8 +32,7 @@ from farm.devices.host import find_card, program_versions
 from farm.devices.lock import CardLock
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.jobs import cards, items
-from farm.jobs.item_driver import heartbeat
-from farm.jobs.spool import Spool
+from farm.jobs.item_driver import Spool, heartbeat
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database

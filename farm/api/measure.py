@@ -28,9 +28,9 @@ from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
-from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import Tuples, capture_all_layers, open_job
 from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
+from farm.jobs.rounds import Closing, close_round
 from farm.requests.card_selection import choose_cards
 from farm.requests.partial_request import DEFAULTS, QUICK, PartialRequest, complete, default_data
 from farm.settings import settings

@@ -76,7 +76,7 @@ def operator_passes(
         Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or offloaded).
         TupleRejected: the JSON is not a tuple.
     """
-    from farm.operators.rebuild import rebuild, written_inputs
+    from farm.operators.rebuild import rebuild
 
     spec = parse(subject.spec)
     storages_bytes: dict[int, int] = {}
@@ -108,7 +108,7 @@ def operator_passes(
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.activation_memory,
-        written=[rebuilt.memory(index) for index in sorted(written_inputs(spec))],
+        written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
         details=offloaded.details,
         pool=offloaded.pool,
         keep=offloaded.memory,

@@ -19,7 +19,7 @@ from farm.devices.device import Card
 from farm.devices.host import Installed, discover, installed_torch, open_device
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
-from farm.jobs.spool import Spool
+from farm.jobs.item_driver import Spool
 from farm.settings import Settings
 from farm.types.format import plural, printable
 

@@ -27,8 +27,7 @@ from farm.devices.host import is_installed, torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.balance import together_s
-from farm.jobs.closing import significant
-from farm.jobs.planning import PlannedRound, add_tuples, note_planning, roofline_on, tuples_with_ids
+from farm.jobs.rounds import PlannedRound, add_tuples, note_planning, roofline_on, significant, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.requests.card_selection import CardLike
 from farm.requests.memory import check_step_fits
@@ -249,7 +248,8 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     with database.read() as session:
         calls = content.counts(session, capture_id)
         if wanted := named(request.operators):
-            there = {operator.short_name for operator in fetch(session, tables.Operator, calls).values()}
+            of_pass = select(tables.Operator.short_name).join(tables.Call).where(tables.Call.capture_id == capture_id)
+            there = set(session.exec(of_pass))
             if not there.intersection(wanted):
                 near = next(filter(None, (did_you_mean(name, there) for name in wanted)), "")
                 raise UnknownOperator(
@@ -317,8 +317,7 @@ def capture_for(
         variant_id=request.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
     )
     with database.read() as session:
-        known = content.find_capture(session, like)
-    capture_id = known.id if known is not None else None
+        capture_id = content.find_capture(session, like)
     if capture_id is None:
         from farm.training.extract import extract
 

@@ -26,7 +26,7 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unreadable
 from farm.jobs import item_state
 from farm.store import tables
-from farm.store.content import add_reading, find_readings, find_tokens, satisfies, subject_key
+from farm.store.content import add_reading, find_readings, find_tokens, satisfies
 from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -154,10 +154,17 @@ def _claim(
         if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
             return _GONE
         return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
-    key = subject_key(item, request.reuse, software_id)
+    key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
     taken = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
     return _describe(session, item, job, request, token) if session.exec(taken).rowcount else _GONE
+
+
+def _subject_key(item: Item, reuse: str, software_id: str) -> str:
+    """The key that items share if one reading serves them all."""
+    scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
+    key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
+    return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
 def _describe(session: Session, item: Item, job: Job, request: Request, token: str) -> Claim:
@@ -206,7 +213,7 @@ def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
     """The subject key of an item, None if the item or its job was deleted."""
     item = session.get(Item, item_id)
     job = session.get(Job, item.job_id) if item else None
-    return subject_key(item, job.asked.get("reuse", "none"), software_id) if item and job else None
+    return _subject_key(item, job.asked.get("reuse", "none"), software_id) if item and job else None
 
 
 def _free_key(database: Database, item_id: int, software_id: str) -> bool:

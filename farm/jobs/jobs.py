@@ -15,7 +15,7 @@ from farm.jobs import item_state
 from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
 from farm.jobs.cards import views as card_views
-from farm.jobs.planning import PlannedRound, add_round, chosen_cards, note_planning
+from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol

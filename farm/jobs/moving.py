@@ -17,7 +17,7 @@ from sqlmodel import Session, col, func, or_, select
 
 from farm.jobs import item_state
 from farm.jobs.balance import MovableItem, balance_groups, slowness
-from farm.jobs.planning import card_for_each, wait_on_card
+from farm.jobs.rounds import card_for_each, wait_on_card
 from farm.store.database import (
     Database,
     database_now,

@@ -22,7 +22,7 @@ from farm.errors import CaptureError
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
-from farm.operators.rebuild import rebuild, written_inputs
+from farm.operators.rebuild import rebuild
 from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, words
 
 
@@ -34,7 +34,8 @@ def cost(spec: OperatorTuple) -> Cost:
         TupleRejected: it cannot be built.
         NotImplementedError: the size of its output depends on values.
     """
-    built, written, out = rebuild(spec, "meta"), written_inputs(spec), None
+    built, out = rebuild(spec, "meta"), None
+    written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
     with torch.no_grad(), flop_counter() as counter:
         if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it only writes its arguments

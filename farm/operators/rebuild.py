@@ -106,8 +106,13 @@ class Rebuilt:
         return sum(base.nbytes for base in self.activation_memory)
 
     @functools.cached_property
+    def written(self) -> frozenset[int]:
+        """See `written_inputs`."""
+        return written_inputs(self.spec)
+
+    @property
     def in_place(self) -> bool:
-        return bool(written_inputs(self.spec))
+        return bool(self.written)
 
     def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
         """The same operator with copies of the weights, of the activations, or of both; the rest is shared.

@@ -19,7 +19,6 @@ from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
 from farm.store.database import fetch_values
 from farm.types.protocol import Placement, Variant
-from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import Figure, Part, figure_json, share_of
@@ -249,19 +248,16 @@ class AllLayers:
         }
 
 
-def all_layers(evidence: Evidence, capture: tables.Capture | None) -> AllLayers | None:
+def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
 
     The calls are those of the complete model, captured when the job was planned. The cost of each call is its cost in
     the job's own sum. The gap of the measured layers shows how good this sum is.
 
     Returns:
-        None if the job measures all layers, or if there is no capture of the complete model.
+        None if there is no capture of the complete model.
     """
-    request = Request.from_json(evidence.job.request)
-    if request.variant is None or not request.variant.layers or capture is None:
-        return None
-    whole = replace(request.variant, layers=0)
+    whole = replace(variant, layers=0)
     wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch)
     if not wanted:
         return None
@@ -274,7 +270,7 @@ def all_layers(evidence: Evidence, capture: tables.Capture | None) -> AllLayers 
         read[part.operator_id].append(part)
     parts = [part for one in wanted for part in _extrapolated(one, read[one.operator_id], evidence.roofline)]
     # The wholes of the measured layers show in which state the card runs the model.
-    summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=request.protocol.launch)
+    summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch)
     return AllLayers(
         variant=whole,
         layers=layers,

@@ -186,7 +186,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     shown = job.round if number is None else number
     if not 0 <= shown <= job.round:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
-    protocol, evidence = Request.from_json(job.request).protocol, Evidence(session, job, shown)
+    request, evidence = Request.from_json(job.request), Evidence(session, job, shown)
+    protocol, variant = request.protocol, request.variant
     of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
     without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {row.round: row for row in session.exec(without_details)}
@@ -220,8 +221,10 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         ),
         eagerly=_eagerly(evidence),
         origin=session.exec(imported).first() or "",
-        all_layers=all_layers(evidence, capture),
-        owners=owners(session, capture.id, tuples, protocol.data) if capture and capture.id else (),
+        all_layers=all_layers(evidence, variant, capture) if variant and variant.layers and capture else None,
+        owners=owners(session, evidence.capture_id, tuples, protocol.data)
+        if evidence.capture_id and variant and variant.step
+        else (),
         placements=placements(evidence) if job.asked.get("placements") else (),
     )
 

@@ -138,14 +138,14 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     )
 
 
-def find_capture(session: Session, like: tables.Capture) -> tables.Capture | None:
-    """The capture to use for the variant, device type, grad mode, torch version and launch of ``like``.
+def find_capture(session: Session, like: tables.Capture) -> int | None:
+    """The id of the capture to use for the variant, device type, grad mode, torch version and launch of ``like``.
 
     An observed one if there is one, otherwise a predicted one; only captures of this farm's own cards and programs.
     """
     same = [getattr(tables.Capture, name) == getattr(like, name) for name in _CAPTURE_KEY]
     own = col(tables.Capture.origin).in_(("observed", "predicted"))
-    return session.exec(select(tables.Capture).where(*same, own).order_by(col(tables.Capture.origin))).first()
+    return session.exec(select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))).first()
 
 
 def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
@@ -366,13 +366,6 @@ def _labelled(session: Session, found: Verification) -> Verification:
 
 
 # ---- reuse of readings
-
-
-def subject_key(item: Item, reuse: str, software_id: str) -> str:
-    """Return the key that items share if one reading serves them all."""
-    scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
-    key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
-    return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
 def find_readings(

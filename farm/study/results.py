@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
-from farm.jobs.spool import write_whole
+from farm.jobs.item_driver import write_whole
 from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.store.database import Database

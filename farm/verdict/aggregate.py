@@ -85,7 +85,7 @@ def aggregate(
         adjustments=_adjustments(measured),
         flags=dict(Counter(flag for reading in every for flag in reading.flags).most_common()),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=audit_kernels(seen, parts) if seen else None,
+        kernels=audit_kernels(seen, parts) if seen and seen.kernels else None,
         context_time_us=_total(measured, "context_us") if with_context else None,
         context_energy_mj=_total(measured, "context_mj") if with_context and compared["energy"] else None,
         weights_in_cache=weights_in_cache(readings) if with_context else None,

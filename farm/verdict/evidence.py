@@ -89,7 +89,9 @@ class Evidence:
         if self.capture_id is not None:
             number = classes(self.session, self.capture_id, protocol.data)
         operators = self._operators()
-        labels = told_apart({operator.id: operator.label for operator in operators.values()})
+        labels = {operator.id: operator.label for operator in operators.values()}
+        if len(set(labels.values())) < len(labels):
+            labels = told_apart(labels)
         scope = scope_of(self.job, self.round)
         doubtful = _before_a_changed_canary(self.readings.values())
         by_subject = _preferred(item for item in self.items if item.role == "tuple")

@@ -285,7 +285,7 @@ def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | No
         seen: the verification of the whole on a card, with `kernels` and `tuple_kernels`.
 
     Returns:
-        None if the kernels of the whole or those of all parts are unknown, as on a CPU.
+        None if the kernels of the whole or those of all parts are unknown.
     """
     whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.jobs.closing import close_known_rounds
+from farm.jobs.rounds import close_known_rounds
 from farm.requests.partial_request import PartialRequest
 from tasks.submissions import PlannedJob, Submissions
 from tests.planned import claim, complete, items_of, plan, register, sweep

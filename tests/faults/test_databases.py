@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from farm.errors import DatabaseUnreachable
 from farm.jobs import items
-from farm.jobs.spool import Spool
+from farm.jobs.item_driver import Spool
 from farm.store.database import Database
 from farm.types.reading import Details
 from tests.disks import SmallDisk, why_not

@@ -10,7 +10,7 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
-from farm.jobs.closing import Closing, close_round, end_without_sum, significant
+from farm.jobs.rounds import Closing, close_round, end_without_sum, significant
 from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables

@@ -8,8 +8,8 @@ from sqlmodel import select
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
-from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import continue_planning, open_job, tuples_of
+from farm.jobs.rounds import Closing, close_round
 from farm.models import catalog
 from farm.operators import sweep as sweeps
 from farm.store.content import counts

@@ -13,8 +13,8 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import item_state, items, jobs
-from farm.jobs.closing import close_round
 from farm.jobs.moving import give_up, move_items, rebalance
+from farm.jobs.rounds import close_round
 from farm.store import tables
 from farm.store.tables import Item, ItemState
 from tests.farms import store_operators

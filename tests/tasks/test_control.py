@@ -11,7 +11,7 @@ from sqlmodel import select
 
 from farm.jobs import cards
 from farm.jobs.items import Claim
-from farm.jobs.planning import add_round
+from farm.jobs.rounds import add_round
 from farm.settings import Settings, settings
 from farm.store import tables
 from tasks import control, queues

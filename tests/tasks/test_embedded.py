@@ -8,7 +8,7 @@ from sqlmodel import select
 from farm.devices.device import Card
 from farm.devices.host import discover, installed_torch
 from farm.errors import NoWorker
-from farm.jobs import cards, closing, jobs
+from farm.jobs import cards, jobs, rounds
 from farm.jobs.create import open_job
 from farm.jobs.items import Claim
 from farm.settings import settings
@@ -33,7 +33,7 @@ def measured(database, software):
         held = claim(database, item, software_id=software_id)
         assert isinstance(held, Claim)
         complete(database, held, HERE.id, software_id=software_id)
-    assert closing.close_known_rounds(database, planned.job_id, 1) is None
+    assert rounds.close_known_rounds(database, planned.job_id, 1) is None
 
 
 def installed() -> Software:

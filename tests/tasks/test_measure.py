@@ -15,7 +15,7 @@ from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import Unmeasurable
 from farm.jobs import cards, items
-from farm.jobs.spool import Spool
+from farm.jobs.item_driver import Spool
 from farm.settings import settings
 from tasks import measure, queues
 from tests.planned import READING, claim, items_of, plan, readings, register

@@ -1,4 +1,4 @@
-"""Planning a round of a job: the items that it needs, those that readings serve already, and the cards for the rest.
+"""The rounds of a job: plan the items of a round, close the round with a verdict, plan the next one.
 
 Items with a reading that serves them are closed at once. Only the others are placed on cards, together with the whole
 model and a canary. All of this happens in the transaction of the caller that opens or continues the job.
@@ -8,22 +8,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import defer
 from sqlmodel import Session, col, func, select
 
-from farm.errors import NoSuchCard, TupleRejected, UsageError
+from farm.errors import NoSuchCard, TupleRejected, UnknownOperator, Unreadable, UsageError, did_you_mean
 from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
+from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
-from farm.store.content import classes, find_readings, store_protocol
-from farm.store.database import database_now, fetch, fetch_values, in_batches, read_clock_s
-from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, Operator, Round
+from farm.store.content import classes, find_capture, find_readings, store_protocol
+from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, locked, read_clock_s
+from farm.store.tables import (
+    OPEN,
+    Capture,
+    CardRow,
+    Item,
+    ItemState,
+    Job,
+    JobState,
+    Operator,
+    Round,
+    SignificantOperator,
+    VerdictRow,
+)
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
+from farm.verdict.aggregate import aggregate, next_operators
+from farm.verdict.evidence import Evidence
+from farm.verdict.figures import Part
+from farm.verdict.verdict import Verdict
 
 #: The time of an item on a card besides window and warm-up: rebuilding, writing, the pause between items. Unit: s.
 ITEM_OVERHEAD_S = 0.3
@@ -307,3 +327,159 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardR
     placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
     return [chosen[number] for number in range(len(items))]
+
+
+# ---- closing a round
+
+
+class Closing(StrEnum):
+    """The result of closing a round."""
+
+    OPEN = "open"  # some of its items are open; it will be closed later
+    ALREADY = "already"  # it has a verdict, or its job has ended
+    DONE = "done"  # it was the last round of the job
+    NEXT = "next"  # the next round is planned and must be published
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """The result of closing a round, with the number of the next round and the outcome of the verdict."""
+
+    closing: Closing
+    next_round: int | None = None
+    outcome: str = ""
+
+
+def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
+    """Aggregate a round once all its items are closed."""
+    return _closing(database, job_id, number, _close)
+
+
+def _closing(database: Database, job_id: str, number: int, close: Callable[[Session, Job], ClosedRound]) -> ClosedRound:
+    """Close the newest round of an open job, in one transaction."""
+    try:
+        with database.write() as session:
+            job = locked(session, Job, job_id)
+            open_round = job is not None and job.state == JobState.OPEN and number == job.round
+            return close(session, job) if job is not None and open_round else ClosedRound(Closing.ALREADY)
+    except IntegrityError:
+        return ClosedRound(Closing.ALREADY)
+
+
+def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
+    """Close rounds from this one on while readings serve all their items; returns the first that needs measuring."""
+    wanted: int | None = number
+    while wanted is not None:
+        closed = close_round(database, job_id, wanted)
+        if closed.closing is Closing.OPEN:
+            return wanted
+        wanted = closed.next_round
+    return None
+
+
+def _close(session: Session, job: Job) -> ClosedRound:
+    this = session.get_one(Round, (job.id, job.round))
+    if this.planned_at_s is None or open_items(session, job.id, job.round):
+        return ClosedRound(Closing.OPEN)
+    there = select(VerdictRow).where(VerdictRow.job_id == job.id, VerdictRow.round == job.round)
+    if session.exec(there).first() is not None:
+        return ClosedRound(Closing.ALREADY)
+    request = Request.from_json(job.request)
+    evidence = Evidence(session, job, job.round)
+    verdict = evidence.verdict()
+    row = _add_verdict(session, job, verdict)
+    following, why = None, ""
+    try:
+        following = _next_round(session, job, request, evidence.parts, verdict)
+    except (NoSuchCard, UsageError) as error:  # the cards have changed; raised before anything is planned
+        why = f"No further round could be planned: {error.message}"
+    if request.operators == ("auto",) and verdict.too_large and following is None:
+        why = why or "No operator type was added: the sum is too large already."
+    if why:
+        row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
+        session.add(row)
+    if following is not None:
+        return ClosedRound(Closing.NEXT, following, verdict.outcome)
+    return _end(session, job, verdict)
+
+
+def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
+    row = VerdictRow(job_id=job.id, round=job.round, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    session.add(row)
+    session.flush()
+    return row
+
+
+def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
+    job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
+    session.add(job)
+    return ClosedRound(Closing.DONE, None, verdict.outcome)
+
+
+def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
+    """End a job whose round cannot be judged; its verdict holds the reason. Its readings are kept."""
+
+    def end(session: Session, job: Job) -> ClosedRound:
+        try:
+            request = Request.from_json(job.request)
+            target, launch = request.target, request.protocol.launch
+        except Unreadable:
+            target, launch = 0.0, "graph"
+        verdict = aggregate((), target=target, launch=launch).withheld(why)
+        _add_verdict(session, job, verdict)
+        return _end(session, job, verdict)
+
+    return _closing(database, job_id, number, end)
+
+
+def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:
+    """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operators."""
+    this = session.get_one(Round, (job.id, job.round))
+    if this.capture_id is None:
+        return None
+    without = [defer(Capture.verification)]  # type: ignore[arg-type]
+    newest = find_capture(session, session.get_one(Capture, this.capture_id, options=without))
+    if newest not in (None, this.capture_id):
+        reason = "the card ran other operators than predicted"
+        return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
+    # Without a whole, or without valid readings, more operators do not help. Nor if the sum is too large: each type
+    # that is added makes it larger.
+    if request.operators != ("auto",) or verdict.outcome == "none" or verdict.too_large:
+        return None
+    remember_significant(session, this.operators, "loop")
+    if verdict.outcome == "fail":
+        added = next_operators(parts, significant(session), target=request.target)
+        if added:
+            remember_significant(session, added, job.id)
+            reason = f"below the target with {len(this.operators)} operator types"
+            scope = [*this.operators, *added]
+            return add_round(session, job, scope=scope, capture_id=this.capture_id, reason=reason).round
+    return None
+
+
+def significant(session: Session) -> set[str]:
+    """The operator types that the accuracy loop starts with, for every model."""
+    return set(session.exec(select(SignificantOperator.name)))
+
+
+def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
+    """Add operator types to the global set. Types that it has already are not changed."""
+    there, now = significant(session), database_now()
+    new = [name for name in dict.fromkeys(names) if name not in there]
+    session.add_all(SignificantOperator(name=name, added_by=added_by, created_at_s=now) for name in new)  # type: ignore[arg-type]
+
+
+def forget_significant(session: Session, names: Sequence[str]) -> None:
+    """Remove operator types from the global set.
+
+    Raises:
+        UnknownOperator: a type is not in the set.
+    """
+    known = sorted(significant(session))
+    for name in dict.fromkeys(names):
+        if (row := session.get(SignificantOperator, name)) is None:
+            raise UnknownOperator(
+                f"'{name}' is not among the significant operators.",
+                did_you_mean(name, known) or f"The set has: {', '.join(known) or 'none'}.",
+            )
+        session.delete(row)
