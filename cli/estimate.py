@@ -59,8 +59,11 @@ class EstimateOptions:
             if not is_curve:
                 raise UsageError("There is no curve to draw.", "Give several sizes: --batch 1..256")
             check_path(self.png)
-        if self.generate is not None and (self.fill not in ("auto", "none") or is_curve or measures):
-            raise UsageError("--generate adds up readings alone, of one size.", "Omit --fill or --generate.")
+        if self.generate is not None and (is_curve or measures):
+            raise UsageError(
+                "--generate needs one size and measures nothing.",
+                "Give one --batch and one --length, without --measure.",
+            )
         if training and self.generate is not None:
             raise UsageError("A training step generates no text.", "Omit --step or --generate.")
         if measures and is_curve:
@@ -81,7 +84,10 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
     variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
     if (tokens := options.generate) is not None:
-        found = output.first_that_knows(lambda session: query.generation(session, variants[0], tokens), lambda _: True)
+        found = output.first_that_knows(
+            lambda session: query.generation(session, variants[0], tokens),
+            lambda known: any(one.covered_tuples for one in known.phases),
+        )
         answer(options.as_json, found, lambda: prediction_tables.generation(found))
     elif len(variants) > 1:
         _curve(variants, query, options, over="batch" if len(batches) > 1 else "length")
@@ -95,9 +101,10 @@ def estimate(model: Model, options: EstimateOptions) -> None:
         if options.as_json:
             emit_json({**one.to_json(), **({"before": before.to_json()} if before else {})})
         else:
+            level = min(one.level, before.level) if before else one.level
             if before:
-                show(prediction_tables.narrowed(before, one))
-            show(prediction_tables.estimate(one))
+                show(prediction_tables.narrowed(before, one, level))
+            show(prediction_tables.estimate(one, level))
 
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
@@ -112,9 +119,12 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:
     from cli import prediction_tables
+    from farm.estimate.estimate import too_large_from
 
     found = [estimated(variant, query) for variant in variants]
-    answer(options.as_json, {"curve": [one.to_json() for one in found]}, lambda: prediction_tables.curve(found))
+    too_large = too_large_from(found)
+    shown = {"curve": [one.to_json() for one in found], "too_large_from": too_large and too_large.variant.to_json()}
+    answer(options.as_json, shown, lambda: prediction_tables.curve(found))
     if options.png is not None:
         from farm.pages.plots import draw_estimates
 

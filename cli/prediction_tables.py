@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.estimate.estimate import PerToken
-from farm.types.format import ENERGY, NOTHING, TIME, Units, interval, percent, plural, quantity, span
+from farm.estimate.estimate import PerToken, interval_at, too_large_from
+from farm.prediction.stored_predictor import PredictedValue
+from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
+from farm.verdict.figures import Figure
 
 if TYPE_CHECKING:
     from farm.estimate.estimate import Estimate, MissingTuple
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from farm.estimate.next_measurements import MeasurementPlan
     from farm.prediction.calibration import IntervalCoverage
     from farm.prediction.evaluation import Evaluation, Score
-    from farm.prediction.stored_predictor import PredictedValue
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
 _SHARES = {"measured": "measured", "predicted": "predicted", "unseen_types": "of types without a reading"}
@@ -27,48 +29,70 @@ _SHARES = {"measured": "measured", "predicted": "predicted", "unseen_types": "of
 
 
 def generation(found: Generation) -> RenderableType:
-    """A generated text: the prompt, a decode at each measured length of the cache, and the sum."""
-    prompt = found.prefill.variant
+    """A generated text: the sum, the prompt, and a decode at some lengths of the cache."""
+    prompt, level = found.prefill.variant, found.level
+    heads = "", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured"
     rows = [
-        (str(one.variant), interval(one.whole_time or one.time, TIME), interval(one.whole_energy or one.energy, ENERGY))
-        for one in (found.prefill, *found.decodes)
+        (str(one.variant), *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one)))
+        for one in found.phases
     ]
-    total = (f"{found.tokens} tokens after it", interval(found.time, TIME), interval(found.energy, ENERGY))
+    text = f"prompt and {found.tokens} tokens after it"
+    total = (text, *_cells(found.time, found.energy, not found.incomplete_reason), "")
     per_token = str(PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj))
-    notes = (per_token.replace("a pass", "generated"), *found.notes)
-    title = Text(f"{prompt}, then {found.tokens} tokens each", style="bold")
-    return Group(title, ruled(("", ">time", ">energy"), rows, total=total), *(Text(f"  {note}") for note in notes))
+    notes = [per_token.replace("a pass", "generated"), *found.notes]
+    if found.incomplete_reason:
+        notes.append(f"The sum is incomplete. {found.incomplete_reason}")
+    if too_large := [one for one in found.phases if one.memory and not one.memory.fits]:
+        notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
+    title = Text(f"{prompt}, then {found.tokens} tokens each, on {found.prefill.card_model}", style="bold")
+    return Group(title, ruled(heads, rows, total=total), *(Text(f"  {note}") for note in notes))
 
 
-def estimate(found: Estimate) -> RenderableType:
-    software, number = found.software, len(found.missing)
+def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
+    """The cost of the model, what it is made of, and the missing tuples.
+
+    Args:
+        level: of the intervals; that of the estimate by default.
+    """
+    software, number, level = found.software, len(found.missing), level or found.level
+    of_level = f"{percent(level, 0)} interval"
+    least = "" if found.complete else "at least "
+    whole = ", the whole model measured" if found.whole_time else ""
+    energy = found.energy_at(level)
     lines = {
+        "time": f"{least}{_shown(found.time_at(level), TIME, of_level)}{whole}",
+        "energy": f"{least}{_shown(energy, ENERGY, of_level)}" if energy else "not available",
+        "tokens": str(found.per_token),
+        "incomplete": found.incomplete_reason,
+        "memory": _memory(found),
+    }
+    if found.whole_time and number:
+        lines["sum of parts"] = _both(*found.sum_at(level))
+    of_all = (
+        f"the sum of {found.covered_tuples} of {found.tuples} tuples, {percent(found.coverage)} of the estimated cost"
+    )
+    figures = _both(interval_at(found.measured_time, level), interval_at(found.measured_energy, level))
+    lines["measured"] = f"{figures}: {of_all}" if found.covered_tuples else of_all
+    if found.predicted_us is not None and number:
+        figures = _both(
+            PredictedValue(found.predicted_us), PredictedValue(found.predicted_mj) if found.predicted_mj else None
+        )
+        bound = "" if found.total_time and found.total_time.low else "at least "
+        lines["predicted"] = f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
+        shares = (f"{percent(share)} {_SHARES[name]}" for name, share in found.shares.items() if share)
+        lines["made of"] = ", ".join(shares) if found.complete else ""
+    if number:
+        tuples = f"{number} {plural('tuple', number)} without a reading"
+        lines["missing"] = f"{tuples}; measuring takes about {span(found.measuring_rest_s)} of a card"
+    if found.other_data_calls:
+        lines["data"] = f"{found.other_data_calls} calls in another class of data than in the model"
+    lines |= {
         "card": found.card_model,
         "software": f"torch {software.torch}, CUDA {software.cuda or NOTHING}, driver {software.driver or NOTHING}",
         "protocol": f"{found.protocol.launch} launch, {found.protocol.residency} data",
-        "covered": f"{percent(found.coverage)} of the estimated cost; {found.covered_tuples} of {found.tuples} tuples",
-        "time": interval(found.time, TIME),
-        "energy": interval(found.energy, ENERGY) if found.energy else "not available",
+        "flags": ", ".join(f"{name} ×{flagged}" for name, flagged in found.flags.items()),
+        "readings": ", ".join(f"{count} from {name}" for name, count in found.origins.items() if name),
     }
-    if found.whole_time:
-        energy = f", {interval(found.whole_energy, ENERGY)}" if found.whole_energy else ""
-        lines["whole model"] = f"{interval(found.whole_time, TIME)}{energy}, measured"
-    lines["tokens"] = str(found.per_token)
-    if found.predicted_us is not None and number:
-        bound = " at least" if found.total_time and found.total_time.low is None else ""
-        lines["the rest"] = f"predicted {quantity(found.predicted_us, TIME)}{bound} (model `{found.predictor}`)"
-        if not bound:
-            totals = (predicted(found.total_time, TIME), predicted(found.total_energy, ENERGY))
-            lines["together"] = ", ".join(filter(None, totals))
-            shares = (f"{percent(share)} {_SHARES[name]}" for name, share in found.shares.items() if share)
-            lines["made of"] = ", ".join(shares)
-    if number:
-        card_time = f"measuring takes about {span(found.measuring_rest_s)} of a card"
-        lines["missing"] = f"{number} {plural('tuple', number)}; {card_time}"
-    if found.other_data_calls:
-        lines["data"] = f"{found.other_data_calls} calls in another class of data than in the model"
-    lines["flags"] = ", ".join(f"{name} ×{flagged}" for name, flagged in found.flags.items())
-    lines["readings"] = ", ".join(f"{count} from {name}" for name, count in found.origins.items() if name)
     if found.oldest_at_s:
         lines["age"] = f"the oldest reading is {span(time.time() - found.oldest_at_s)} old"
     table = grid(2)
@@ -79,15 +103,45 @@ def estimate(found: Estimate) -> RenderableType:
     return Group(Text(str(found.variant), style="bold"), table, *parts)
 
 
+def _shown(found: PredictedValue, units: Units, of_level: str) -> str:
+    """A value with its interval and the level: `243 ms (209 ms to 282 ms, 90 % interval)`."""
+    text = predicted(found, units)
+    if found.low is None:
+        return text
+    return f"{text[:-1]}, {of_level})" if text.endswith(")") else f"{text} ({of_level})"
+
+
+def _memory(found: Estimate) -> str:
+    """The memory of the model by its parts, and the number of cards if one has less; "" if one surely has enough."""
+    need = found.memory
+    if need is None or need.needed_bytes is None:
+        return ""
+    parts = {"weights": need.weights_bytes, "cache": need.cache_bytes, "activations": need.activations_bytes}
+    listed = ", ".join(f"{name} {count_of(size, 'B')}" for name, size in parts.items() if size)
+    one = f"the {count_of(need.card_bytes, 'B')} of one {found.card_model}"
+    word = "about" if listed else "at least"
+    text = f"{word} {count_of(need.needed_bytes, 'B')}{f' ({listed})' if listed else ''}"
+    if need.fits:
+        return f"{text}, of {one}"
+    return (
+        f"{text}: does not fit into {one}. {need.cards} cards are needed by memory alone; the time is that of one card "
+        "with enough memory"
+    )
+
+
+def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
+    return ", ".join(filter(None, (predicted(time, TIME), predicted(energy, ENERGY))))
+
+
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    extra = [(">predicted", _predicted_call)] if found.predictor else []
+    extra = [(">predicted, one call", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
-    head = "without a reading, what would narrow it most first" if found.narrowing else "not covered"
+    head = "without a reading, those first that narrow the interval most" if found.narrowing else "without a reading"
     missing = filled(
         [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
-        [(head, "label"), (">calls", "calls"), (">of the cost", "share", percent), *extra],
-        drops=["predicted"] if extra else (),
+        [(head, "label"), (">calls", "calls"), (">of the estimated cost", "share", percent), *extra],
+        drops=["predicted, one call"] if extra else (),
     )
     return Group(missing, *_more(len(entries) - MOST_MISSING))
 
@@ -97,11 +151,14 @@ def _more(number: int) -> list[Text]:
 
 
 def predicted(found: PredictedValue | None, units: Units) -> str:
-    """`8.41 ms (7.2 to 9.8)`, with the 90 % interval; "" for None."""
+    """A value with its interval: `8.41 ms (7.2 ms to 9.8 ms)`, `8.41 ± 0.12 ms` if it is symmetrical; "" for None."""
     if found is None:
         return ""
-    ends = _ends(found, units)
-    return quantity(found.value, units) + (f" ({ends})" if ends != NOTHING else "")
+    if found.low is None or found.high is None:
+        return quantity(found.value, units)
+    if math.isclose(found.high - found.value, found.value - found.low, rel_tol=1e-6, abs_tol=1e-12):
+        return interval(Figure(found.value, found.high - found.value), units)
+    return f"{quantity(found.value, units)} ({_ends(found, units)})"
 
 
 def _predicted_call(entry: MissingTuple) -> str:
@@ -115,17 +172,37 @@ def _predicted_call(entry: MissingTuple) -> str:
 
 def curve(found: Sequence[Estimate]) -> RenderableType:
     """A row for each size."""
+    level, incomplete = min(one.level for one in found), [one for one in found if not one.complete]
+    too_large = too_large_from(found)
     rows = []
     for one in found:
-        time, energy = one.total_time or one.time, one.total_energy or one.energy
-        times = quantity(time.value, TIME), _ends(one.total_time, TIME)
-        energies = quantity(energy.value if energy else None, ENERGY), _ends(one.total_energy, ENERGY)
-        measured = one.shares.get("measured", one.coverage)
-        shares = percent(measured), percent(1 - measured) if one.shares else NOTHING
-        rows.append((str(one.variant), *times, *energies, *shares))
-    notes = dict.fromkeys(note for one in found for note in one.notes)
-    table = ruled(("", ">time", ">90 %", ">energy", ">90 %", ">measured", ">predicted"), rows)
+        cells = _cells(one.time_at(level), one.energy_at(level), one.complete)
+        per_token = one.per_token.tokens_per_s
+        tokens = [count_of(per_token, "").strip()] if one.per_token.tokens else []
+        cards = [str(one.memory.cards) if one.memory else NOTHING] if too_large else []
+        predicted_share = percent(1 - _measured(one)) if one.shares or one.whole_time else NOTHING
+        rows.append((str(one.variant), *cells, *tokens, percent(_measured(one)), predicted_share, *cards))
+    heads = ["", ">time", f">{percent(level, 0)} interval", ">energy", ">interval"]
+    heads += [">tokens/s"] if found[0].per_token.tokens else []
+    heads += [">measured", ">predicted", *([">cards by memory"] if too_large else [])]
+    notes = list(dict.fromkeys(note for one in found for note in one.notes))
+    notes += [f"{one.variant} is incomplete: {one.incomplete_reason}" for one in incomplete]
+    if too_large:
+        notes.append(f"From {too_large.variant} on: memory {_memory(too_large)}.")
+    table = ruled(heads, rows, drops=["interval"])
     return Group(Text(f"on {found[0].card_model}", style="bold"), table, *(Text(f"  {note}") for note in notes))
+
+
+def _cells(time: PredictedValue, energy: PredictedValue | None, complete: bool) -> tuple[str, ...]:
+    """Time and energy with their intervals, in four columns."""
+    least = "" if complete else "≥ "
+    energies = f"{least}{quantity(energy.value, ENERGY)}" if energy else NOTHING
+    return f"{least}{quantity(time.value, TIME)}", _ends(time, TIME), energies, _ends(energy, ENERGY)
+
+
+def _measured(found: Estimate) -> float:
+    """The measured share of the time, or without predictions of the estimated cost."""
+    return 1.0 if found.whole_time else found.shares.get("measured", found.coverage)
 
 
 def _ends(found: PredictedValue | None, units: Units) -> str:
@@ -134,14 +211,14 @@ def _ends(found: PredictedValue | None, units: Units) -> str:
     return f"{quantity(found.low, units)} to {quantity(found.high, units)}"
 
 
-def narrowed(before: Estimate, after: Estimate) -> RenderableType:
+def narrowed(before: Estimate, after: Estimate, level: float) -> RenderableType:
     """An estimate before and after some measurements."""
-    rows = []
-    for name, one in (("before", before), ("with the new readings", after)):
-        time = predicted(one.total_time, TIME) or interval(one.time, TIME)
-        energy = predicted(one.total_energy, ENERGY) or interval(one.energy, ENERGY)
-        rows.append((name, time, energy, percent(one.shares.get("measured", one.coverage))))
-    return Group(ruled(("", ">time", ">energy", ">measured"), rows), Text(""))
+    rows = [
+        (name, *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one)))
+        for name, one in (("before", before), ("with the new readings", after))
+    ]
+    heads = ("", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured")
+    return Group(ruled(heads, rows), Text(""))
 
 
 # -- farm predict

@@ -1,7 +1,7 @@
-"""The cost of a model on a card from readings alone, without running it.
+"""The cost of a model on a card without running it, from readings and predictions.
 
-The sum is that of verdicts (`farm.verdict.aggregate`). Tuples without a reading are listed and left out, unless a
-predictor fills them; predictions are reported apart from readings.
+The cost is the reading of the whole model if there is one, else the sum over its tuples: of their readings (as in
+verdicts, `farm.verdict.aggregate`) and of predictions for the others. Without a predictor the sum is incomplete.
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from typing import Any
 
 from sqlmodel import Session
 
-from farm.errors import UsageError
-from farm.estimate.readings import SelectedReadings, card_model_named, peaks_of, select_for_model, tuples_of
+from farm.errors import FarmError, UsageError
+from farm.estimate.readings import (
+    SelectedReadings,
+    card_bytes,
+    card_model_named,
+    peaks_of,
+    select_for_model,
+    tuples_of,
+)
 from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue, Predictor
+from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
-from farm.types.format import ENERGY, count_of, plural, quantity
+from farm.types.format import ENERGY, count_of, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Figure, figure_json
 
+LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # of the intervals of readings, and of predictions
+_NARROWER = 1.645 / 1.960  # from the half-width of a 95 % interval of a reading to that of its 90 % interval
 SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no reading: the median on an H200
 
 
@@ -41,7 +51,9 @@ class PerToken:
     energy_per_token_mj: float | None
 
     @classmethod
-    def of(cls, variant: Variant | None, time: Figure | None, energy: Figure | None) -> PerToken:
+    def of(
+        cls, variant: Variant | None, time: Figure | PredictedValue | None, energy: Figure | PredictedValue | None
+    ) -> PerToken:
         """The cost per token, from the time (µs) and energy (mJ) of one pass of the whole model."""
         if variant is None or not variant.tokens:
             return cls(0, None, None)
@@ -82,7 +94,10 @@ class MissingTuple:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of one pass of a model. Figures are of the covered part, with half-widths of the 95 % interval."""
+    """The cost of one pass of a model. Figures have half-widths of the 95 % interval, predicted values 90 % intervals.
+
+    `time` and `energy` are those of the whole model.
+    """
 
     variant: Variant
     card_model: str
@@ -92,8 +107,8 @@ class Estimate:
     tuples: int
     covered_tuples: int
     coverage: float  # share of the estimated cost
-    time: Figure
-    energy: Figure | None
+    measured_time: Figure  # the sum of the readings
+    measured_energy: Figure | None
     whole_time: Figure | None  # the whole model, if it has a reading
     whole_energy: Figure | None
     missing: tuple[MissingTuple, ...]  # largest share first
@@ -110,6 +125,48 @@ class Estimate:
     total_time: PredictedValue | None = None  # readings and predictions together
     total_energy: PredictedValue | None = None
     narrowing: tuple[str, ...] = ()  # ids of missing tuples, those first whose readings would narrow the total most
+    incomplete_reason: str = ""  # why `time` is not that of the whole model, but a part or a lower bound; "": it is
+    memory: MemoryNeed | None = None  # None: that of the card or the model is unknown
+
+    @property
+    def complete(self) -> bool:
+        """Whether `time` is that of the whole model."""
+        return not self.incomplete_reason
+
+    @property
+    def level(self) -> float:
+        """The level of the intervals that a page with this estimate shows: predictions have none of 95 %."""
+        return PREDICTED_LEVEL if self.missing and self.total_time and self.total_time.low is not None else LEVEL
+
+    @property
+    def time(self) -> PredictedValue:
+        """The time of the whole model, or if `complete` is false, of a part. Unit: µs."""
+        return self.time_at(self.level)
+
+    @property
+    def energy(self) -> PredictedValue | None:
+        """As `time`. Unit: mJ."""
+        return self.energy_at(self.level)
+
+    def time_at(self, level: float) -> PredictedValue:
+        """`time` with an interval of a level, at most that of this estimate; without one if it is incomplete."""
+        found = interval_at(self.whole_time, level) or self.sum_at(level)[0]
+        return found if self.complete else PredictedValue(found.value)
+
+    def energy_at(self, level: float) -> PredictedValue | None:
+        if self.whole_time and not self.whole_energy and self.missing and not self.total_energy:
+            return None
+        found = interval_at(self.whole_energy, level) or self.sum_at(level)[1]
+        return found if self.complete or found is None else PredictedValue(found.value)
+
+    def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
+        """Time and energy of the readings and predictions together."""
+        if self.missing and self.total_time:
+            bound = self.total_time.low is None
+            return self.total_time, interval_at(self.measured_energy, level) if bound else self.total_energy
+        time = interval_at(self.measured_time, level)
+        assert time is not None
+        return time, interval_at(self.measured_energy, level)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -119,14 +176,16 @@ class Estimate:
             return {}
         unseen = math.fsum((one.predicted_us or 0.0) * one.calls for one in self.missing if one.known is False)
         predicted = (self.predicted_us or 0.0) - unseen
-        return {"measured": self.time.value / total, "predicted": predicted / total, "unseen_types": unseen / total}
+        return {
+            "measured": self.measured_time.value / total,
+            "predicted": predicted / total,
+            "unseen_types": unseen / total,
+        }
 
     @property
     def per_token(self) -> PerToken:
-        """The cost per token of the whole model if it has a reading, else of the sum if readings cover all tuples."""
-        complete = self.covered_tuples == self.tuples
-        time, energy = (self.time, self.energy) if complete else (None, None)
-        return PerToken.of(self.variant, self.whole_time or time, self.whole_energy or energy)
+        """The cost per token of the whole model, if it is complete."""
+        return PerToken.of(self.variant, *((self.time, self.energy) if self.complete else (None, None)))
 
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
         """Ids of missing tuples to measure first: by `narrowing`, or without intervals by their share of the cost.
@@ -144,28 +203,55 @@ class Estimate:
         return order[: min(most or len(order), affordable)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with units in the key names; shares are fractions."""
+        """Plain JSON with units in the key names; shares are fractions. The first figures are of the whole model.
 
-        def interval(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
-            keys = f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"
-            return dict(zip(keys, vars(found).values() if found else (None,) * 3, strict=True))
-
-        left_out = ("specs", "time", "energy", "whole_time", "whole_energy", "total_time", "total_energy")
+        ``low`` and ``high`` are the ends of an interval of ``interval_level``, those of ``total`` of 90 %. Half-widths
+        are of 95 % intervals.
+        """
+        left_out = ("specs", "measured_time", "measured_energy", "whole_time", "whole_energy", "total_time")
         return {
-            **{name: value for name, value in vars(self).items() if name not in left_out},
+            **cost_json(self.time, self.energy, self.level),
+            "complete": self.complete,
+            **{name: value for name, value in vars(self).items() if name not in (*left_out, "total_energy")},
+            "basis": "whole model" if self.whole_time else "sum",
             "shares": self.shares,
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
-            **figure_json("time", "us", self.time),
-            **figure_json("energy", "mj", self.energy),
+            **figure_json("measured_time", "us", self.measured_time),
+            **figure_json("measured_energy", "mj", self.measured_energy),
             **figure_json("whole_time", "us", self.whole_time),
             **figure_json("whole_energy", "mj", self.whole_energy),
             **asdict(self.per_token),
-            **interval("total_time", "us", self.total_time),
-            **interval("total_energy", "mj", self.total_energy),
+            **interval_json("total_time", "us", self.total_time),
+            **interval_json("total_energy", "mj", self.total_energy),
             "missing": [vars(entry) for entry in self.missing],
+            "memory": self.memory.to_json() if self.memory else None,
         }
+
+
+def interval_at(figure: Figure | None, level: float) -> PredictedValue | None:
+    """A measured figure with the interval of `LEVEL` or `PREDICTED_LEVEL`."""
+    if figure is None:
+        return None
+    half_width = figure.half_width * (1.0 if level == LEVEL else _NARROWER)
+    return PredictedValue(figure.value, figure.value - half_width, figure.value + half_width)
+
+
+def interval_json(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
+    """A value and the ends of its interval, as the keys ``name_unit``, ``name_low_unit`` and ``name_high_unit``."""
+    keys = f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"
+    return dict(zip(keys, vars(found).values() if found else (None,) * 3, strict=True))
+
+
+def cost_json(time: PredictedValue, energy: PredictedValue | None, level: float) -> dict[str, float | None]:
+    """The first figures of an answer. Half-widths are of 95 % intervals: None if the level is another."""
+    found: dict[str, float | None] = {}
+    for name, unit, one in (("time", "us", time), ("energy", "mj", energy)):
+        known = level == LEVEL and one is not None and one.high is not None
+        half_width = {f"{name}_half_width_{unit}": one.high - one.value if known else None}  # type: ignore[operator, union-attr]
+        found |= interval_json(name, unit, one) | half_width
+    return {**found, "interval_level": level}
 
 
 def estimate(
@@ -176,9 +262,10 @@ def estimate(
     protocol: Protocol | None = None,
     torch: str = "",
     predictor: Predictor | None = None,
+    unfilled: str = "no predictor is given",
     notes: Sequence[str] = (),
 ) -> Estimate:
-    """Estimate the cost of one pass of a model from the readings of its tuples.
+    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
 
     Args:
         card: part of the card's model.
@@ -187,6 +274,7 @@ def estimate(
         torch: a version, or its beginning; "" for the version that covers most.
         predictor: predicts tuples without a reading; without one they are left out. A predictor with a software also
             answers for a model without any reading.
+        unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
         notes: about the predictor; kept if tuples are missing.
 
     Raises:
@@ -210,13 +298,37 @@ def estimate(
         request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
         command = command_of(request).removesuffix(" --reuse none")
         raise UsageError(
-            f"No reading of {model}{about} covers a tuple of {variant}.",
+            f"No reading of {model}{about} covers a tuple of {variant}, and {unfilled}.",
             f"Measure it: {command}; or import another farm's readings with `farm import`.",
         )
     found = _from_readings(variant, model, protocol, software, needed, weight, selected)
     if notes and found.missing:
         found = replace(found, notes=(*notes, *found.notes))
-    return _with_predictions(found, predictor, needed) if predictor else found
+    found = replace(found, memory=_memory(session, variant, model, needed))
+    if predictor:
+        found = _with_predictions(found, predictor, needed)
+    if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
+        number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
+        why = "count with a lower bound, the roofline" if predictor else f"have no reading, and {unfilled}"
+        found = replace(found, incomplete_reason=f"{number} {why}.")
+    return found
+
+
+def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:
+    """The smallest estimate of a curve whose model needs more memory than the card has."""
+    too_large = [one for one in curve if one.memory and not one.memory.fits]
+    return min(too_large, key=lambda one: (one.variant.batch, one.variant.length), default=None)
+
+
+def _memory(session: Session, variant: Variant, card_model: str, needed: Sequence[NeededTuple]) -> MemoryNeed | None:
+    """The memory of one pass; None if that of the card or the model is unknown."""
+    all_calls_bytes = sum(one.all_calls * (one.bytes_moved + one.held_bytes) for one in needed)
+    largest_call_bytes = max(max(0, one.bytes_moved - one.held_bytes) for one in needed)
+    try:
+        size = card_bytes(session, card_model)
+        return memory_need(variant, size, all_calls_bytes, largest_call_bytes) if size else None
+    except FarmError:
+        return None
 
 
 def _from_readings(
@@ -250,8 +362,8 @@ def _from_readings(
         tuples=len(needed),
         covered_tuples=len(selected.rows),
         coverage=math.fsum(weight[id_] for id_ in selected.rows) / total_weight,
-        time=time,
-        energy=summed.energy.total if summed.energy else None,
+        measured_time=time,
+        measured_energy=summed.energy.total if summed.energy else None,
         whole_time=summed.time.whole,
         whole_energy=summed.energy.whole if summed.energy else None,
         missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
@@ -273,13 +385,13 @@ def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[Ne
     if found.covered_tuples and missing and predictor.software and predictor.software.id != found.software.id:
         torches = f"Predictions are for torch {predictor.software.torch}, readings for torch {found.software.torch}."
         notes = (*notes, torches)
-    measured_energy = found.energy if found.covered_tuples else Figure(0.0)
+    measured_energy = found.measured_energy if found.covered_tuples else Figure(0.0)
     return replace(
         found,
         predictor=predictor.name,
         predicted_us=predicted.time_us.value,
         predicted_mj=predicted.energy_mj.value if predicted.energy_mj else None,
-        total_time=_total(found.time, predicted.time_us),
+        total_time=_total(found.measured_time, predicted.time_us),
         total_energy=_total(measured_energy, predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0)),
         narrowing=tuple(missing[place].operator_id for place in predicted.narrowing),
         missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in found.missing),
@@ -308,10 +420,10 @@ def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure,
 
 def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:
     """Readings and predictions together. Their intervals are added, as if both were wrong in the same way."""
-    if measured is None or predicted is None:
+    found = interval_at(measured, PREDICTED_LEVEL)
+    if found is None or predicted is None:
         return None
-    value = measured.value + predicted.value
-    if predicted.low is None or predicted.high is None:
+    value = found.value + predicted.value
+    if predicted.low is None or predicted.high is None or found.low is None or found.high is None:
         return PredictedValue(value)
-    low, high = measured.value - measured.half_width, measured.value + measured.half_width
-    return PredictedValue(value, low + predicted.low, high + predicted.high)
+    return PredictedValue(value, found.low + predicted.low, found.high + predicted.high)

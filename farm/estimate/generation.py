@@ -1,14 +1,16 @@
 """The cost of a text that a model generates: the prompt, and then token by token with a growing cache.
 
-The cost is a sum over phases, from readings of a prefill and of decodes at a few lengths of the cache. The cost of a
+The cost is a sum over phases, from estimates of a prefill and of decodes at a few lengths of the cache. The cost of a
 decode is linear in the length of the cache, because attention reads the cache once and nothing else depends on it. So
-it is interpolated between the measured lengths and extrapolated beyond them; a single measured length gives a constant
-cost. Sampling, tokenizing and other work of the host are not counted.
+it is interpolated between the measured lengths and extrapolated beyond them. With fewer than two measured lengths, the
+first and last decode are predicted; without a predictor, a single measured length gives a constant cost. Sampling,
+tokenizing and other work of the host are not counted.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -17,41 +19,52 @@ from typing import Any
 
 from sqlmodel import Session, select
 
-from farm.errors import UsageError
-from farm.estimate.estimate import Estimate, estimate
+from farm.errors import FarmError, UsageError
+from farm.estimate.estimate import Estimate, cost_json
+from farm.prediction.stored_predictor import PredictedValue
 from farm.store import tables
-from farm.types.protocol import Protocol, Variant
-from farm.verdict.figures import Figure, figure_json
+from farm.types.protocol import Variant
+
+MEASURED = 0.5  # least coverage of a stored decode that is used in place of predictions of the first and last decode
 
 
 @dataclass(frozen=True)
 class Generation:
     """The cost of a prompt and of `tokens` more tokens after the first, of the whole batch.
 
-    Half-widths of the 95 % intervals are added, as if all parts were wrong in the same way.
+    Intervals are added, as if all parts were wrong in the same way.
     """
 
     prefill: Estimate
     decodes: tuple[Estimate, ...]  # by increasing length of the cache
     tokens: int  # of each sequence
-    time: Figure
-    energy: Figure | None
+    time: PredictedValue
+    energy: PredictedValue | None
+    level: float  # of the intervals
+    incomplete_reason: str  # see `Estimate`
     notes: tuple[str, ...]
 
     @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens of all sequences in the batch."""
-        return self.prefill.variant.batch * self.tokens / self.time.value * 1e6
+    def phases(self) -> tuple[Estimate, ...]:
+        return self.prefill, *self.decodes
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens of all sequences in the batch; None if the sum is incomplete."""
+        batch = self.prefill.variant.batch
+        return None if self.incomplete_reason else batch * self.tokens / self.time.value * 1e6
 
     @property
     def energy_per_token_mj(self) -> float | None:
-        return self.energy.value / (self.prefill.variant.batch * self.tokens) if self.energy else None
+        energy = None if self.incomplete_reason else self.energy
+        return energy.value / (self.prefill.variant.batch * self.tokens) if energy else None
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **cost_json(self.time, self.energy, self.level),
+            "complete": not self.incomplete_reason,
+            "incomplete_reason": self.incomplete_reason,
             "tokens": self.tokens,
-            **figure_json("time", "us", self.time),
-            **figure_json("energy", "mj", self.energy),
             "tokens_per_s": self.tokens_per_s,
             "energy_per_token_mj": self.energy_per_token_mj,
             "prefill": self.prefill.to_json(),
@@ -61,76 +74,96 @@ class Generation:
 
 
 def generation(
-    session: Session, prompt: Variant, tokens: int, card: str = "", *, protocol: Protocol | None = None, torch: str = ""
+    session: Session, prompt: Variant, tokens: int, estimate_of: Callable[[Variant], Estimate]
 ) -> Generation:
-    """Estimate the cost of a text from the readings of a prefill and of decodes.
+    """Estimate the cost of a text from estimates of a prefill and of decodes.
 
     Args:
         prompt: the variant of the prefill.
         tokens: tokens of each sequence after the first one, which the prefill gives.
-        card, protocol, torch: see `farm.estimate.estimate.estimate`.
+        estimate_of: estimates a variant on the card; raises `UsageError` if it has no reading and no prediction.
 
     Raises:
-        UsageError: no tokens; no reading of the prefill, or of any decode of that model, batch and dtype.
+        UsageError: no tokens; no estimate of the prefill, or of any decode of that model, batch and dtype.
     """
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
             f"{prompt} cannot generate {tokens} tokens.",
             "Give for instance --generate 100, with a model that decodes.",
         )
-    prefill = estimate(session, prompt, card, protocol=protocol, torch=torch)
-    decodes = []
-    for variant in _decodes_of(session, prompt):
-        try:
-            decodes.append(estimate(session, variant, prefill.card_model, protocol=protocol, torch=torch))
-        except UsageError:  # no reading on this card
-            continue
+    prefill = estimate_of(prompt)
     first, last = prompt.length + 1, prompt.length + tokens
+    alike = dataclasses.replace(prompt, phase="decode", length=1, padded=False, text="")
+    decodes: dict[int, Estimate] = {}
+    refused: FarmError | None = None
+    for variant in _stored_decodes(session, alike):
+        with contextlib.suppress(UsageError):  # no reading on this card
+            found = estimate_of(variant)
+            if found.whole_time or found.coverage > MEASURED or not found.predictor:
+                decodes[variant.cache] = found
+    if any(found.complete for found in decodes.values()):
+        decodes = {cache: found for cache, found in decodes.items() if found.complete}
+    if len(decodes) < 2:
+        stored = next(iter(decodes), first)
+        for cache in {first, last} if not decodes else {max(first, last, key=lambda one: abs(one - stored))}:
+            try:
+                found = estimate_of(dataclasses.replace(alike, cache=cache))
+            except FarmError as error:
+                refused = error
+            else:
+                decodes |= {cache: found} if found.complete else {}
     if not decodes:
         of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
         raise UsageError(
-            f"No reading of {prefill.card_model} covers a decode of {of_model}.",
+            f"No reading of {prefill.card_model} covers a decode of {of_model}, and there is no predictor for it.",
             f"Measure some: farm run {prompt.model} --phase decode -b {prompt.batch} --cache {first},{last}",
-        )
-    caches = [found.variant.cache for found in decodes]
-    notes = ["The cost of each decode is interpolated between the measured lengths of the cache."]
-    if first < caches[0] or last > caches[-1] or len(caches) == 1:
-        needed = f"Caches of {first} to {last} tokens are needed"
-        notes.append(f"{needed}, and {', '.join(map(str, caches))} were measured; the rest is extrapolated.")
-    if short := [str(found.variant) for found in (prefill, *decodes) if not found.whole_time and found.coverage < 1]:
-        notes.append(f"Readings do not cover all of {', '.join(short)}: the sum is too low.")
-    time = _summed(prefill, decodes, first, last, lambda found: found.whole_time or found.time)
-    energy = _summed(prefill, decodes, first, last, lambda found: found.whole_energy or found.energy)
+        ) from refused
+    caches, notes = sorted(decodes), []
+    if len(caches) > 1:
+        notes.append("The cost of each decode is interpolated between these lengths of the cache.")
+    if first < caches[0] or last > caches[-1] or len(caches) == 1 < tokens:
+        there = f"{', '.join(map(str, caches))} were measured"
+        notes.append(f"Caches of {first} to {last} tokens are needed, and {there}; the rest is extrapolated.")
+    phases = (prefill, *(decodes[cache] for cache in caches))
+    level = min(one.level for one in phases)
+    reasons = [f"{one.variant}: {one.incomplete_reason}" for one in phases if not one.complete]
+    time = _summed(caches, [one.time_at(level) for one in phases], first, last)
+    energy = _summed(caches, [one.energy_at(level) for one in phases], first, last)
     assert time is not None
-    return Generation(prefill, tuple(decodes), tokens, time, energy, tuple(notes))
+    return Generation(prefill, phases[1:], tokens, time, energy, level, " ".join(reasons), tuple(notes))
 
 
-def _decodes_of(session: Session, prompt: Variant) -> list[Variant]:
-    """The decodes of the same model in the database, by the length of the cache."""
+def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
+    """The decodes in the database that differ from a variant only in the length of the cache."""
     row = tables.ModelVariant
-    found = session.exec(select(row).where(row.model == prompt.model, row.phase == "decode", row.batch == prompt.batch))
+    found = session.exec(select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch))
     names = [one.name for one in dataclasses.fields(Variant)]
     variants = [Variant(**{name: getattr(one, name) for name in names}) for one in found]
     # A decode has one token of each sequence.
-    alike = dataclasses.replace(prompt, phase="decode", length=1, padded=False, text="")
-    decodes = [one for one in variants if dataclasses.replace(one, cache=0, text="") == alike]
-    return sorted(decodes, key=lambda one: one.cache)
+    return [one for one in variants if dataclasses.replace(one, cache=alike.cache, text="") == alike]
 
 
 def _summed(
-    prefill: Estimate, decodes: Sequence[Estimate], first: int, last: int, figure: Callable[[Estimate], Figure | None]
-) -> Figure | None:
-    caches = [found.variant.cache for found in decodes]
-    figures = [found for one in (prefill, *decodes) if (found := figure(one)) is not None]
-    if len(figures) <= len(decodes):
+    caches: Sequence[int], found: Sequence[PredictedValue | None], first: int, last: int
+) -> PredictedValue | None:
+    """The cost of a prompt and of a decode at each length, from that of the prompt and of decodes at some lengths."""
+
+    def total(values: Sequence[float]) -> float:
+        of_prompt, *of_decodes = values
+        each = (_between(caches, of_decodes, length) for length in range(first, last + 1))
+        return of_prompt + math.fsum(max(0.0, one) for one in each)
+
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
         return None
-    of_prompt, *of_decodes = figures
-    values, half_widths = [one.value for one in of_decodes], [one.half_width for one in of_decodes]
-    lengths = range(first, last + 1)
-    return Figure(
-        of_prompt.value + math.fsum(_between(caches, values, length) for length in lengths),
-        of_prompt.half_width + math.fsum(max(0.0, _between(caches, half_widths, length)) for length in lengths),
-    )
+    value = total([one.value for one in known])
+    spreads = [
+        (one.value - one.low, one.high - one.value) for one in known if one.low is not None and one.high is not None
+    ]
+    if len(spreads) < len(known):
+        return PredictedValue(value)
+    below, above = map(total, zip(*spreads, strict=True))
+    return PredictedValue(value, value - below, value + above)
 
 
 def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:

@@ -82,11 +82,15 @@ class EstimateQuery:
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
+        unfilled = "`--fill none` leaves them out"
         if self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes = self._stored_predictor(session, model, protocol)
-        return estimate(session, variant, model, protocol=protocol, torch=self.torch, predictor=predictor, notes=notes)
+            under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
+            unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
+        given = {"protocol": protocol, "torch": self.torch, "predictor": predictor}
+        return estimate(session, variant, model, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
 
     def _stored_predictor(
         self, session: Session, card_model: str, protocol: Protocol
@@ -105,9 +109,7 @@ class EstimateQuery:
 
     def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
         """Estimate the cost of a text; see `farm.estimate.generation.generation`."""
-        model = card_model_named(session, self.card)
-        kind, _ = peaks_of(session, model, prompt.computes_in, self.tf32)
-        return generation(session, prompt, tokens, model, protocol=self.protocol(kind), torch=self.torch)
+        return generation(session, prompt, tokens, lambda variant: self.estimate(session, variant))
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:

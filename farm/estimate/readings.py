@@ -52,6 +52,13 @@ def card_model_named(session: Session, word: str) -> str:
     )
 
 
+def card_bytes(session: Session, card_model: str) -> int:
+    """The memory of a card model; 0 if unknown."""
+    return (
+        session.scalar(sqlalchemy.select(sqlalchemy.func.max(_CARD.memory_bytes)).where(_CARD.model == card_model)) or 0
+    )
+
+
 def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
     """The kind of a card model, and its peaks: those of its fingerprint, or else of its data sheet."""
     cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == card_model)).all()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from farm.benchmark.intervals import power_by_step, power_of_ticks
 from farm.errors import UsageError
 from farm.pages import COLOURS, GREY, SHADE, check_file
+from farm.types.format import percent
 from farm.types.reading import Trace
 
 if TYPE_CHECKING:
@@ -291,17 +292,15 @@ def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
         UsageError: as of `draw_evaluation`.
     """
     check_path(path)
+    level = min(one.level for one in found)
     sizes, rows = [getattr(one.variant, over) for one in found], []
     for one in found:
-        total, time = one.total_time, one.time
-        ends = (total.low, total.high) if total else (None, None)
-        if None in ends:
-            ends = time.value - time.half_width, time.value + time.half_width
-        rows.append((total.value if total else time.value, *ends))
-    values, lows, highs = ([value / 1e3 for value in column] for column in zip(*rows, strict=True))
+        time = one.time_at(level)
+        rows.append([time.value / 1e3 if end is None else end / 1e3 for end in (time.value, time.low, time.high)])
+    values, lows, highs = zip(*rows, strict=True)
     figure, (axis,) = _figure(7, 4.5)
-    axis.fill_between(sizes, lows, highs, color=SHADE, label="90 % interval")
-    axis.plot(sizes, values, ".-", color=COLOURS[0], label="readings and predictions")
+    axis.fill_between(sizes, lows, highs, color=SHADE, label=f"{percent(level, 0)} interval")
+    axis.plot(sizes, values, ".-", color=COLOURS[0], label="the model")
     axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import zipfile
@@ -32,6 +33,7 @@ from farm.prediction.tile_roofline import CardModel
 from farm.settings import settings
 from farm.types import protocol as protocols
 from farm.types.protocol import Software
+from farm.types.tuple import DTYPES
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,16 @@ class NeededTuple:
     def all_calls(self) -> int:
         return sum(self.calls.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """Of the parameters and buffers that one call takes, as a whole."""
+        held = [one for one in self.spec["tensors"] if one["role"] != "activation"]
+        return sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in held)
+
 
 @dataclass(frozen=True)
 class PredictedValue:
-    """A value with its 90 % interval; low and high are None if the predictor has no interval."""
+    """A value with its 90 % interval (or the level that its user states); low and high are None without one."""
 
     value: float
     low: float | None = None

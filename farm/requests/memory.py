@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -97,6 +98,66 @@ def room_of(variant: Variant) -> Room:
         two - one,
         variant.batch * cache,
     )
+
+
+_room_of_one = functools.lru_cache(maxsize=16)(room_of)  # a curve over batch sizes builds the model once
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """The memory that one pass takes, compared with that of a card. Workspaces of libraries come on top. Unit: bytes.
+
+    Attributes:
+        needed_bytes: None if it is surely less than the card has; then the parts are not computed.
+        weights_bytes: parameters and buffers.
+        cache_bytes: keys and values of a prompt, or of a decode's cache.
+        activations_bytes: the inputs, and the tensors of the largest call. None for a training step, whose
+            `needed_bytes` is the lower bound of its peak.
+    """
+
+    card_bytes: int
+    needed_bytes: int | None = None
+    weights_bytes: int | None = None
+    cache_bytes: int | None = None
+    activations_bytes: int | None = None
+
+    @property
+    def cards(self) -> int:
+        """The number of cards whose memory together is enough."""
+        return max(1, -(-(self.needed_bytes or 0) // self.card_bytes))
+
+    @property
+    def fits(self) -> bool:
+        return self.cards == 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "fits": self.fits, "cards_by_memory": self.cards}
+
+
+def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest_call_bytes: int) -> MemoryNeed:
+    """
+    Args:
+        card_bytes: not 0.
+        all_calls_bytes: of the tensors of all calls, each call by itself: an upper bound.
+        largest_call_bytes: of the activations of the largest call.
+
+    Raises:
+        FarmError: the model cannot be built or extracted.
+    """
+    parameters = (catalog.find(variant.model).parameters or 0) * _ITEM_BYTES[variant.dtype]
+    if parameters + all_calls_bytes <= card_bytes:
+        return MemoryNeed(card_bytes)
+    if variant.step:
+        from farm.training.extract import extract
+
+        return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
+    room, cache_bytes = _room_of_one(dataclasses.replace(variant, batch=1)), 0
+    if variant.phase in ("prefill", "decode"):  # a prompt fills a cache of its own length
+        filled: dict[str, Any] = {"phase": "decode", "cache": variant.cache or variant.length, "length": 1, "padded": False, "text": ""}
+        cache_bytes = variant.batch * _room_of_one(dataclasses.replace(variant, batch=1, **filled)).cache
+    activations_bytes = room.inputs + (variant.batch - 1) * room.each + largest_call_bytes
+    parts = room.parameters, cache_bytes, activations_bytes
+    return MemoryNeed(card_bytes, sum(parts), *parts)
 
 
 def _bytes_of(values: Any) -> int:

@@ -10,7 +10,7 @@ from sqlmodel import select
 
 from farm.errors import UsageError
 from farm.estimate.estimate import estimate
-from farm.estimate.generation import generation
+from farm.estimate.query import EstimateQuery
 from farm.estimate.readings import tuples_of
 from farm.models import catalog
 from farm.operators.roofline import roofline_of
@@ -33,8 +33,8 @@ def test_the_sum_is_of_all_calls(any_database):
         times = dict(session.exec(select(tables.ReadingRow.subject_id, tables.ReadingRow.time_us)).all())
     found = asked(any_database)
     looped_us = sum(number * times[id_] for id_, number in taken.capture.counts.items())
-    assert found.time.value == pytest.approx(looped_us, rel=0.06)  # power-limited tuples are taken in bursts
-    assert found.time.half_width > 0
+    assert found.measured_time.value == pytest.approx(looped_us, rel=0.06)  # power-limited tuples are taken in bursts
+    assert found.measured_time.half_width > 0
     assert (found.coverage, found.missing, found.covered_tuples) == (1.0, (), len(taken.capture.tuples))
     assert found.whole_time.value == pytest.approx(looped_us)
     assert found.energy.value > 0
@@ -58,20 +58,22 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
     about = {"layers": 1, "dtype": "bfloat16"}
     prompt = catalog.variant("falcon-7b", 2, length=64, **about)
     filled.fill(database, prompt)
+    readings = EstimateQuery("H200", fill="none")
     with database.read() as session, pytest.raises(UsageError, match="covers a decode of falcon-7b") as refused:
-        generation(session, prompt, 64)
+        readings.generation(session, prompt, 64)
     assert "--phase decode -b 2 --cache 65,128" in refused.value.next_step
     for cache in (64, 128):
         filled.fill(database, catalog.variant("falcon-7b", 2, phase="decode", cache=cache, **about))
     with database.read() as session:
-        found = generation(session, prompt, 64)
+        found = readings.generation(session, prompt, 64)
     short, long = (one.whole_time.value for one in found.decodes)
     assert short < long
     # From 65 to 128 tokens: the mean of an arithmetic series.
     mean = short + (long - short) * (96.5 - 64) / 64
     assert found.time.value == pytest.approx(found.prefill.whole_time.value + 64 * mean)
     assert found.tokens_per_s == pytest.approx(2 * 64 / found.time.value * 1e6)
-    assert len(found.notes) == 1
+    assert (len(found.notes), found.level) == (1, 0.95)
+    assert found.to_json()["complete"]
     said = farm("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "200")
     assert said.code == 0, said.stderr
     assert "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 tokens each" in said.stdout
@@ -93,11 +95,19 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     (missing,) = found.missing
     assert (missing.operator, missing.calls, missing.predicted_us, found.predicted_us) == ("Linear", 1, None, None)
     assert found.coverage == pytest.approx(1 - missing.share)
-    assert found.time.value < everything.time.value
+    assert found.time.value == found.measured_time.value < everything.time.value
+    told = found.to_json()
+    assert (told["time_us"], told["complete"], told["time_low_us"]) == (found.time.value, False, None)
+    assert "1 of" in told["incomplete_reason"]
+    assert "have no reading, and no predictor is given" in told["incomplete_reason"]
+    assert everything.to_json()["complete"]
+    assert everything.to_json()["time_half_width_us"] == pytest.approx(everything.measured_time.half_width)
     assert found.measuring_rest_s == pytest.approx(1.25)
     predicted = asked(database, predictor=RooflinePredictor(roofline_of("cuda", "NVIDIA H200")))
-    assert predicted.time.value == found.time.value
+    assert predicted.measured_time.value == found.time.value
     assert predicted.predicted_us > 0
+    assert predicted.time.value == found.time.value + predicted.predicted_us
+    assert "count with a lower bound" in predicted.incomplete_reason
     assert predicted.predictor == "roofline"
     assert (predicted.total_time.low, predicted.total_energy) == (None, None)
 
@@ -140,10 +150,19 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     settings.cache_clear()
     filled.fill(database, leave_out=lambda spec: spec.short_name == "Linear")
     arguments = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200")
-    assert "predicted" not in farm(*arguments, "--fill", "none").stdout
+    without = farm(*arguments, "--fill", "none").stdout
+    assert "predicted" not in without
+    assert "the whole model measured" in without
     said = farm(*arguments, "--fill", "roofline")
     assert said.code == 0, said.stderr
-    for words in ("resnet18 2x64 float32", "of the estimated cost", "not covered", "Linear", "(model `roofline`)"):
+    for words in (
+        "resnet18 2x64 float32",
+        "of the estimated cost",
+        "without a reading",
+        "Linear",
+        "at least",
+        "(predictor `roofline`)",
+    ):
         assert words in said.stdout
     assert json.loads(farm(*arguments, "--json").stdout)["missing"][0]["operator"] == "Linear"
     assert farm(*arguments, "--fill", "guess").code == 2

@@ -8,6 +8,7 @@ import dataclasses
 import json
 
 import pytest
+from sqlmodel import select
 
 from farm.devices.device import Card
 from farm.errors import UsageError
@@ -15,13 +16,16 @@ from farm.estimate.estimate import estimate
 from farm.estimate.next_measurements import plan
 from farm.estimate.query import EstimateQuery, import_packaged, training_set
 from farm.exchange.export import export
+from farm.models import catalog
 from farm.operators.sweep import Expansion
 from farm.prediction import stored_predictor
 from farm.prediction.calibration import Calibration
 from farm.prediction.predictors import PREDICTORS
 from farm.prediction.stored_predictor import NeededTuple, StoredPredictor
 from farm.requests import measurement_file
+from farm.requests.memory import memory_need
 from farm.settings import settings
+from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
 from tests.cli.conftest import farm  # noqa: F401
@@ -52,9 +56,10 @@ def test_what_is_predicted_stands_beside_what_was_read(database):
     assert {one.operator for one in found.missing} == {"Linear", "MaxPool2d"}
     assert all(one.known is False for one in found.missing)
     assert all(one.predicted_low_us < one.predicted_us < one.predicted_high_us for one in found.missing)
-    assert found.total_time.value == pytest.approx(found.time.value + found.predicted_us)
-    assert found.total_time.low < found.time.value + found.predicted_us < found.total_time.high
-    assert found.total_energy.value == pytest.approx(found.energy.value + found.predicted_mj)
+    assert found.total_time.value == pytest.approx(found.measured_time.value + found.predicted_us)
+    assert found.total_time.low < found.measured_time.value + found.predicted_us < found.total_time.high
+    assert found.total_energy.value == pytest.approx(found.measured_energy.value + found.predicted_mj)
+    assert (found.time, found.energy, found.level) == (found.total_time, found.total_energy, 0.9)
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares["predicted"] == pytest.approx(0)
     assert found.shares["unseen_types"] > 0
@@ -62,7 +67,11 @@ def test_what_is_predicted_stands_beside_what_was_read(database):
     assert "a note" in found.notes
     told = json.loads(json.dumps(found.to_json()))
     assert told["total_time_low_us"] < told["total_time_us"]
-    assert told["time_us"] == found.time.value
+    assert next(iter(told)) == "time_us"
+    assert told["time_us"] == told["total_time_us"] == pytest.approx(told["measured_time_us"] + told["predicted_us"])
+    assert (told["complete"], told["interval_level"], told["basis"]) == (True, 0.9, "sum")
+    assert told["time_half_width_us"] is None
+    assert told["measured_time_half_width_us"] > 0
 
 
 def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(database):
@@ -71,11 +80,11 @@ def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(datab
     with database.read() as session, pytest.raises(UsageError, match="No reading"):
         estimate(session, half, "H200")
     found = asked(database, predictor, half)
-    assert (found.covered_tuples, found.coverage, found.time.value) == (0, 0, 0)
-    assert found.total_time.value == found.predicted_us > 0
+    assert (found.covered_tuples, found.coverage, found.measured_time.value) == (0, 0, 0)
+    assert found.time.value == found.total_time.value == found.predicted_us > 0
     assert found.software == predictor.conditions.software
-    assert found.energy is None
-    assert found.total_energy.value > 0
+    assert found.measured_energy is None
+    assert found.energy.value == found.total_energy.value > 0
 
 
 def test_nothing_is_predicted_where_all_was_read(database):
@@ -111,8 +120,13 @@ MODEL = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H20
 def test_at_a_terminal(own, database):
     said = own(*MODEL)
     assert said.code == 0, said.stderr
-    for words in ("(model `family`)", "together", "of types without a reading", "narrow it most", "never measured"):
-        assert words in said.stdout
+    words = ("(predictor `family`)", "of types without a reading", "narrow the interval most", "never measured")
+    for some in (*words, "90 % interval)"):
+        assert some in said.stdout
+    assert "95 %" not in said.stdout
+    first, *_ = (line.split() for line in said.stdout.splitlines()[1:])
+    assert first[0] == "time"
+    assert float(first[1]) == pytest.approx(json.loads(own(*MODEL, "--json").stdout)["time_us"], rel=0.01)
     assert "more: `farm predict fit`" not in said.stdout
     filled.fill(database, whole=False, created_at_s=1.8e9, leave_out=lambda spec: spec.short_name == "Linear")
     assert "has 1 more: `farm predict fit`" in " ".join(own(*MODEL).stdout.split())
@@ -259,3 +273,75 @@ def test_there_is_nothing_to_measure_if_readings_cover_every_tuple(database):
         found = estimate(session, filled.VARIANT, "H200")
     with pytest.raises(UsageError, match="Readings cover every tuple"):
         found.to_measure(3)
+
+
+def test_tokens_of_a_model_include_predictions(own, database):
+    prompt = catalog.variant("falcon-7b", 2, length=64, layers=1, dtype="bfloat16")
+    filled.fill(database, prompt, leave_out=lambda spec: spec.short_name == "Linear", whole=False, prefix="prompt")
+    with database.read() as session:
+        stored_predictor.save(learnt(database), settings().state_dir / "predictors" / "prompt.npz")
+        found = EstimateQuery("H200").estimate(session, prompt)
+    assert found.shares["measured"] < 1
+    assert found.per_token.tokens_per_s == pytest.approx(128e6 / found.total_time.value)
+    assert found.per_token.energy_per_token_mj == pytest.approx(found.total_energy.value / 128)
+    said = own("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "3", "--json")
+    assert said.code == 0, said.stderr
+    told = json.loads(said.stdout)
+    assert [one["variant"]["cache"] for one in told["decodes"]] == [65, 67]
+    assert (told["complete"], told["interval_level"]) == (True, 0.9)
+    decodes_us = [one["time_us"] for one in told["decodes"]]
+    assert told["time_us"] == pytest.approx(told["prefill"]["time_us"] + 1.5 * sum(decodes_us), rel=1e-3)
+    assert told["time_low_us"] < told["time_us"] < told["time_high_us"]
+    assert told["tokens_per_s"] == pytest.approx(6e6 / told["time_us"])
+    none = own("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--fill", "none")
+    assert "tokens/s" not in none.stdout
+    assert "of the estimated cost) have no reading, and `--fill none` leaves them out." in " ".join(none.stdout.split())
+
+
+def test_a_card_without_a_predictor_has_an_incomplete_sum(own, database):
+    filled.fill(
+        database, card="GPU-1", model="NVIDIA A100", leave_out=lambda spec: spec.short_name == "Linear", whole=False
+    )
+    arguments = (*MODEL[:-1], "A100")
+    said = own(*arguments)
+    assert "at least" in said.stdout.splitlines()[1]
+    assert "there is no predictor for NVIDIA A100 under graph launch" in " ".join(said.stdout.split())
+    told = json.loads(own(*arguments, "--json").stdout)
+    assert (told["complete"], told["time_us"]) == (False, told["measured_time_us"])
+    assert "no predictor for NVIDIA A100" in told["incomplete_reason"]
+
+
+def test_a_model_that_does_not_fit_names_the_cards_by_memory(own, database):
+    for batch in (16, 64):  # else the package answers
+        variant, name = dataclasses.replace(filled.VARIANT, batch=batch), f"of {batch}"
+        filled.fill(database, variant, leave_out=lambda spec: spec.short_name != "Conv2d", whole=False, prefix=name)
+    with database.write() as session:
+        for card in session.exec(select(tables.CardRow)).all():
+            card.memory_bytes = 60_000_000
+            session.add(card)
+    arguments = ("estimate", "resnet18", "--input-size", "64", "--card", "H200")
+    told = json.loads(own(*arguments, "-b", "2,16,64", "--json").stdout)
+    assert told["too_large_from"]["batch"] == 64
+    small, medium, large = (one["memory"] for one in told["curve"])
+    weights_bytes = sum(one.nbytes for one in catalog.build("resnet18").state_dict().values())
+    assert (small["weights_bytes"], small["cache_bytes"]) == (weights_bytes, 0)
+    assert (small["fits"], medium["fits"], large["fits"]) == (True, True, False)
+    assert large["needed_bytes"] == large["weights_bytes"] + large["activations_bytes"]
+    assert large["cards_by_memory"] == -(-large["needed_bytes"] // 60_000_000) == 2
+    said = " ".join(own(*arguments, "-b", "2,16,64").stdout.split())
+    assert "cards by memory" in said
+    assert "From resnet18 64x64 float32 on" in said
+    assert "2 cards are needed by memory alone" in " ".join(own(*arguments, "-b", "64").stdout.split())
+    step = memory_need(catalog.variant("resnet18", 2, input_size=64, step="training"), 60_000_000, 10**10, 0)
+    assert (step.fits, step.weights_bytes) == (False, None)
+    assert step.needed_bytes > 2 * weights_bytes  # weights and gradients
+
+
+def test_a_prompt_fills_a_cache_of_its_length():
+    prompt = catalog.variant("llama-3.2-1b", 4, length=512, dtype="bfloat16")
+    need = memory_need(prompt, 2 * 10**9, 10**10, 10**6)
+    assert need.cache_bytes == 4 * 512 * 2 * 16 * 8 * 64 * 2  # keys and values, layers, heads, features, bytes
+    decode = catalog.variant("llama-3.2-1b", 4, phase="decode", cache=512, dtype="bfloat16")
+    assert memory_need(decode, 2 * 10**9, 10**10, 10**6).cache_bytes == need.cache_bytes
+    assert need.cards == 2
+    assert memory_need(prompt, 10**11, 10**10, 10**6).needed_bytes is None  # surely fits: nothing is built
