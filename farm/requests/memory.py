@@ -153,8 +153,10 @@ def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest
         return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
     room, cache_bytes = _room_of_one(dataclasses.replace(variant, batch=1)), 0
     if variant.phase in ("prefill", "decode"):  # a prompt fills a cache of its own length
-        filled: dict[str, Any] = {"phase": "decode", "cache": variant.cache or variant.length, "length": 1, "padded": False, "text": ""}
-        cache_bytes = variant.batch * _room_of_one(dataclasses.replace(variant, batch=1, **filled)).cache
+        filled = dataclasses.replace(
+            variant, batch=1, phase="decode", cache=variant.cache or variant.length, length=1, padded=False, text=""
+        )
+        cache_bytes = variant.batch * _room_of_one(filled).cache
     activations_bytes = room.inputs + (variant.batch - 1) * room.each + largest_call_bytes
     parts = room.parameters, cache_bytes, activations_bytes
     return MemoryNeed(card_bytes, sum(parts), *parts)
