@@ -114,7 +114,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
 
 @contextlib.contextmanager
 def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
-    """Keep checked batches in a temporary file, and yield an iterator over them."""
+    """Keep checked batches in a temporary file without a name, and yield an iterator over them."""
     with tempfile.SpooledTemporaryFile(MOST_IN_MEMORY) as spool:
         try:
             for records in batches:
@@ -124,6 +124,8 @@ def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
                 f"The checked rows cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
                 "Make room there, or name another folder in the environment variable TMPDIR.",
             ) from error
+        except RecursionError:
+            raise ImportRefused("A value is nested too deeply.", "Export the readings again.") from None
         end = spool.tell()
         spool.seek(0)
         yield (pickle.loads(zlib.decompress(pickle.load(spool))) for _ in iter(lambda: spool.tell() < end, False))

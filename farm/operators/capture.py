@@ -268,7 +268,11 @@ def run_with_owners(
     Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass.
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
-    with ForwardRecorder(model, device_type, around=around).watching_calls(), torch.set_grad_enabled(grad_enabled):
+    recorder = ForwardRecorder(model, device_type, around=around)
+    with (
+        torch.set_grad_enabled(grad_enabled),
+        recorder.watching_calls(),
+    ):  # in this order: the former is a function, too
         model(*args, **(kwargs or {}))
 
 

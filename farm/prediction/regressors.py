@@ -183,7 +183,7 @@ class NearestReadings:
     def explain(self, inputs: Inputs) -> list[str]:
         distances, places = self._nearest(inputs)
         nearest = zip(places[0][:3], distances[0][:3], strict=True)
-        names = ", ".join(f"{self.types[place]} at {distance:.2g}" for place, distance in nearest)
+        names = ", ".join(f"{self.types[place]} at {round(distance, 4):.2g}" for place, distance in nearest)
         return [f"the nearest readings are {names} standard deviations"]
 
 
