@@ -44,7 +44,8 @@ AT_ONCE = 1000  # rows in one transaction: other writers wait for it
 BATCH = 20_000  # rows that are checked together: equal values of a column are checked once
 MOST_IN_MEMORY = 64 << 20  # bytes of checked rows, compressed; more go to the disk
 MOST_ROWS = 50_000_000  # of one file
-MOST_BYTES = 4 << 30  # of a row group, unpacked
+MOST_BYTES = 1 << 30  # of a row group, unpacked, and of the values of a batch
+MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
 NEXT_STEP = "Name a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
@@ -138,13 +139,11 @@ def _opened(path: Path) -> ExportFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        raise ImportRefused(f"{path} is not a file.", NEXT_STEP)
+    limits = {"thrift_string_size_limit": 100 << 20, "thrift_container_size_limit": 1 << 20}
     try:
-        found = pq.ParquetFile(
-            path,
-            thrift_string_size_limit=100 << 20,
-            thrift_container_size_limit=1 << 20,
-            page_checksum_verification=True,
-        )
+        found = pq.ParquetFile(path, **limits)
     except FileNotFoundError:
         raise ImportRefused(f"There is no file {path}.", NEXT_STEP) from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -160,9 +159,6 @@ def _opened(path: Path) -> ExportFile:
             f"{path} has format {about['format']}, which is newer than this program ({FORMAT}).",
             "Update this program, or export again with the older one.",
         )
-    groups = [found.metadata.row_group(index) for index in range(found.metadata.num_row_groups)]
-    if found.metadata.num_rows > MOST_ROWS or any(not 0 <= group.total_byte_size <= MOST_BYTES for group in groups):
-        raise ImportRefused(f"{path} is too large: at most {MOST_ROWS} rows.", "Export in parts, with filters.")
     table = about["table"]
     for field in schema_of(table):
         at = found.schema_arrow.get_field_index(field.name)
@@ -170,7 +166,40 @@ def _opened(path: Path) -> ExportFile:
             continue
         if at < 0 or found.schema_arrow.field(at).type != field.type:
             raise ImportRefused(f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP)
-    return ExportFile(path, table, about, found)
+    _check_size(path, found.metadata)
+    # A text that repeats is in memory once, as in the file.
+    leaves = [found.schema.column(index) for index in range(found.metadata.num_columns)]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    options = {"metadata": found.metadata, "read_dictionary": texts, "page_checksum_verification": True}
+    return ExportFile(path, table, about, pq.ParquetFile(path, **limits, **options))
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
+    """Refuse a file whose metadata announce more than an import keeps in memory."""
+    lists = [index for index in range(metadata.num_columns) if metadata.schema.column(index).max_repetition_level]
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    if metadata.num_rows > MOST_ROWS or any(
+        not 0 <= group.total_byte_size <= MOST_BYTES
+        or sum(group.column(index).num_values for index in lists) > MOST_IN_LISTS
+        for group in groups
+    ):
+        raise _too_large(path)
+
+
+def _too_large(path: Path) -> ImportRefused:
+    most = f"{MOST_ROWS} rows, and in a row group {MOST_BYTES >> 20} MiB unpacked and {MOST_IN_LISTS} values in lists"
+    return ImportRefused(f"{path} is too large: at most {most}.", "Export in parts, with filters.")
+
+
+def _decoded_bytes(found: pa.Array) -> int:
+    """The size of the values of a column, each repetition counted."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = found.flatten() if pa.types.is_list(found.type) else found
+    if not pa.types.is_dictionary(values.type):
+        return int(values.nbytes)
+    return pc.sum(pc.binary_length(values.dictionary).cast("int64").take(values.indices)).as_py() or 0
 
 
 def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
@@ -183,6 +212,8 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
     try:
         for batch in file.parquet.iter_batches(batch_size=BATCH, columns=[column.name for column in columns]):
             there = {column.name: column for column in columns if column.name in batch.schema.names}
+            if sum(_decoded_bytes(batch.column(name)) for name in there) > MOST_BYTES:
+                raise _too_large(file.path)
             values = [_checked_column(file, column, batch.column(name), before) for name, column in there.items()]
             records: list[Any] = []
             try:
@@ -192,7 +223,7 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
                 raise _refused(file, before + len(records) + 1, error) from error
             before += len(records)
             yield records
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ImportRefused(
             f"{file.path} is damaged: {str(error).splitlines()[0][:200]}.", "Nothing was imported. Export it again."
         ) from error
@@ -208,8 +239,10 @@ def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: i
 
     places = None
     if not pa.types.is_nested(found.type):
-        encoded = found.dictionary_encode("encode")
-        found, places = encoded.dictionary, encoded.indices.to_pylist()
+        of_texts = pa.types.is_dictionary(found.type)
+        encoded = (found.indices if of_texts else found).dictionary_encode("encode")
+        found = found.dictionary.take(encoded.dictionary) if of_texts else encoded.dictionary
+        places = encoded.indices.to_pylist()
     checked: list[Any] = []
     for value in found.to_pylist():
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -240,6 +242,48 @@ def test_a_file_that_is_no_export_is_refused(database, other_database, tmp_path)
     ):
         with pytest.raises(ImportRefused, match=message):
             import_export(database, path)
+
+
+LONG = "x" * 60_000
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "dictionary"),
+    [("platform", LONG, True), ("platform", LONG, False), ("flags", [LONG], True), ("flags", ["x"] * 1001, True)],
+    ids=["a text that repeats", "a text in full", "a list", "many in a list"],
+)
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(
+    database, other_database, tmp_path, name, one, dictionary
+):
+    filled.fill(other_database)
+    exported(other_database, tmp_path / "h200.parquet")
+    rows = pq.read_table(tmp_path / "h200.parquet").slice(0, 1)
+    at, many = rows.schema.get_field_index(name), rows.take([0] * importer.BATCH)
+    column = pa.array([one], rows.schema.field(at).type).take(pa.array([0] * importer.BATCH))
+    path = tmp_path / "big.parquet"
+    options = {"use_dictionary": dictionary, "dictionary_pagesize_limit": 1 << 26}
+    pq.write_table(many.set_column(at, rows.schema.field(at), column), path, compression="zstd", **options)
+    assert path.stat().st_size < 500_000
+    del many
+    pa.default_memory_pool().release_unused()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of this process counts from here
+    before = memory("VmRSS")
+    with pytest.raises(ImportRefused, match=r"big\.parquet is too large: at most"):
+        import_export(database, path)
+    assert memory("VmHWM") - before < 256 << 10
+
+
+def memory(name):
+    """A figure of this process's memory. Unit: KiB."""
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def test_a_pipe_is_refused_at_once(database, tmp_path):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for path in (tmp_path / "pipe.parquet", tmp_path):
+        with pytest.raises(ImportRefused, match=r"pipe\.parquet is not a file") as caught:
+            import_export(database, path)
+        assert "farm export" in caught.value.next_step
 
 
 def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_database, tmp_path):
