@@ -165,6 +165,17 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
         return Settings(**defaults), [_problem(one) for one in wrong]
 
 
+def make_private(folder: Path) -> None:
+    """Create a folder and its missing parents for this user alone. A folder that exists stays as it is.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    if not folder.parent.exists():
+        make_private(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a Python process that the farm starts: this one's, with changes.
 

@@ -22,13 +22,13 @@ from farm.errors import BrokerUnreachable, SettingsError
 from farm.settings import Settings, settings
 from farm.types.format import masked
 from tasks import message_filter
+from tasks.message_filter import CONTROL_QUEUE
 
 #: Environment variables that the supervisor sets for a worker process. They are not settings.
 CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
-CONTROL_QUEUE = "control"
 
 POOL_START_S = 120.0
 

@@ -20,7 +20,7 @@ from flower.urls import settings as handler_settings
 from tornado.log import enable_pretty_logging
 
 from farm.errors import UsageError
-from farm.settings import Settings
+from farm.settings import Settings, make_private
 from tasks.app import app
 
 
@@ -57,7 +57,7 @@ def serve(
     enable_pretty_logging(options)
     setup_logging()
     extract_settings()
-    current.state_dir.mkdir(parents=True, exist_ok=True)
+    make_private(current.state_dir)
     served = Flower(capp=app, options=options, **handler_settings)
     try:
         listening(served.start_http_server())

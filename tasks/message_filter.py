@@ -33,9 +33,12 @@ MAXIMUM_ID = 2**63 - 1
 MAXIMUM_COUNT = 2**31
 
 
+CONTROL_QUEUE = "control"
+
+
 def carries_tasks(queue: str) -> bool:
     """Whether the messages of a queue name tasks."""
-    return queue == "control" or queue.startswith("card.")
+    return queue == CONTROL_QUEUE or queue.startswith("card.")
 
 
 def carries_commands(queue: str) -> bool:
@@ -63,13 +66,13 @@ _ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")
 _IDS = ("id", "root_id", "parent_id", "group")
 
 
-def _safely(check: Callable[[Any], str]) -> Callable[[Any], str]:
+def _safely(check: Callable[..., str]) -> Callable[..., str]:
     """Let a check return the error of a malformed message as its reason."""
 
     @functools.wraps(check)
-    def checked(message: Any) -> str:
+    def checked(*message: Any) -> str:
         try:
-            return check(message)
+            return check(*message)
         except MALFORMED as error:
             return f"{type(error).__name__}: {error}"
 
@@ -77,11 +80,13 @@ def _safely(check: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 @_safely
-def refusal(message: Any) -> str:
-    """Why a message is not one of the farm's; '' if it is. Never raises."""
+def refusal(message: Any, queue: str) -> str:
+    """Why a message in a queue is not one of the farm's; '' if it is. Never raises."""
     headers, properties = message["headers"], message["properties"]
     if (task := headers["task"]) not in ARGUMENTS:
         return "its task is not one of the farm's"
+    if (task == "aggregate") != (queue == CONTROL_QUEUE):
+        return "its task is that of another queue"
     if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
         return "its content is not JSON"
     for name, kind in _HEADERS.items():
@@ -190,8 +195,9 @@ class Transport(redis.Transport):  # type: ignore[misc]
     Channel = Channel
 
     def _deliver(self, message: Any, queue: str) -> None:
-        check = refusal if carries_tasks(queue) else command_refusal if carries_commands(queue) else None
-        if check and (reason := check(message)):
+        reason = refusal(message, queue) if carries_tasks(queue) else ""
+        reason = command_refusal(message) if carries_commands(queue) else reason
+        if reason:
             log.warning("Dropped a message from %s: %.200s", queue, reason)
             return
         try:

@@ -32,7 +32,8 @@ from farm.store import tables
 from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
 from farm.types.format import masked
-from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, broker_problem
+from tasks.app import EMBEDDED_VARIABLE, app, broker_problem
+from tasks.message_filter import CONTROL_QUEUE
 
 
 class UnsubscribedResults(RedisBackend):  # type: ignore[misc]

@@ -38,8 +38,9 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs
-from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, HOLDER_VARIABLE, app, check_broker
+from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, check_broker
 from tasks.broker_checks import QUESTION
+from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, follow_up, own_farm
 from tasks.servers import STOPPING, die_with_parent
 

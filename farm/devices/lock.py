@@ -13,12 +13,14 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from farm.errors import CardBusy, SettingsError
+from farm.types.format import printable
 
 
 class CardLock:
@@ -95,6 +97,8 @@ def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = 
         try:
             descriptor = _open(path)
             stack.callback(os.close, descriptor)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SettingsError(f"{what} cannot be locked: {path} is not a file.", f"Delete {path}.")
             while not _try_lock(descriptor):
                 if time.monotonic() >= until_s:
                     been = f"was taken for {timeout_s:g} s, last by" if timeout_s else "is taken by"
@@ -160,11 +164,28 @@ def _open(path: Path) -> int:
 
 def _holder(descriptor: int) -> str:
     """The holder of a lock, for messages."""
+    user = _user(descriptor)
+    of_user = f", user {user}" if user else ""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
-        return "`{command}` (process {started_by} on {host}) since {since}".format_map(holder)
-    except (OSError, ValueError, TypeError, LookupError):  # not written yet, or another program's file
-        return "another process"
+        named = "`{command}` (process {started_by} on {host}) since {since}".format_map(holder)
+        return printable(named) + of_user
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # not written yet, or another program's file
+        return f"another process{of_user}"
+
+
+def _user(descriptor: int) -> str:
+    """The user whose process holds a lock, by the kernel's list: anyone may write into the file. "" if unknown."""
+    import psutil
+
+    file = os.fstat(descriptor)
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, at, *_ = line.split()
+            if (kind, at) == ("FLOCK", place):
+                return psutil.Process(int(pid)).username()
+    return ""
 
 
 def _command(pid: int) -> str:

@@ -207,8 +207,11 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
 
     from farm.devices.lock import CardLock
 
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
-        pid = int(json.loads(CardLock(card.id, current.lock_dir).path.read_text())["pid"])
+    path = CardLock(card.id, current.lock_dir).path
+    if not path.is_file():  # reading a pipe would wait for its writer
+        return frozenset()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, psutil.Error):
+        pid = int(json.loads(path.read_text())["pid"])
         return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
 
@@ -217,9 +220,10 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
 
 
 def _folder_checks(current: Settings) -> Iterator[Check]:
-    """Write permission, free space, and who can read the passwords."""
+    """Write permission, free space, and who can read the passwords and the state."""
     step = "Set FARM_STATE_DIR to a folder that this user may write to."
     yield _writable("state folder", current.state_dir, step)
+    yield from _private(current)
     yield _locks(current.lock_dir)
     yield from _disk(current)
     spool = Spool(current.state_dir / "spool")
@@ -244,6 +248,25 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
             yield warning("settings file", message, f"chmod 0640 {path}, with the farm's group.")
         elif path:
             yield ok("settings file", path)
+
+
+def _private(current: Settings) -> Iterator[Check]:
+    """Whether other users of this host can read the state folder and the database."""
+    for path in (current.state_dir, *_database_files(current)):
+        with contextlib.suppress(OSError):
+            mode = path.stat().st_mode
+            reached = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.resolve().parents)
+            if reached and mode & (stat.S_IRWXO | stat.S_IWGRP):
+                message = f"{path} is open to other users of this host ({stat.filemode(mode)})"
+                yield warning("privacy", message, f"chmod go-rwx {path}, or leave it open to users whom you trust.")
+
+
+def _database_files(current: Settings) -> list[Path]:
+    """The file of an SQLite database, with those of its write-ahead log."""
+    if not current.database.startswith("sqlite:///"):
+        return []
+    file = current.database.removeprefix("sqlite:///").partition("?")[0]
+    return [Path(file + suffix) for suffix in ("", "-wal", "-shm")]
 
 
 def _locks(folder: Path) -> Check:
@@ -274,9 +297,7 @@ def _writable(name: str, folder: Path, next_step: str) -> Check:
 
 
 def _disk(current: Settings) -> Iterator[Check]:
-    folders = {current.state_dir}
-    if current.database.startswith("sqlite:///"):
-        folders.add(Path(current.database.removeprefix("sqlite:///").partition("?")[0]).parent)
+    folders = {current.state_dir, *(file.parent for file in _database_files(current))}
     # The check of the folder or the database reports a path that is not a folder.
     found = [(folder, there) for folder in sorted(folders, reverse=True) if (there := _existing(folder)).is_dir()]
     devices = {there.stat().st_dev: (folder, there) for folder, there in found}

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlmodel import Session
 
 from farm.errors import Ambiguous, FarmError, NoDatabase, UsageError
-from farm.settings import settings
+from farm.settings import make_private, settings
 from farm.store.database import Database, newest_schema, open_database
 
 Answer = TypeVar("Answer")
@@ -49,7 +49,7 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
             about.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
     made = cache / f"exports-{about.hexdigest()[:16]}.db"
     if not made.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        make_private(cache)
         unfinished = cache / f".{made.name}.{os.getpid()}"
         database = Database(f"sqlite:///{unfinished}")
         try:

@@ -31,7 +31,7 @@ from farm.devices.lock import CardLock
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
-from farm.settings import settings
+from farm.settings import make_private, settings
 from farm.store.content import add_reading, predicted_counts, store_observed, store_protocol, store_software
 from farm.store.database import Database
 from farm.store.tables import CardState, Item, ReadingRow
@@ -517,7 +517,7 @@ def write_whole(path: Path, data: Any) -> None:
     Raises:
         OSError: the disk is full, or the folder is not writable; nothing is left then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     unfinished = path.with_suffix(".part")
     try:
         with unfinished.open("w") as file:

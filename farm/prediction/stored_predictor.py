@@ -30,7 +30,7 @@ from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.dataset import Conditions, Dataset, cached_share
 from farm.prediction.predictors import FittedPredictor
 from farm.prediction.tile_roofline import CardModel
-from farm.settings import settings
+from farm.settings import make_private, settings
 from farm.types import protocol as protocols
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES
@@ -245,7 +245,7 @@ def save(stored: StoredPredictor, path: Path) -> None:
         "fitted": stored.fitted.about(),
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
         np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
         beside.unlink(missing_ok=True)

@@ -122,6 +122,9 @@ def parse(text: str, name: str, *, check_model: Callable[[str], object] | None =
 def _read(path: str) -> str:
     name = STANDARD_INPUT if path == "-" else path
     step = "Give the path of a measurement file; docs/measurement-files.md shows one."
+    # Opening a pipe waits for its writer. That of a shell's <(...) is open: it is a link to /proc.
+    if path != "-" and Path(path).is_fifo() and not Path(path).resolve().is_relative_to("/proc"):
+        raise MeasurementFileError(f"{name}: it is a pipe, not a file.", "Give standard input in its place: `-f -`.")
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             written = file.read(MAX_FILE_BYTES + 1)

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import functools
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from sqlalchemy.types import Float
 from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
-from farm.settings import settings
+from farm.settings import make_private, settings
 from farm.store.tables import Item, Job, JobState
 from farm.types.format import masked
 
@@ -43,6 +44,8 @@ POSTGRESQL_OPTIONS = {
 }
 #: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
 READ_ONLY = "25006"
+#: Its error codes when it ends a connection whose transaction waited or lasted too long.
+TIMED_OUT = ("25P03", "25P04")
 UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock during an upgrade
 
 
@@ -99,16 +102,17 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except OperationalError as error:
-            line = first_line(error)
-            if self._is_sqlite:
-                problem, step = f"does not answer: {line}.", _sqlite_step(line)
-            else:
-                problem = f"does not answer: {line}"
-                step = "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost."
-            raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
         except DatabaseError as error:
-            if getattr(error.orig, "sqlstate", None) == READ_ONLY:
+            state = getattr(error.orig, "sqlstate", None)
+            if isinstance(error, OperationalError) or state in TIMED_OUT:
+                line = first_line(error)
+                if self._is_sqlite:
+                    problem, step = f"does not answer: {line}.", _sqlite_step(line)
+                else:
+                    problem = f"does not answer: {line}"
+                    step = "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost."
+                raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
+            if state == READ_ONLY:
                 raise DatabaseUnreachable(
                     f"The database {self} is read-only: {first_line(error)}.",
                     "Make it writable again, or set FARM_DATABASE_URL to the server that is; nothing was lost.",
@@ -188,7 +192,7 @@ class Database:
             SchemaMismatch: the schema is newer, too old, or of another program; nothing was changed.
         """
         if self._is_sqlite:
-            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            make_private(Path(self.url.database).parent)
         if self._readable_schema() == newest_schema():
             return
         from alembic import command
@@ -297,7 +301,7 @@ def _engine(url: Any) -> Engine:
         options = {"connect_args": POSTGRESQL_OPTIONS, "pool_size": 4, "pool_pre_ping": True}
     try:
         if sqlite:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            make_private(Path(url.database).parent)
         engine = create_engine(url, json_deserializer=_from_json, **options)
     except (NoSuchModuleError, ImportError) as error:
         raise SettingsError(
@@ -308,9 +312,17 @@ def _engine(url: Any) -> Engine:
             f"The folder of {url.database} cannot be created: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
         ) from error
     if sqlite:
+        event.listen(engine, "do_connect", _create_private)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _create_private(_dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any) -> None:
+    """Create the file for this user alone, before SQLite creates it for all; its other files get the same mode."""
+    if not str(arguments[0]).startswith("file:"):
+        with contextlib.suppress(OSError):  # it is there, or SQLite says why it cannot be
+            os.close(os.open(arguments[0], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

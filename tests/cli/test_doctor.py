@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sqlalchemy import update
 
 from farm import settings as farm_settings
 from farm.devices.device import Card
-from farm.devices.host import Installed, installed_torch
+from farm.devices.host import Installed, discover, installed_torch
 from farm.devices.lock import CardLock
 from farm.doctor import database as database_examined
 from farm.doctor import host as host_examined
@@ -418,6 +419,26 @@ def test_readings_that_wait_for_the_database_are_told(examined):
     spool.mkdir(parents=True)
     (spool / "1-a.json").write_text("{}")
     assert levels(examined(), "spool")[0][0] == "warning"
+
+
+def test_a_state_folder_that_other_users_can_read_is_told(examined, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("FARM_STATE_DIR", folder)
+        (Path(folder) / "farm.db").touch(0o644)
+        assert levels(examined(), "privacy") == []
+        Path(folder).chmod(0o755)
+        assert levels(examined(), "privacy") == [
+            ("warning", f"{path} is open to other users of this host ({mode})")
+            for path, mode in ((folder, "drwxr-xr-x"), (f"{folder}/farm.db", "-rw-r--r--"))
+        ]
+
+
+def test_a_pipe_in_the_place_of_a_lock_stops_no_check(examined, tmp_path, monkeypatch):
+    monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path / "locks"))
+    (tmp_path / "locks").mkdir()
+    for card in discover(settings()):
+        os.mkfifo(CardLock(card.id, tmp_path / "locks").path)
+    assert levels(examined(), "load")
 
 
 def test_files_that_the_spool_put_aside_are_told(examined):

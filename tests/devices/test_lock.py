@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import signal
 import subprocess
 import sys
 import threading
@@ -89,6 +91,39 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{CARD} cannot be locked"):
         CardLock(CARD, tmp_path).acquire()
     assert victim.read_text() == "precious"
+
+
+def test_a_pipe_in_its_place_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{CARD}.lock")
+    with pytest.raises(SettingsError, match=rf"{CARD} cannot be locked: .*{CARD}\.lock is not a file") as caught:
+        CardLock(CARD, tmp_path).acquire()
+    assert caught.value.next_step.startswith("Delete ")
+
+
+@pytest.mark.parametrize("written", ["as it was", '{"user": "mallory"}', "[" * 100_000, "\x1b[31m"])
+def test_who_holds_a_card_is_named_as_the_system_knows_the_user(tmp_path: Path, written) -> None:
+    lock, user = CardLock(CARD, tmp_path), os.getuid()
+    reader, writer = os.pipe()
+    if (holder := os.fork()) == 0:
+        lock.acquire()
+        if user == 0:
+            os.setuid(pwd.getpwnam("nobody").pw_uid)
+        os.write(writer, b"held")
+        signal.pause()
+    try:
+        assert os.read(reader, 4) == b"held"
+        if written != "as it was":
+            lock.path.write_text(written)
+        with pytest.raises(CardBusy) as caught:
+            CardLock(CARD, tmp_path).acquire()
+        name = "nobody" if user == 0 else pwd.getpwuid(user).pw_name
+        assert caught.value.message.endswith(f", user {name}.")
+        assert ("another process" in caught.value.message) == (written != "as it was")
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:

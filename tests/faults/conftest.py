@@ -18,7 +18,7 @@ from sqlmodel import select
 
 from farm.store import tables
 from farm.store.tables import ItemState
-from tasks.app import CONTROL_QUEUE
+from tasks.message_filter import CONTROL_QUEUE
 from tasks.servers import BrokerServer
 from tests.farms import QUICK, TIMEOUT_S, Farm, SharedFarm, running
 

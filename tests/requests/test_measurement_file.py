@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,19 @@ def test_a_file_that_multiplies_without_bound_is_refused():
     ten = ", ".join(str(number) for number in range(1, 101))
     with pytest.raises(MeasurementFileError, match="more than 10000 jobs"):
         parse(f"- {{model: a, batch: [{ten}], input_size: [{ten}, 101]}}", "jobs.yml")
+
+
+def test_a_pipe_is_refused_at_once_but_not_that_of_a_shell(tmp_path):
+    os.mkfifo(tmp_path / "jobs.yml")
+    with pytest.raises(MeasurementFileError, match=r"jobs\.yml: it is a pipe") as caught:
+        load([tmp_path / "jobs.yml"])
+    assert "-f -" in caught.value.next_step
+    reader, writer = os.pipe()
+    os.write(writer, b"- model: resnet18\n")
+    os.close(writer)
+    (request,) = load([f"/dev/fd/{reader}"])
+    os.close(reader)
+    assert request.model == "resnet18"
 
 
 def test_a_dash_is_standard_input_read_once(monkeypatch):

@@ -51,7 +51,10 @@ def test_ten_thousand_mangled_messages_execute_nothing_and_stop_no_worker(two_ca
 
 def test_messages_of_the_farm_pass():
     for task, argument in (("measure", 1), ("measure", 2**40), ("aggregate", "bj9myz7v/1")):
-        assert refusal(mangled.good("card.x", argument, task)) == ""
+        queues = {"measure": "card.x", "aggregate": "control"}
+        assert refusal(mangled.good(queues[task], argument, task), queues.pop(task)) == ""
+        (other,) = queues.values()
+        assert refusal(mangled.good(other, argument, task), other) == "its task is that of another queue"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,8 @@ def test_messages_of_the_farm_pass():
     [("measure", True), ("measure", "1"), ("measure", 2**63), ("measure", 0), ("aggregate", "../x/1"), ("chain", 1)],
 )
 def test_a_message_that_carries_no_id_is_dropped(task, argument):
-    assert refusal(mangled.good("card.x", argument, task))
+    queue = "card.x" if task == "measure" else "control"
+    assert refusal(mangled.good(queue, argument, task), queue)
 
 
 class Queue:
@@ -73,6 +77,16 @@ class Queue:
         transport._callbacks = {name: self.taken.append}
         transport.channels = []
         return transport
+
+
+@pytest.mark.parametrize(
+    ("queue", "task", "argument"), [("control", "measure", 1), ("card.x", "aggregate", "bj9myz7v/1")]
+)
+def test_a_message_in_the_queue_of_another_task_is_dropped(queue, task, argument, caplog):
+    consumer = Queue()
+    consumer.transport(queue)._deliver(mangled.good("card.x", argument, task), queue)
+    assert consumer.taken == []
+    assert f"Dropped a message from {queue}: its task is that of another queue" in caplog.text
 
 
 @pytest.mark.parametrize("headers", mangled.HARMFUL_HEADERS)
@@ -135,6 +149,6 @@ def test_a_worker_refuses_what_would_keep_it_from_measuring_and_knows_all_that_i
 
 def test_screening_never_raises():
     for raw in mangled.messages("card.x", "/nowhere/trap", 2_000, seed=9):
-        assert isinstance(refusal(json.loads(raw)), str)
+        assert isinstance(refusal(json.loads(raw), "card.x"), str)
     for value in (None, 1, "x", [], {}, {"headers": None}, {"headers": {"task": []}}):
-        assert refusal(value)
+        assert refusal(value, "card.x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 import threading
@@ -16,7 +17,9 @@ from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import SQLModel, select
 
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
+from farm.jobs.item_driver import ItemDriver
 from farm.store.database import MIGRATIONS, Database, database_now, known_schemas, newest_schema
 from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
 
@@ -272,6 +275,48 @@ def test_a_server_that_restarts_is_met_with_a_clear_message_and_then_with_succes
     postgres_server_of_own.start()
     with database.read() as session:
         assert session.get(SignificantOperator, "Conv2d") is None
+    database.close()
+
+
+def test_a_server_that_ends_a_waiting_transaction_is_away_and_is_asked_again(postgres_url, caplog):
+    database = Database(f"{postgres_url}&options=-c idle_in_transaction_session_timeout=200")
+    database.upgrade()
+    waits_s = iter([0.6, 0.0])
+
+    def write():
+        with database.write() as session:
+            session.add(SignificantOperator(name="Conv2d"))
+            session.flush()
+            time.sleep(next(waits_s))
+            session.add(SignificantOperator(name="Linear"))
+
+    ItemDriver("SIM-0", "holder", database, BenchmarkProcess("SIM-0")).ask(write)
+    assert "Waiting for the database" in caplog.text
+    assert "idle-in-transaction timeout" in caplog.text
+    with database.read() as session:
+        assert len(session.exec(select(SignificantOperator)).all()) == 2
+    database.close()
+
+
+def test_a_new_file_and_its_folder_are_for_their_user_alone(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'home' / 'farm' / 'farm.db'}")
+    database.upgrade()
+    with database.write() as session:
+        session.add(SignificantOperator(name="Conv2d"))
+        session.flush()
+        found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "home").rglob("*")}
+    assert found == {"farm": 0o700, "farm.db": 0o600, "farm.db-wal": 0o600, "farm.db-shm": 0o600}
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+    database.close()
+
+
+def test_a_file_and_a_folder_that_exist_stay_as_they_are(tmp_path):
+    folder = tmp_path / "farm"
+    folder.mkdir(mode=0o755)
+    (folder / "farm.db").touch(0o640)
+    database = Database(f"sqlite:///{folder / 'farm.db'}")
+    database.upgrade()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "farm.db")] == [0o755, 0o640]
     database.close()
 
 

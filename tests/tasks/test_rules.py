@@ -18,7 +18,8 @@ from farm.jobs.items import Claim, Declined
 from farm.settings import settings
 from farm.store import tables
 from tasks import control
-from tasks.app import CONTROL_QUEUE, configure
+from tasks.app import configure
+from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import follow_up, publish_round
 from tests.planned import claim, complete, items_of, plan, readings, register
 

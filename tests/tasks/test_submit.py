@@ -15,7 +15,8 @@ from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
 from tasks import submissions
-from tasks.app import CONTROL_QUEUE, configure
+from tasks.app import configure
+from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import follow_up, publish_items, queue_depths
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan, register
