@@ -46,7 +46,7 @@ from benchmarks.accounts import NEVER, all_ended, judge, open_items, release_all
 from farm.errors import FarmError
 from farm.jobs import jobs
 from farm.store import tables
-from tasks.app import CONTROL_QUEUE
+from tasks.message_filter import CONTROL_QUEUE
 from tasks.servers import BrokerServer
 from tests.farms import QUICK, Farm, running, store_operators
 from tests.planned import sweep
