@@ -106,7 +106,7 @@ def _changed(action: str, name: str) -> str:
         resumed = cards.resume(database, card.id)
         return f"{card.id} takes items again." if resumed else f"{card.id} was not draining."
     if card.state == "quarantined":
-        return f"{card.id} is quarantined and takes nothing already: {card.state_reason}"
+        return f"{card.id} is in quarantine and takes no items: {card.state_reason}"
     cards.drain(database, card.id, "drained by a person")
     return (
         f"{card.id} drains: it finishes its item; the others move to cards of its model or wait. "

@@ -116,7 +116,7 @@ def resume(
     if failed:
         check_broker(settings())  # before any item is set waiting that could not be published
         again = rows_of.retry_failed(database, row.id)
-        say(f"Tried again: {again} failed or cancelled {plural('item', again)} of job {row.id}.")
+        say(f"Job {row.id} repeats {again} failed or cancelled {plural('item', again)}.")
         with database.read() as session:
             row = rows_of.find(session, row.id)
     if row.state != "open":

@@ -48,7 +48,7 @@ def compare(
     first: str = typer.Argument(
         ..., metavar="A", help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
     ),
-    second: str = typer.Argument(..., metavar="B", help="The other side, in the same form."),
+    second: str = typer.Argument(..., metavar="B", help="The job or filters to compare A with."),
     fail_above: str | None = typer.Option(
         None,
         metavar="X%",

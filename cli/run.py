@@ -79,7 +79,7 @@ class _Ending:
 
     @contextlib.contextmanager
     def uncut(self) -> Iterator[None]:
-        """Do not interrupt the code that runs after this block; call `check` after that code."""
+        """When this block ends, stop interrupting: the code after it runs to its end and then calls `check`."""
         try:
             yield
         finally:

@@ -68,7 +68,7 @@ def flower(
     port: int | None = typer.Option(None, min=0, max=65535, help="Default: the setting flower_port."),
     address: str = typer.Option("127.0.0.1", help="Address to listen on. Other than loopback needs a password."),
     writable: bool = typer.Option(
-        False, "--writable", help="Let it revoke tasks and stop workers. Default: it only looks."
+        False, "--writable", help="Let Flower revoke tasks and stop workers. Default: read-only."
     ),
 ) -> None:
     """Show queues, workers and tasks in the browser."""

@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     after it the benchmark process is ended and the item is 'hung'.
     """
     hard_limit_s: float = Field(0.0, ge=0)
-    """After this time Celery kills a card's task process, in seconds; 0: the time of all attempts and a minute."""
+    """After this time Celery kills a card's task process, in seconds; 0: long enough for all attempts."""
     visibility_timeout_s: float = Field(0.0, ge=0)
     """After this time the broker delivers an unfinished item's message again, in seconds; 0: four hard limits."""
     max_attempts: int = Field(3, ge=1)
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     reconcile_s: float = Field(5.0, gt=0)
     """Interval in which a control worker looks for work that the broker lost, in seconds."""
     deaf_after_s: float = Field(300.0, ge=0)
-    """A worker that takes nothing for this time while items of its card wait is restarted, in seconds; 0: never."""
+    """A worker that takes no item for this time while items of its card wait is restarted, in seconds; 0: never."""
     target: float = Field(0.95, gt=0, le=1)
     """Accuracy and coverage that a verdict needs to pass."""
     flower_port: int = Field(5555, ge=0, le=65535)

@@ -71,7 +71,7 @@ def _transport(url: str) -> Check:
 
 
 def _checks_certificate(query: str) -> bool:
-    """Whether the query of a URL keeps certificate checks on. Values are of Redis (none) or Celery (CERT_NONE)."""
+    """Whether a URL's query leaves certificate checks on. To turn them off, Redis writes none, Celery CERT_NONE."""
     given = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
     wanted = given.get("ssl_cert_reqs", "required").removeprefix("cert_")
     return wanted == "required" and given.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")

@@ -74,10 +74,10 @@ def stale_after_s(current: Settings) -> float:
 
 
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
-    """Publish the waiting items of a round that need a message; returns the number of messages.
+    """Publish the waiting items of a job's round that have no message yet; returns the number of messages.
 
-    A round has one publisher at a time; another caller leaves it alone. Progress is written after each batch: the
-    successor of a publisher that died repeats at most one. A fully planned round without anything to publish is
+    A round has one publisher at a time; other callers return at once. Progress is written after each batch: if the
+    publisher dies, its successor repeats at most one batch. A fully planned round without anything to publish is
     aggregated.
 
     Args:

@@ -1,9 +1,9 @@
-"""Caches: the share of a footprint that the last one keeps, and what cold caches add to an operator.
+"""Caches: the share of an operator's data that the last-level cache keeps, and the time that cold caches add.
 
 In a loop the code of a kernel stays in the instruction caches, and its inputs are only read. In a model another kernel
 has just run and written the inputs. On an H200 the difference is 0.2 us to some us a kernel, 3 to 7 % of a whole model
-(docs/method.md). So an operator is also timed after a dozen kernels of other operators and one that writes its inputs
-anew. Events inside the CUDA graph surround the operator: they add the same time in both states.
+(docs/method.md). So an operator is also timed after a dozen kernels of other operators and a kernel that rewrites its
+inputs. Events inside the CUDA graph time the operator: they add the same time with warm and with cold caches.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Player:
                             self.given[storage] = _bytes_of(integers).to(device, copy=True).untyped_storage()
 
     def with_copies(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
-        """The same calls, with copies of these storages if no call makes them and they are not on the host."""
+        """The same calls with copies of these storages. Storages on the host, or made by a call, are not copied."""
         other = copy.copy(self)
         other.given = {
             number: copied(_bytes_of(memory)).untyped_storage()

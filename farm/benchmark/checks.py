@@ -70,7 +70,7 @@ class HealthCheck:
             shortest_s = min(shortest_s, time.perf_counter() - begin_s)
         for product in (first, last):
             if wrong := int((product.cpu() != self._wanted).sum()):
-                return f"A product of whole numbers came out wrong in {wrong} of {HEALTH_SIZE**2} places."
+                return f"A matrix product of integers is wrong in {wrong} of {HEALTH_SIZE**2} elements."
         return implausible(shortest_s, self._device.type)
 
 

@@ -1,8 +1,8 @@
 """The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, delays of its power sensors.
 
-A worker takes it when it first sees the card with a driver. The roofline (`farm.operators.roofline`) uses the measured
-rates, not those of a data sheet. The sensors' delays show what a window can resolve. It takes about twelve seconds on a
-GPU and one on a CPU.
+A worker measures it when it first sees the card with a driver: about twelve seconds on a GPU, one on a CPU. The
+roofline (`farm.operators.roofline`) uses the measured rates, not those of a data sheet. The sensors' delays limit how
+short a measurement window can be.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ class Workload:
         return chosen
 
     def written_sizes(self) -> list[float]:
-        """The mean absolute value of each tensor that the subject writes; passes should not change it.
+        """The mean absolute value of each input that the operator or model changes; all passes should give the same.
 
-        Tensors of a single value are left out: they are counters, and no time depends on them.
+        Tensors with one element are left out: they are counters and do not affect the time.
         """
         return [
             float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()

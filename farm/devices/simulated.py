@@ -42,7 +42,7 @@ def item_s() -> float:
 
 
 class SimulatedDevice(Device):
-    """Deterministic values by subject id; no sensors."""
+    """A device without hardware and sensors: its values are computed from the id of what is measured."""
 
     def __init__(self, card: Card) -> None:
         self.card = card

@@ -91,7 +91,7 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
             message = f"{card.id} was last seen {view.seen_ago_s:.0f} s ago; {view.waiting} items wait for it"
             yield warning(name, message, f"{look}.")
         elif view.silent_s:
-            silent = f"is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} items wait"
+            silent = f"is idle and has taken no item for {view.silent_s:.0f} s, though {view.waiting} items wait"
             again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker restarts by itself"
             restart = again if current.deaf_after_s else "restart it"
             yield problem(name, f"{card.id} {silent}", f"{look} and at the broker; {restart}.")

@@ -85,7 +85,7 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
 
 
 def _driver() -> tuple[str, tuple[int, int], str]:
-    """(driver version, newest CUDA that it runs, why it does not answer)."""
+    """The driver's version, the newest CUDA version that it supports, and its error ("" if it answers)."""
     import pynvml
 
     try:

@@ -98,7 +98,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
         _ORIGIN.check(origin)
     except ValueError as error:
         raise UsageError(
-            f"The origin {printable(origin)[:40]!r} is not a name: {_problem(error)}.", "Name the farm with --origin."
+            f"{printable(origin)[:40]!r} is not a valid farm name: {_problem(error)}.", "Name the farm with --origin."
         ) from error
     files = [_opened(file) for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
     if not files:

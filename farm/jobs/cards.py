@@ -204,7 +204,7 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
 
 
 def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
-    """End quarantines that an earlier embedded farm set for itself; returns those cards, which are checked again."""
+    """End the quarantines that an embedded farm set in an earlier run; returns the cards, which need a new check."""
     with database.write() as session:
         own = col(CardRow.id).in_(card_ids), col(CardRow.state) == CardState.QUARANTINED
         rows = session.exec(select(CardRow).where(*own, col(CardRow.quarantined_by) != "")).all()
@@ -448,7 +448,7 @@ def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
     if not serving and (drained := [card for card, state in states.items() if state == "draining"]):
         kept = sum(state == "quarantined" for state in states.values())
         raise NoWorker(
-            f"Every card that a worker serves is drained and takes nothing new: {'; '.join(map(str, drained[:8]))}"
+            f"Every card with a worker is draining and accepts no new items: {'; '.join(map(str, drained[:8]))}"
             + (f" and {len(drained) - 8} more" if len(drained) > 8 else "")
             + (f"; {kept} more in quarantine." if kept else "."),
             f"Put one back with `farm cards resume {drained[0].id}`.",

@@ -220,7 +220,7 @@ class ItemDriver:
         raise UnhealthyCard(failure.message, failure.next_step) from failure
 
     def run(self, item_id: int) -> ItemOutcome:
-        """Claim an item and measure it; after a crash of the benchmark process again, while attempts are left.
+        """Claim an item and measure it. If the benchmark process crashes, repeat this while attempts are left.
 
         Raises:
             UnhealthyCard, CardUnavailable: the card cannot measure, see `ready`, or is in quarantine.

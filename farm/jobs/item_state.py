@@ -30,7 +30,7 @@ CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
 
 #: The reason of a predicted tuple that is not measured because the card does not run it.
 NOT_RUN = "not_run"
-NOT_RUN_MESSAGE = "The card showed that the model does not run it there."
+NOT_RUN_MESSAGE = "The model does not run this operator on this card."
 
 #: Nobody holds the claim any more; a late result of its last holder is still accepted by the token.
 _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}

@@ -229,9 +229,9 @@ def retry_failed(database: Database, job_id: str) -> int:
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
-    """Give a job to another farm, which continues it; False if its own farm is alive.
+    """Give a job to another farm, which continues it; False if its present farm is alive.
 
-    An embedded farm is alive while one of its workers is seen and its process is not known to have ended.
+    An embedded farm is alive if one of its workers was seen recently, unless its process is known to have ended.
     """
     with database.write() as session:
         job = locked(session, Job, job_id)

@@ -74,7 +74,7 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             **{name: getattr(view.card, name) for name in described},
             "state": str(view.state),
             "state_reason": view.card.state_reason
-            or (f"has taken nothing for {view.silent_s:.0f} s, though items wait" if view.silent_s else ""),
+            or (f"has taken no item for {view.silent_s:.0f} s, though items wait" if view.silent_s else ""),
             "measuring": view.measuring,
             "waiting": view.waiting,
             "deferred": view.deferred,

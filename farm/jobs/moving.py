@@ -132,7 +132,7 @@ def give_up(
 
 
 def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Sequence[CardRow]) -> Sequence[Item]:
-    """Close the last open items of a job, all of absent cards; returns the items to publish in their place, if any."""
+    """Close the last open items of a job, whose cards are absent; returns items of another card to publish instead."""
     own = {card.id: card for item in items if (card := session.get(CardRow, item.card_id)) is not None}
     kinds = {(card.model, card.software_id) for card in own.values()}
     takers = _takers(job, working)

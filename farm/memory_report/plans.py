@@ -134,7 +134,7 @@ def _of_all(offload_plans: OffloadPlans) -> list[str]:
     costs = offload_plans.costs
     found = [f"Cost of a slow tensor: {costs.source}. The costs of single tensors are added up."]
     if costs.together:
-        found[0] += f" That sum is {costs.together:.2f} times the measured cost of all tensors of a tuple (median)."
+        found[0] += f" The sum over a tuple is {costs.together:.2f} times its cost with all tensors slow (median)."
     if offload_plans.moves_bytes_per_s is not None:
         moves = " and ".join(
             f"{len(plan.moved)} {plural('move', len(plan.moved))} with {count_of(plan.fast_bytes, 'B')}"
@@ -168,7 +168,7 @@ def _of_wire(wire: Wire | None) -> list[str]:
         f"{rates(one)}, the step {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %" for one in wire.beside
     )
     step = f"all tensors in fast memory ({wire.step_us / 1e3:.4g} ms without copies)"
-    return [*found, f"Copies beside the step, {step}: {'; '.join(beside)}."]
+    return [*found, f"Copies during the step, {step}: {'; '.join(beside)}."]
 
 
 def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
@@ -187,7 +187,7 @@ def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
         if run.launch_us > WAITS_SHARE * run.time_us:
             found.append(
                 f"Run {with_fast}: Python takes {run.launch_us / 1e3:.3g} ms to launch the {run.graphs} graphs of a "
-                "step and the copies between them. The card may have waited for it."
+                "step and the copies between them. The card may have waited for Python."
             )
         if left := len(plan.moved) - run.moves:
             moves = f"{left} of {len(plan.moved)} moves were left out"

@@ -316,7 +316,7 @@ def _refuse_opaque(model: nn.Module) -> None:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that owns the slot."""
+    """The call that is being recorded; aten operators inside it belong to it."""
 
     what: str
     path: str

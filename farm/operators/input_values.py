@@ -328,8 +328,8 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
 def _refused(spec: OperatorTuple, index: int, why: str) -> TupleRejected:
     names = " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index])) or f"tensor {index}"
     return TupleRejected(
-        f"'{spec.operator}' cannot be run with made-up values: its {names} ({spec.tensors[index].dtype}) {why}.",
-        "It stays unmeasured; report it with the model that contains it.",
+        f"'{spec.operator}' cannot be run with random values: its {names} ({spec.tensors[index].dtype}) {why}.",
+        "It has no reading. Report this operator and the model that contains it.",
     )
 
 

@@ -44,7 +44,7 @@ class SweepRecipe:
         return {**self.parameters, **self.sizes, **COMMON_NAMES, "dtype": self.dtypes[0]}
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of one combination."""
+        """The operator's parameters for one combination of the sweep's values."""
         return {**{name: values[name] for name in self.parameters}, **self.derived(values)}
 
 

@@ -18,6 +18,6 @@ def check_file(path: Path) -> None:
         UsageError: it is a folder, or its folder does not exist.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"The folder '{path.parent}' does not exist.", "Name a file in a folder that does.")
+        raise UsageError(f"The folder '{path.parent}' does not exist.", "Create it, or choose an existing folder.")
     if os.path.isdir(path):  # unlike Path.is_dir, also of a name that is too long
         raise UsageError(f"'{path}' is a folder.", "Name a file in it.")

@@ -281,7 +281,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
     style = {"orientation": "horizontal", "showfliers": False, "medianprops": {"color": COLOURS[0]}}
     right.boxplot(groups, tick_labels=families, **style)
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel="error of the time (%), family left out")
+    right.set(xlabel="error of the time (%), own family not in the training data")
     _save(figure, path, title)
 
 

@@ -19,7 +19,7 @@ from farm.prediction.kernel_rules import KernelPlan, Products
 
 @dataclass(frozen=True)
 class CardModel:
-    """A card model: peaks and power levels of its fingerprint, and the build of its data sheet."""
+    """A card model: rates and power levels from its fingerprint; multiprocessors and L2 size from its data sheet."""
 
     kind: str
     model: str

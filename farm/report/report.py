@@ -429,7 +429,7 @@ def _power_limit(adjusted: Sequence[Adjustment]) -> str:
         if numbers[name]
     ]
     time_us = sum(entry.effect_time_us for entry in adjusted)
-    return f"{', '.join(used)} instead of steady figures: {time_us:+z.1f} µs on the sum"
+    return f"{', '.join(used)} instead of steady figures change the sum by {time_us:+z.1f} µs"
 
 
 def _neighbours(verdict: Verdict) -> str:

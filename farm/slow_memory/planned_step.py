@@ -1,16 +1,16 @@
-"""A training step with chosen tensors in slow memory for their whole lives, compared with the step all fast.
+"""A training step with chosen tensors in slow memory all the time, compared with the step in fast memory only.
 
-The calls of the step are replayed from its tuples (`farm.benchmark.call_context`). Parameters, states and inputs, which
-no call makes, are copied to slow memory. Calls write their outputs there (`farm.slow_memory.offload`), each to memory
-of its own. A tensor whose call cannot write there stays fast, and the result names it.
+The calls of the step are replayed from its tuples (`farm.benchmark.call_context`). Chosen tensors that exist before the
+step (parameters, states, inputs) are copied to slow memory. Calls write their chosen outputs directly there, each to
+its own memory (`farm.slow_memory.offload`). If a call cannot do this, the tensor stays fast, and the result names it.
 
 A GPU replays the step from graphs: if Python launched the calls, the GPU would wait for Python. A call whose outputs
 need a memory pool of their own cannot share a graph with others, since a graph is captured into one pool. So the step
-is a sequence of graphs: each such call is one, and the graphs between them share a pool. All fast, it is one graph.
+is a sequence of graphs: each such call is one, and the graphs between them share a pool. The fast step is one graph.
 
-Tensors that are moved while they wait are copied between graphs: the sequence is also cut at the calls before which a
-copy begins or must be done. Their room in fast memory is kept, as graphs contain addresses: a run shows the time that
-moves take, not the memory that they free.
+A plan may also move a tensor to slow memory between two uses. The copies run between graphs: the sequence is also cut
+where a copy begins and where it must be complete. The tensor's fast memory stays allocated, as graphs contain
+addresses: a run measures the time of moves, not the memory that they free.
 """
 
 from __future__ import annotations

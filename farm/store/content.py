@@ -109,7 +109,7 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
 
 
 def share_tokens(session: Session, tokens_id: str) -> None:
-    """Copy the token ids of a text between this process and the database, from the one that has them.
+    """Store the token ids of a text in the database if this process has them; otherwise load them from there.
 
     Raises:
         Unreadable: see `find_tokens`.

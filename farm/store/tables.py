@@ -164,8 +164,8 @@ class TokenInput(Row, table=True):
 class Capture(Row, table=True):
     """One capture of a variant: predicted at submit time, or observed on a card.
 
-    ``torch`` is the version that captured it: another version may run other operators. So may another ``launch``: a
-    model can query whether a CUDA graph is being captured.
+    ``torch`` is the version that captured it. The operators can depend on the version, and on ``launch``: a model can
+    query whether a CUDA graph is being captured.
     """
 
     __tablename__ = "capture"

@@ -34,9 +34,9 @@ QUANTITIES: tuple[tuple[str, Kind], ...] = (("time", "time_us"), ("energy", "ene
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """The key, the head and the format of a value; without a head the table does not show it.
+    """The JSON key, the table heading and the format of a value. Tables leave out a value without heading.
 
-    `change` is a signed fraction, `share` an unsigned one.
+    The kind `change` is a signed fraction, `share` an unsigned one.
     """
 
     key: str

@@ -149,7 +149,7 @@ def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
     columns, table = tabulated(rows)
     chart = scatter_chart(
         "in another GPU's memory, against the host's",
-        "time in the host's, µs",
+        "time in the host's memory, µs",
         table,
         "host_time_us",
         {"another GPU's memory": "change_host"},

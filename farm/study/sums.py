@@ -70,9 +70,9 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 
 def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """What does launching cost? Model and tuples by CUDA graph and eagerly, each sum against its own whole.
+    """What does launching cost? Measure model and tuples by CUDA graph and eagerly; compare sum and whole of each.
 
-    At batch 1, where launching matters most; without `quick` at the given batch, too.
+    The batch is 1, where launching matters most; without `quick` the study also measures the given batch.
     """
     stopping = laboratory.stopping(quick=options.quick)
     batches = [1] if options.quick else sorted({1, options.variant.batch})

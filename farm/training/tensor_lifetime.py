@@ -52,7 +52,7 @@ class PeriodInterval:
 
 @dataclass(frozen=True)
 class Life:
-    """A captured step with the time of each of its calls. Unit: µs."""
+    """The timeline of a captured step: when its calls run and its tensors exist. Unit: µs."""
 
     capture: CapturedPass
     times_us: tuple[float, ...]

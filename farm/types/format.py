@@ -39,7 +39,7 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
 
 
 def interval(figure: ValueWithInterval | None, units: Units) -> str:
-    """``7.460 ± 0.021 ms``: up to the second digit of the half-width."""
+    """``7.460 ± 0.021 ms``: the half-width has two significant digits, the value as many decimals."""
     if figure is None:
         return NOTHING
     unit, factor = fitting_unit(figure.value, units)

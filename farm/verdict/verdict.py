@@ -23,11 +23,11 @@ VERDICT_SCHEMA = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sum against whole of one quantity, in one unit. `gap` is relative and signed.
+    """The sum of the tuples (`total`) and the whole model, both as time or as energy. `gap` is relative and signed.
 
-    `common` is the part of the total's half-width that longer windows do not narrow: uncertainty that all tuples share,
-    from neighbours in the model or from clocks at the power limit. It is not stored. `held` is False if the readings do
-    not represent the model, as on a busy host: then there is no gap.
+    `common` is the part of the sum's half-width that longer windows do not narrow: errors that all tuples share, from
+    neighbours in the model or from clocks at the power limit. It is not stored. `held` is False if the readings do not
+    represent the model, as on a busy host: then there is no gap.
     """
 
     total: Figure

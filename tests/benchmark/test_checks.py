@@ -116,7 +116,7 @@ def test_a_wrong_product_is_found(monkeypatch):
         return moved
 
     monkeypatch.setattr(torch.Tensor, "to", flipped)
-    assert "came out wrong in" in checks.HealthCheck(torch.device("cpu")).run()
+    assert "is wrong in" in checks.HealthCheck(torch.device("cpu")).run()
     assert times
 
 
@@ -143,7 +143,7 @@ def test_a_device_that_begins_to_fail_is_found_when_it_is_asked_again(monkeypatc
         return found
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", off_by_one)
-    assert "came out wrong in 1 of" in check.run()
+    assert "is wrong in 1 of" in check.run()
 
 
 def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):

@@ -243,7 +243,7 @@ def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(farm, monk
         session.get_one(tables.CardRow, "GPU-1").state = "draining"
     said = farm("submit", "resnet18")
     assert said.code == 3
-    assert "Every card that a worker serves is drained and takes nothing new: NVIDIA H200 (GPU-1)." in said.stderr
+    assert "Every card with a worker is draining and accepts no new items: NVIDIA H200 (GPU-1)." in said.stderr
     assert "farm cards resume GPU-1" in said.stderr
 
 

@@ -132,7 +132,7 @@ def test_a_card_that_takes_nothing_while_its_items_wait_is_a_problem(examined, d
         session.execute(update(tables.Item).values(published_at_s=time.time() - 100))
     (found,) = [check for check in examined() if check["name"] == "card here:0"]
     assert found["level"] == "problem"
-    assert re.search(r"has taken nothing for 1\d\d s, though 2 items wait", found["message"])
+    assert re.search(r"has taken no item for 1\d\d s, though 2 items wait", found["message"])
     assert "FARM_DEAF_AFTER_S" in found["next_step"]
 
 

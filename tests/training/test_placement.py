@@ -157,7 +157,7 @@ def test_what_copies_get_and_cost_the_step_is_told_and_the_slowest_beside_it_cou
     assert wire.bytes_per_s == 47e9
     assert _of_wire(wire) == [
         "Copies alone: out 55.0 GB/s; back 54.0 GB/s; out 50.0 GB/s and back 49.0 GB/s.",
-        "Copies beside the step, all tensors in fast memory (10 ms without copies): out 53.0 GB/s, the step +0.5 %; "
+        "Copies during the step, all tensors in fast memory (10 ms without copies): out 53.0 GB/s, the step +0.5 %; "
         "back 52.0 GB/s, the step +1.0 %; out 47.0 GB/s and back 48.0 GB/s, the step +2.0 %.",
     ]
 
