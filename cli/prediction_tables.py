@@ -45,7 +45,7 @@ def generation(found: Generation) -> RenderableType:
     if too_large := [one for one in found.phases if one.memory and not one.memory.fits]:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
     title = Text(f"{prompt}, then {found.tokens} tokens each, on {found.prefill.card_model}", style="bold")
-    return Group(title, ruled(heads, rows, total=total), *(Text(f"  {note}") for note in notes))
+    return Group(title, ruled(heads, [total, *rows]), *(Text(f"  {note}") for note in notes))
 
 
 def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
@@ -72,7 +72,8 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         f"the sum of {found.covered_tuples} of {found.tuples} tuples, {percent(found.coverage)} of the estimated cost"
     )
     figures = _both(interval_at(found.measured_time, level), interval_at(found.measured_energy, level))
-    lines["measured"] = f"{figures}: {of_all}" if found.covered_tuples else of_all
+    named = "" if found.complete else f" ({of_level})"  # else the first line names it
+    lines["measured"] = f"{figures}{named}: {of_all}" if found.covered_tuples else of_all
     if found.predicted_us is not None and number:
         figures = _both(
             PredictedValue(found.predicted_us), PredictedValue(found.predicted_mj) if found.predicted_mj else None

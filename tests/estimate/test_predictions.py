@@ -293,6 +293,8 @@ def test_tokens_of_a_model_include_predictions(own, database):
     assert told["time_us"] == pytest.approx(told["prefill"]["time_us"] + 1.5 * sum(decodes_us), rel=1e-3)
     assert told["time_low_us"] < told["time_us"] < told["time_high_us"]
     assert told["tokens_per_s"] == pytest.approx(6e6 / told["time_us"])
+    text = own("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "3").stdout
+    assert text.splitlines()[3].startswith("prompt and 3 tokens after it")
     none = own("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--fill", "none")
     assert "tokens/s" not in none.stdout
     assert "of the estimated cost) have no reading, and `--fill none` leaves them out." in " ".join(none.stdout.split())
@@ -305,6 +307,7 @@ def test_a_card_without_a_predictor_has_an_incomplete_sum(own, database):
     arguments = (*MODEL[:-1], "A100")
     said = own(*arguments)
     assert "at least" in said.stdout.splitlines()[1]
+    assert "(95 % interval): the sum of" in " ".join(said.stdout.split())
     assert "there is no predictor for NVIDIA A100 under graph launch" in " ".join(said.stdout.split())
     told = json.loads(own(*arguments, "--json").stdout)
     assert (told["complete"], told["time_us"]) == (False, told["measured_time_us"])
