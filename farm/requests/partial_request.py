@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import CaptureError, UnknownOperator, UsageError
+from farm.models import own
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
 from farm.types.request import Request, Sweep
@@ -237,6 +238,8 @@ def command_of(request: Request) -> str:
         return ""
     named = {"batch", "input_size", "phase", "launch", "data", "dtype" if variant.phase else ""}
     skipped = {"text", "target", "reuse"}
+    if variant.version and variant.input_size == own.IMAGE_PX:  # it may have inputs of its own, which have no such size
+        skipped.add("input_size")
     skipped |= {"length" if variant.phase == "decode" else "", "mode" if variant.step else ""}
     words = ["farm", "run", variant.model]
     for record in (variant, request.protocol, request):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from farm.errors import FarmError, Unmeasurable
+from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.models import catalog, own
 from farm.types.fields import content_id
 from farm.types.protocol import Variant
@@ -18,13 +18,13 @@ from farm.types.protocol import Variant
 def versioned(variant: Variant) -> Variant:
     """The variant with the version of the user's model as its files are now. Edited files are imported again.
 
-    The source decides beside the calls: code between the calls takes time in the whole model.
-
-    Raises:
-        UnknownModel, UnsupportedModel: see `farm.models.catalog.find`.
+    The source decides beside the calls: code between the calls takes time in the whole model. Other variants are
+    returned as they are, also those of models that the catalog does not have.
     """
-    entry = catalog.find(variant.model)
-    if entry.origin != own.NAME:
+    entry = None
+    with contextlib.suppress(UsageError):
+        entry = catalog.find(variant.model)
+    if entry is None or entry.origin != own.NAME:
         return variant
     from farm.training.extract import extract
 

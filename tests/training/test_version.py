@@ -13,11 +13,14 @@ import farm
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import cpu_card
 from farm.errors import Unmeasurable
+from farm.exchange.filters import parse
 from farm.models import catalog
-from farm.requests.partial_request import PartialRequest, complete
+from farm.report.lookup import lookup
+from farm.requests.partial_request import PartialRequest, command_of, complete
 from farm.settings import settings
 from farm.training.version import versioned
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.request import Request
 
 SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
 EAGER = Protocol(launch="eager")
@@ -114,6 +117,7 @@ def test_an_edited_model_is_measured_again_and_old_jobs_keep_their_version(folde
         return farm.measure_model("net", database=database, card="simulated", stopping=SHORT)
 
     old = measured()
+    assert command_of(Request.from_json(old.to_json()["request"])).startswith("farm run net --batch 32 --launch")
     assert measured().to_json()["verdict"]["whole_time_us"] == old.to_json()["verdict"]["whole_time_us"]
     edit(folder, "LAYERS = 1", "LAYERS = 8")
     new = measured()
@@ -123,6 +127,9 @@ def test_an_edited_model_is_measured_again_and_old_jobs_keep_their_version(folde
     assert (kept["types"], kept["verdict"]) == (old.to_json()["types"], old.to_json()["verdict"])
     versions = [one.to_json()["request"]["variant"]["version"] for one in (old, new)]
     assert len({*versions}) == 2
+    with database.read() as session:
+        rows, _ = lookup(session, parse(["model=net"]))
+    assert {row.label.rpartition(" version ")[2] for row in rows} == {one[:8] for one in versions}
     assert new.to_json()["title"] == f"{old.to_json()['title']} version {versions[1][:8]}"
 
 
