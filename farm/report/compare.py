@@ -219,8 +219,8 @@ class _Found:
 
     @cached_property
     def own_us(self) -> dict[tuple[str, str], float]:
-        """The time of all calls of each tuple, estimated if there is no reading."""
-        return {row.key: row.calls * (row.time.value if row.time else row.estimated_us) for row in self.every}
+        """The time of all calls of each tuple with a reading."""
+        return {row.key: row.calls * row.time.value for row in self.every if row.time}
 
     @cached_property
     def sum_us(self) -> float:
@@ -230,6 +230,14 @@ class _Found:
     def time_of(self, rows: Rows) -> float:
         """The time of all calls of some tuples, by the side's own number of calls."""
         return math.fsum(self.own_us[row.key] for row in rows)
+
+    def covered(self, rows: Rows, every: Rows) -> float | None:
+        """The share of some tuples in the time of others, or in the estimated time if some of these have no reading."""
+        if all(row.time for row in every):
+            return share_of(self.time_of(rows), self.time_of(every))
+        keys = {row.key for row in rows}
+        estimated = [(row.calls * row.estimated_us, row.key in keys) for row in every]
+        return share_of(math.fsum(us for us, inside in estimated if inside), math.fsum(us for us, _ in estimated))
 
 
 def _by(key: Callable[[Any], str], rows: Iterable[Any]) -> dict[str, list[Any]]:
@@ -332,10 +340,7 @@ def _row(
     rows = [[one for one, _ in pairs], [other for _, other in pairs]]
     if own:
         rows = [[row for row in of_all if row.time] for of_all in every]
-    coverage = [
-        share_of(side.time_of(inside), side.time_of(of_all))
-        for side, inside, of_all in zip((a, b), rows, every, strict=True)
-    ]
+    coverage = [a.covered(rows[0], every[0]), b.covered(rows[1], every[1])]
     words = [
         f"{side} {len(inside)} of {len(of_all)} tuples, {percent(share)}"
         for side, inside, of_all, share in zip("AB", rows, every, coverage, strict=True)
@@ -343,7 +348,7 @@ def _row(
     ]
     if not all(every):
         words.append(f"only in {'A' if every[0] else 'B'}")
-    elif own and len(pairs) < max(map(len, rows)):
+    elif all(rows) and len(pairs) < max(map(len, rows)):
         words.append(f"{len(pairs)} of A's {len(rows[0])} and B's {len(rows[1])} tuples in both")
     row = _summed(a, b, rows[0], rows[1], name, operator)
     return replace(row, a_coverage=coverage[0], b_coverage=coverage[1], covers="; ".join(words))

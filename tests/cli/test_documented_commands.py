@@ -175,7 +175,7 @@ def test_every_command_in_a_sentence_is_there():
 
 @pytest.fixture(scope="module")
 def farm_with_jobs(tmp_path_factory):
-    """The file of a database as the pages take it for given: two jobs on an H200, and readings of another software."""
+    """The file of a database as the pages take it for given: two jobs on an H200, and readings of other software and cards."""
     home = tmp_path_factory.mktemp("documented")
     database = Database(f"sqlite:///{home / 'farm.db'}")
     database.upgrade()
@@ -186,6 +186,7 @@ def farm_with_jobs(tmp_path_factory):
     )
     for dtype in ("float32", "bfloat16"):
         filled.fill(database, Variant("resnet18", 32, 224, dtype=dtype), software=newer)
+    filled.fill(database, Variant("resnet18", 32, 224), software=newer, card="GPU-1", model="NVIDIA H100")
     database.close()
     return home / "farm.db"
 

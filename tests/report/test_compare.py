@@ -74,6 +74,7 @@ def test_jobs_are_compared_as_their_reports_have_them(database):
         assert f"{side} 3 of 5 tuples (1 not in scope)" in total.covers
         assert f"{side} 3 of 5 tuples" in found.total.covers
     assert 0 < total.a_coverage < 1
+    assert found.total.a_coverage == pytest.approx(total.a_coverage)  # both by the estimated time
 
 
 def test_what_cannot_be_compared_says_why(database):
