@@ -175,7 +175,7 @@ def test_every_command_in_a_sentence_is_there():
 
 @pytest.fixture(scope="module")
 def farm_with_jobs(tmp_path_factory):
-    """The file of a database as the pages take it for given: two jobs on an H200, and readings of other software and cards."""
+    """The file of a database as the pages take it for given: two jobs on an H200, and other readings."""
     home = tmp_path_factory.mktemp("documented")
     database = Database(f"sqlite:///{home / 'farm.db'}")
     database.upgrade()
