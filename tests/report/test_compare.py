@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from farm.errors import UsageError
 from farm.exchange.export import as_table
 from farm.exchange.filters import _SHORT, KNOWN
-from farm.report.compare import Difference, Side, _Found, _Model, _models, compare
+from farm.report.compare import Difference, compare
 from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
@@ -260,19 +260,21 @@ def test_two_dtypes_of_a_model_are_side_by_side(database):
         assert found.total.covers == ""
 
 
-def test_versions_of_an_own_model_are_compared_by_its_name():
-    def side(letter, *models):
-        about = Side(letter, "", ("NVIDIA H200",), (), (), 0)
-        variants = [{"model": name, "version": version} for name, version in models]
-        listed = [_Model(f"{letter}{variant['version']}", "net 2x64", variant, 0) for variant in variants]
-        return _Found(about, (), listed, frozenset())
+def test_versions_of_an_own_model_are_compared_by_its_name(database):
+    for version in ("1" * 8, "2" * 8):
+        variant = Variant("resnet18", 2, 64, version=version)
+        for card in ("ours", "other"):
+            measured(database, variant, f"{card}{version[0]}")
+    for job_id in ("other1", "other2"):
+        on_another_card(database, job_id)
 
-    def pairs(*sides):
-        return [(a.job_id, b.job_id) for a, b in _models(*sides)]
+    def jobs(*sides):
+        return [(row.a_job, row.b_job) for row in compared(database, *sides).wholes]
 
-    assert pairs(side("a", ("net", "1")), side("b", ("net", "2"), ("other", "3"))) == [("a1", "b2")]
-    both = (("net", "1"), ("net", "2"))
-    assert pairs(side("a", *both), side("b", *both)) == [("a1", "b1"), ("a2", "b2")]  # the same versions come first
+    assert jobs("card=H200", "card=H100") == [("ours1", "other1"), ("ours2", "other2")]
+    assert jobs(f"card=H200 version={'1' * 8}", f"card=H100 version={'2' * 8}") == [("ours1", "other2")]
+    assert jobs(f"card=H200 version={'1' * 8}", "job!=other1 card=H100") == [("ours1", "other2")]
+    assert jobs("ours1", "job!=other1 card=H100") == [("ours1", "other2")]
 
 
 def test_every_filter_of_lookup_selects_a_side(database):
