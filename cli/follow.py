@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 
-from cli import lists
+from cli import tables
 from cli.output import answer, console, emit, emit_json, say
+from cli.tables import Text
 from farm.types.format import plural, span
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def follow(
             live = stack.enter_context(Live(console=out, refresh_per_second=4, transient=not on_stdout))
 
             def show_progress(progresses: list[Progress]) -> None:
-                live.update(lists.progress_bars(progresses))
+                live.update(progress_bars(progresses))
 
         while True:
             progresses = next_progress(database, job_ids)
@@ -88,7 +90,7 @@ def _plain_lines() -> Callable[[list[Progress]], None]:
         nonlocal said_at_s
         if ended(progresses) or time.monotonic() - said_at_s >= PLAIN_LINE_S:
             for job in progresses:
-                if (text := lists.progress_line(job)) != last.get(job.job_id):
+                if (text := progress_line(job)) != last.get(job.job_id):
                     say(text)
                     last[job.job_id] = text
             said_at_s = time.monotonic()
@@ -184,3 +186,42 @@ def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
         )
     if refused:
         raise BelowTarget(refused, "The verdicts of the others pass.")
+
+
+def progress_bars(jobs: Sequence[Progress]) -> RenderableType:
+    """The progress of jobs for a terminal: a bar of each job's items, and what each card measures now."""
+    blocks: list[RenderableType] = []
+    for job in jobs:
+        line = tables.grid(4)
+        line.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
+        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=16, finished_style="green")
+        title = Text(job.title, style="bold")
+        tables.row(line, title, bar, f"{job.closed}/{job.total}", Text(_job_details(job), style="dim"))
+        blocks.append(line)
+        measuring = tables.grid(3)
+        for card_id, label in job.current if job.state == "open" else ():
+            card = Text(tables.short_id(card_id), style="cyan")
+            tables.row(measuring, " ", card, Text(label, no_wrap=True, overflow="ellipsis"))
+        if job.message and job.state == "open":
+            tables.row(measuring, " ", "", Text(job.message, style="yellow"))
+        blocks += [measuring] if measuring.row_count else []
+    return Group(*blocks)
+
+
+def progress_line(job: Progress) -> str:
+    """The progress of a job for a log: one line per change, without bars or colours."""
+    line = f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_job_details(job)}".rstrip()
+    return f"{line}: {job.message}" if job.message else line
+
+
+def _job_details(job: Progress) -> str:
+    failed = job.counts.get("failed", 0)
+    ended = f"{job.state} in {span(job.elapsed_s)}"
+    left = f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else ""
+    words = (
+        f"{job.reused} reused" if job.reused else "",
+        f"{failed} failed" if failed else "",
+        f"round {job.round}" if job.round > 1 else "",
+        left if job.state == "open" else ended,
+    )
+    return ", ".join(filter(None, words))

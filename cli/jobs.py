@@ -62,7 +62,7 @@ def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) ->
     while True:
         progresses = follow.progress_of(database, job_ids)
         shown = {"jobs": [each.to_json() for each in progresses]}
-        answer(as_json, shown, lambda: lists.progress_bars(progresses))  # noqa: B023 - called here
+        answer(as_json, shown, lambda: follow.progress_bars(progresses))  # noqa: B023 - called here
         if not watch or follow.ended(progresses):
             return
         time.sleep(WATCH_S)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 
 from cli import tables
 from cli.tables import Row, Text, cell, clipped
@@ -30,7 +29,6 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.jobs.jobs import Progress
     from farm.report.compare import ComparedRow, Difference, SideComparison
 
 SHOWN = 20  # tuples of one side only, if no other tuples are shown
@@ -157,45 +155,6 @@ def readings(rows: Sequence[Row]) -> RenderableType:
 
 
 # ------------------------------------------------------------------------------------------------- progress
-
-
-def progress_bars(jobs: Sequence[Progress]) -> RenderableType:
-    """The progress of jobs for a terminal: a bar of each job's items, and what each card measures now."""
-    blocks: list[RenderableType] = []
-    for job in jobs:
-        line = tables.grid(4)
-        line.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
-        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=16, finished_style="green")
-        title = Text(job.title, style="bold")
-        tables.row(line, title, bar, f"{job.closed}/{job.total}", Text(_job_details(job), style="dim"))
-        blocks.append(line)
-        measuring = tables.grid(3)
-        for card_id, label in job.current if job.state == "open" else ():
-            card = Text(tables.short_id(card_id), style="cyan")
-            tables.row(measuring, " ", card, Text(label, no_wrap=True, overflow="ellipsis"))
-        if job.message and job.state == "open":
-            tables.row(measuring, " ", "", Text(job.message, style="yellow"))
-        blocks += [measuring] if measuring.row_count else []
-    return Group(*blocks)
-
-
-def progress_line(job: Progress) -> str:
-    """The progress of a job for a log: one line per change, without bars or colours."""
-    line = f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_job_details(job)}".rstrip()
-    return f"{line}: {job.message}" if job.message else line
-
-
-def _job_details(job: Progress) -> str:
-    failed = job.counts.get("failed", 0)
-    ended = f"{job.state} in {span(job.elapsed_s)}"
-    left = f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else ""
-    words = (
-        f"{job.reused} reused" if job.reused else "",
-        f"{failed} failed" if failed else "",
-        f"round {job.round}" if job.round > 1 else "",
-        left if job.state == "open" else ended,
-    )
-    return ", ".join(filter(None, words))
 
 
 # ----------------------------------------------------------------------------------------------- comparison

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.estimate.estimate import PerToken, interval_at, too_large_from
+from farm.estimate.estimate import interval_at, too_large_from
 from farm.prediction.stored_predictor import PredictedValue
 from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
-from farm.verdict.figures import Figure
+from farm.verdict.figures import Figure, PerToken
 
 if TYPE_CHECKING:
     from farm.estimate.estimate import Estimate, MissingTuple

@@ -28,46 +28,15 @@ from farm.prediction.stored_predictor import CallPrediction, NeededTuple, Predic
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
-from farm.types.format import ENERGY, count_of, percent, plural, quantity
+from farm.types.format import percent
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
-from farm.verdict.figures import Figure, figure_json
+from farm.verdict.figures import Figure, PerToken, figure_json
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # of the intervals of readings, and of predictions
 _NARROWER = 1.645 / 1.960  # from the half-width of a 95 % interval of a reading to that of its 90 % interval
 SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no reading: the median on an H200
-
-
-@dataclass(frozen=True)
-class PerToken:
-    """Tokens a second and energy a token; None if the time or energy is unknown.
-
-    `tokens` is the number of tokens of a pass: those of a prompt or text, or one of each decoded sequence.
-    """
-
-    tokens: int
-    tokens_per_s: float | None
-    energy_per_token_mj: float | None
-
-    @classmethod
-    def of(
-        cls, variant: Variant | None, time: Figure | PredictedValue | None, energy: Figure | PredictedValue | None
-    ) -> PerToken:
-        """The cost per token, from the time (µs) and energy (mJ) of one pass of the whole model."""
-        if variant is None or not variant.tokens:
-            return cls(0, None, None)
-        tokens_per_s = variant.tokens / time.value * 1e6 if time and time.value else None
-        return cls(variant.tokens, tokens_per_s, energy.value / variant.tokens if energy else None)
-
-    def __str__(self) -> str:
-        """``8 tokens a pass: 12.3 k tokens/s, 4.2 mJ a token``; "" for a model without tokens."""
-        if not self.tokens:
-            return ""
-        figures = [f"{count_of(self.tokens_per_s, '').strip()} tokens/s"] if self.tokens_per_s else []
-        figures += [f"{quantity(self.energy_per_token_mj, ENERGY)} a token"] if self.energy_per_token_mj else []
-        a_pass = f"{self.tokens} {plural('token', self.tokens)} a pass"
-        return f"{a_pass}: {', '.join(figures)}" if figures else a_pass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
-from farm.estimate.estimate import PerToken
 from farm.estimate.readings import stored_tuples
 from farm.models import catalog
 from farm.operators.roofline import Roofline
@@ -21,7 +20,7 @@ from farm.store.database import fetch_values
 from farm.types.protocol import Placement, Variant
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import Figure, Part, figure_json, share_of
+from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
 from farm.verdict.verdict import TupleRow, Unmeasured
 
 if TYPE_CHECKING:

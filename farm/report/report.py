@@ -18,7 +18,6 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
-from farm.estimate.estimate import PerToken
 from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.store import tables
@@ -30,7 +29,7 @@ from farm.types.reading import InModelTimes, OtherCalls, Verification, inside_s
 from farm.types.request import Request
 from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import ReadingView, share_of
+from farm.verdict.figures import PerToken, ReadingView, share_of
 from farm.verdict.verdict import VERDICT_SCHEMA, Adjustment, KernelAudit, TupleRow, Verdict
 
 SCHEMA = 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
+from farm.types.format import ENERGY, count_of, plural, quantity
+from farm.types.protocol import Variant
 from farm.types.reading import Details
 
 Used = Literal["steady", "burst", "interpolated"]
@@ -156,3 +158,39 @@ class Chosen:
     context_mj: float = 0.0  # of the energy: the same
     unsure_us: float = 0.0  # half-width that all tuples have in common: it adds linearly over a sum
     unsure_mj: float = 0.0
+
+
+class HasValue(Protocol):
+    """A measured or predicted quantity."""
+
+    @property
+    def value(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """Tokens a second and energy a token; None if the time or energy is unknown.
+
+    `tokens` is the number of tokens of a pass: those of a prompt or text, or one of each decoded sequence.
+    """
+
+    tokens: int
+    tokens_per_s: float | None
+    energy_per_token_mj: float | None
+
+    @classmethod
+    def of(cls, variant: Variant | None, time: HasValue | None, energy: HasValue | None) -> PerToken:
+        """The cost per token, from the time (µs) and energy (mJ) of one pass of the whole model."""
+        if variant is None or not variant.tokens:
+            return cls(0, None, None)
+        tokens_per_s = variant.tokens / time.value * 1e6 if time and time.value else None
+        return cls(variant.tokens, tokens_per_s, energy.value / variant.tokens if energy else None)
+
+    def __str__(self) -> str:
+        """``8 tokens a pass: 12.3 k tokens/s, 4.2 mJ a token``; "" for a model without tokens."""
+        if not self.tokens:
+            return ""
+        figures = [f"{count_of(self.tokens_per_s, '').strip()} tokens/s"] if self.tokens_per_s else []
+        figures += [f"{quantity(self.energy_per_token_mj, ENERGY)} a token"] if self.energy_per_token_mj else []
+        a_pass = f"{self.tokens} {plural('token', self.tokens)} a pass"
+        return f"{a_pass}: {', '.join(figures)}" if figures else a_pass

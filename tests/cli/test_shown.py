@@ -141,7 +141,7 @@ def progress(state="open", **more):
 
 
 def test_progress_shows_items_cards_and_time_left():
-    found = text(lists.progress_bars([progress(message="waits for a card"), progress("done", current=())]))
+    found = text(follow.progress_bars([progress(message="waits for a card"), progress("done", current=())]))
     for expected in (
         "31/61",
         "12 reused, 1 failed, round 2, 3 min 20 s left",
@@ -150,7 +150,7 @@ def test_progress_shows_items_cards_and_time_left():
     ):
         assert expected in found
     assert "done in 1 min 15 s" in found
-    assert lists.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
+    assert follow.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
 
 
 def test_lists_bear_what_is_missing_and_what_is_long():
