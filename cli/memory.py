@@ -35,20 +35,20 @@ class MemoryCliOptions:
     fast: str = option(
         "",
         metavar="SIZE",
-        help="Plan which tensors to put into slow memory, with this much fast memory: 8GB, or a share of the peak, 50%;"
-        " several amounts give several plans, 75%,50%.",
+        help="Plan which tensors to put into slow memory if fast memory has this size: 8GB, or 50% of the peak."
+        " Several sizes, such as 75%,50%, give several plans.",
     )
     slow_bandwidth: str = option(
         "",
         metavar="SIZE/s|measured",
         help="With --fast: bandwidth of moves, and of tensors without a reading in slow memory."
-        " Default: measured; for moves, beside the step of --run.",
+        " Default: measured; for moves, during the step of --run.",
     )
     moves: bool = option(False, "--moves", help="With --fast: also move tensors to slow memory between two uses.")
     run: bool = option(
         False,
         "--run",
-        help="With --fast: run the step on a card of this host under each plan, and all fast. --card names the card.",
+        help="With --fast: run the step on a card of this host (see --card), in fast memory only and under each plan.",
     )
     what_if_recompute: bool = option(
         False, "--what-if-recompute", help="Show what recomputing each block in the backward would free and cost."

@@ -87,7 +87,7 @@ def evaluate(
         "",
         metavar="DATABASE",
         help="Compare the card's stored predictor with the readings of this database (a URL, or the folder of an "
-        "export) that it has not learned. Fits nothing.",
+        "export) outside its training data. Fits nothing.",
     ),
     across: str = typer.Option(
         "", metavar="CARD", help="Learn from --card and predict this card from portable features."
@@ -172,7 +172,7 @@ def plan(
 
 
 def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
-    """Compare a fitted predictor with readings that it has not learned."""
+    """Compare a fitted predictor with readings outside its training data."""
     from farm.errors import UsageError
     from farm.estimate import query
     from farm.prediction import evaluation, stored_predictor
@@ -202,7 +202,7 @@ def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str
         found = evaluation.evaluate_fitted(stored.fitted, data, models, stored.calibration, everything)
         about = f"stored in {stored.path}"
     about = f"{_about(data)}; {found.predictor}, {about}"
-    _show_evaluations([found], data, about, as_json, "tuples that were not learned")
+    _show_evaluations([found], data, about, as_json, "tuples outside the training data")
 
 
 def _about(data: Dataset) -> str:

@@ -205,7 +205,7 @@ class Transport(redis.Transport):  # type: ignore[misc]
                 message["headers"] = {name: value for name, value in message["headers"].items() if name in _HEADERS}
             super()._deliver(message, queue)
         except MALFORMED:
-            log.warning("Dropped a message from %s that Celery could not take", queue, exc_info=True)
+            log.warning("Dropped a message from %s: Celery could not decode it", queue, exc_info=True)
             with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
                 tag = message["properties"]["delivery_tag"]
                 for channel in self.channels:  # acknowledge it; otherwise it would return when this worker ends

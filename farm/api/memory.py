@@ -32,7 +32,7 @@ class Access:
     Attributes:
         ask: asks its own database, or the packaged readings if that does not know: (question, knows) -> answer.
         open_database: opens its own database.
-        own_card: the card of this host that a word names, or the first.
+        own_card: the card of this host with the given name, or the first card.
         say: receives a line about what takes long or was written.
     """
 
@@ -139,10 +139,10 @@ def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory
     card = access.own_card(options.card)
     with step_on(card, variant) as step:
         if options.moves:
-            access.say("Copies are timed, alone and beside the step.")
+            access.say("Copies are timed, alone and during the step.")
         found = _with_readings(step.memory, access)
         found = _with_plans(found, options, access, step.wire() if options.moves else None)
-        access.say(f"The step is run on {card}, all fast and under each plan.")
+        access.say(f"The step is run on {card}, in fast memory only and under each plan.")
         return step.run(found)
 
 

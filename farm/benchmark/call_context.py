@@ -177,9 +177,9 @@ def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor with the shape of a meta tensor, on the given memory or else on new memory.
+    """A tensor with the shape of a meta tensor, in the given memory if it is large enough, else in new memory.
 
-    The given memory may be the host's: attention on a GPU passes its dropout seed from call to call there.
+    The given memory may be on the host, where attention on a GPU passes its dropout seed from call to call.
     """
     if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
         return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)

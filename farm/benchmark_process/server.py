@@ -2,9 +2,9 @@
 
     python -m farm.benchmark_process.server --card ID
 
-With --verifier it stands by beside the measuring process, creates no CUDA context before a request to verify a variant,
-and is ended afterwards (`farm.benchmark_process.client`). With --peer it sees a second GPU, whose memory is the slow
-memory.
+With --verifier it waits, without a CUDA context, while another process measures. Its only request is to verify a
+variant; then it is ended (`farm.benchmark_process.client`). With --peer it has access to a second GPU, whose memory is
+the slow memory.
 
 It reads one JSON object a line from standard input and writes one a line to what was standard output at its start.
 After that, standard output is redirected to standard error: nothing that a model prints can pass for an answer. The

@@ -99,10 +99,10 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
             yield warning(name, f"{card.id} drains", f"`farm cards resume {card.id}` ends that.")
     if serving:
         hosts = len({view.card.host for view in serving})
-        message = f", {starting} more get ready" if starting else ""
+        message = f", {starting} more are starting" if starting else ""
         yield ok("cards", f"{len(serving)} serve, on {hosts} {plural('host', hosts)}{message}")
     elif starting:
-        yield warning("cards", f"no card serves yet, {starting} get ready", "Ask again in a minute.")
+        yield warning("cards", f"no card serves yet, {starting} are starting", "Ask again in a minute.")
     elif current.broker_url:
         yield warning("cards", "no card serves this farm", "Start `farm worker` on a host with cards.")
     yield from _software_checks(session, [view.card for view in serving])

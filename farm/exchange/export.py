@@ -87,7 +87,7 @@ def export(
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """A table of an export in memory.
+    """Build a table of an export without writing a file.
 
     Raises:
         UsageError, UnknownOperator: see `select_readings`.

@@ -37,7 +37,7 @@ KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
-    """The name that a worker signs its card and its claims with; it ends with the name of its embedded farm, if any."""
+    """The name of a worker as holder of its card and claims; it ends with the name of its embedded farm, if any."""
     return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
 
 

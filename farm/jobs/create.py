@@ -374,9 +374,9 @@ def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterat
     """A dry run of the jobs of one command.
 
     Args:
-        database: None: there is none yet.
-        own: cards of this host whose workers would start with the jobs; readings of other software than the installed
-            one do not serve them.
+        database: None if it does not exist yet.
+        own: cards of this host whose workers would start with the jobs. They reuse only readings of the software that
+            is installed here.
     """
     with tempfile.TemporaryDirectory(prefix="farm-dry-run-") as folder:
         scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")

@@ -314,7 +314,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> list[str]:
-    """A card id for each item: longest first, on the card that is free first, behind the items that wait (LPT)."""
+    """A card id for each item: the longest item goes first, to the card whose open items end first (LPT)."""
     ahead = dict(
         session.execute(
             select(Item.card_id, func.sum(Item.expected_s))

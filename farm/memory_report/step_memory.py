@@ -422,10 +422,10 @@ def sheet_of(model: str) -> str:
 
 
 def card_named(word: str) -> str:
-    """The card with a data sheet that a word names.
+    """The known card model whose name is part of this word.
 
     Raises:
-        UsageError: there is none; suggests the nearest.
+        UsageError: no card matches; suggests the nearest.
     """
     for name in KNOWN_CARDS:
         if name.lower() in word.lower():

@@ -174,7 +174,7 @@ def _optimizer(name: str, amp: str) -> str:
         raise UsageError(
             f"With --amp float16 {name} waits on the host to learn whether a gradient is infinite; "
             "a CUDA graph cannot hold that.",
-            f"Give --optimizer {name.partition('-')[0]}-fused, which reads that on the card, or --amp bfloat16.",
+            f"Give --optimizer {name.partition('-')[0]}-fused, which checks this on the card, or --amp bfloat16.",
         )
     return f"{name}-fused"
 

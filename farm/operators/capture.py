@@ -498,7 +498,7 @@ class ForwardRecorder(Recorder):
         parameters: dict[str, Any] | None = None,
         module: nn.Module | None = None,
     ) -> DescribedCall | None:
-        """The call as a tuple; None if a tuple cannot hold it: its aten operators are then gaps."""
+        """The call as a tuple; None if no tuple can describe it. Its aten operators then become gaps of the capture."""
         if torch.is_autocast_enabled(self.device_type):
             self._gap(call, UNDER_AUTOCAST)
             return None

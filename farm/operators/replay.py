@@ -67,7 +67,7 @@ def mismatches(
             different.append(f"{label_of(spec)}: {error.message}")
             continue
         if trace != found.traces[tuple_id]:
-            different.append(f"{label_of(spec)}: {found.traces[tuple_id]} in the model, {trace} rebuilt")
+            different.append(f"{label_of(spec)}: trace {found.traces[tuple_id]} in the model, {trace} if rebuilt")
     return different
 
 

@@ -1,8 +1,8 @@
 """Conformal intervals that hold for models without readings.
 
-They are calibrated by families of models and scaled by the predictor's own spread. Random folds would calibrate for
-tuples whose siblings were learned, and promise too much. Here the errors are those of each family of models while
-none of its tuples was learned; every family counts alike, and the interval covers the wanted share of them, somewhat
+They are calibrated by families of models and scaled by the predictor's own spread. With random folds, the training data
+would hold other tuples of the same model, and the intervals would be too narrow. Here each family is predicted without
+its tuples in the training data. Every family counts alike, and the interval covers the wanted share of them, somewhat
 widened. Sums of models have a calibration of their own, from the sums of held-out models (a jackknife over models),
 because the parts of a model are wrong together.
 """

@@ -1,8 +1,8 @@
 """How well predictors predict: with random tuples left out, and with whole families of models left out.
 
-Ten folds grouped by tuple predict a tuple whose siblings of the same model were learned. Leaving a family out is what
-users meet: a model unlike all measured ones. None of the family's tuples is learned, including those that it shares
-with others, and the values of its tensors are unknown. The intervals of a family are calibrated by the other
+With ten folds grouped by tuple, the training data hold other tuples of the same model. Leaving a family out is the
+case of users: a model unlike all measured ones. All tuples of the family are left out, including those that it shares
+with others, and the values of its tensors are unknown. The intervals of a family are calibrated with the other
 families.
 """
 
@@ -95,7 +95,7 @@ class HeldOutPredictions:
 def leave_families_out(
     spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
 ) -> HeldOutPredictions:
-    """Predict each family of models by a predictor that has learned none of its tuples.
+    """Predict each family of models by a predictor that was trained without its tuples.
 
     A tuple of several families is predicted for each of them and counts for the last.
 
@@ -132,7 +132,7 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
 def _sum(
     model: MeasuredModel, fitted: FittedPredictor, measured: Mapping[str, tuple[float, float]]
 ) -> tuple[MeasuredModel, PredictedSum, dict[int, float]]:
-    """An entry of `HeldOutPredictions.sums`."""
+    """The model, its predicted sum, and the sums if the costliest tuples are measured (by their number)."""
     costs = fitted.predict(model.calls)
     counts, times = np.array(model.counts, dtype=float), costs.in_model(model.cached_share)[0].copy()
     narrowed, order = {}, np.argsort(-counts * times, kind="stable")
@@ -179,9 +179,9 @@ class Evaluation:
     by_type: dict[str, Score] = field(default_factory=dict)  # time, families left out
     by_family: dict[str, Score] = field(default_factory=dict)
     narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `HeldOutPredictions.sums`
-    unseen: Score | None = None  # time, of operator types that were not learned
+    unseen: Score | None = None  # time, of operator types outside the training data
     models: tuple[dict[str, Any], ...] = ()
-    curve: tuple[tuple[int, float], ...] = ()  # tuples learned, and the median error of the time of others
+    curve: tuple[tuple[int, float], ...] = ()  # training tuples, and the median error of the time of others
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; NaN, which JSON lacks, becomes None."""
@@ -256,7 +256,7 @@ def _evaluation(
 
 
 def learning_curve(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None) -> Iterator[tuple[int, float]]:
-    """The number of tuples learned, chosen at random, and the median error of the time of a fifth that was left out."""
+    """The number of training tuples, chosen at random, and the median error of the time of a fifth left out."""
     ids = np.array(sorted({call.operator_id for call in data.calls}))
     order = np.random.default_rng(1).permutation(len(ids))
     held, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
@@ -279,7 +279,7 @@ def evaluate_fitted(
     calibration: Calibration = Calibration(),  # noqa: B008 - it is frozen
     all_readings: Dataset | None = None,
 ) -> Evaluation:
-    """Compare a fitted predictor with readings that it has not learned, and with whole models.
+    """Compare a fitted predictor with readings outside its training data, and with whole models.
 
     Args:
         calibration: of the intervals; without intervals if the predictor has learned another card model.

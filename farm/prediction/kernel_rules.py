@@ -210,7 +210,7 @@ _OTHER_PLACES = (3, 5, 4)
 
 
 def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
-    """The lists of tensors in a call's arguments; single tensors are one list."""
+    """The arguments of a call that are lists of several tensors; without one, a list of all its tensors."""
     tensors = spec.get("tensors") or []
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     lists = [[tensors[place] for place in tensor_references(tree)] for tree in trees if isinstance(tree, list)]

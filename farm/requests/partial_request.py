@@ -1,4 +1,4 @@
-"""From what a user gave to a complete request, and back to the command line that repeats it.
+"""Complete a user's request with defaults, and turn it back into a command line that repeats it.
 
 A `PartialRequest` holds the fields given on the command line or in a measurement file. `complete` adds the defaults.
 They depend on the kind of card, so a request is complete only when the card is known.

@@ -60,7 +60,7 @@ class SlowMemory(ABC):
         """
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        """Memory for copies, as a tensor of bytes on the host if the host sees it.
+        """Slow memory for copies, as a tensor of bytes: a host tensor if it is host memory.
 
         Raises:
             Unmeasurable: out_of_memory, with the limit.

@@ -95,7 +95,7 @@ class OffloadPlans:
         all_fast_us, all_slow_us: time of the step.
         least_bytes: bytes that the largest operator reads and writes: a smaller amount is refused.
         moves_bytes_per_s: bandwidth assumed for moves, each way; None without moves.
-        wire: the wire as measured beside the step; None if not measured.
+        wire: the bandwidths measured during the step; None if not measured.
         run: the step as a card ran it under these plans; None if no card did.
     """
 

@@ -76,7 +76,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
 
 def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
-    """Measure the bandwidth of copies, alone and beside the extracted step, and how they slow the step down.
+    """Measure the bandwidth of copies, alone and during the extracted step, and how they slow the step down.
 
     Raises:
         Unmeasurable: see `extract_step`.
@@ -106,7 +106,7 @@ def compare(
     plans: Sequence[Collection[int]],
     moves: Sequence[Sequence[Move]] = (),
 ) -> AsRun:
-    """Run the extracted step with all tensors fast and under each plan.
+    """Run the extracted step with all tensors in fast memory and under each plan.
 
     Args:
         calls: the tuple ids of its calls for which the plans were made.

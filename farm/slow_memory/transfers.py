@@ -121,7 +121,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Wire:
-    """Copies between a card's memory and slow memory, alone and beside a step whose tensors are all fast.
+    """Copies between a card's memory and slow memory, alone and during a step with all tensors in fast memory.
 
     Attributes:
         step_us: the time of the step without copies.
@@ -134,7 +134,7 @@ class Wire:
 
     @property
     def bytes_per_s(self) -> float:
-        """The lowest bandwidth beside the step: a plan can count on it."""
+        """The lowest bandwidth during the step: a plan can count on it."""
         return min(rate for one in self.beside or self.alone for rate in one.rates)
 
 

@@ -27,10 +27,10 @@ STUDIES = {
         Study("data", "How much do the values in the tensors matter for power and energy?", "conditions"),
         Study(
             "placement",
-            "Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?",
+            "Do calls with tensors in slow memory take as long if one run changes many calls as if it changes one?",
             "slow_memory",
         ),
-        Study("peer", "What do tensors in another GPU's memory cost, against the host's?", "slow_memory"),
+        Study("peer", "What do tensors in another GPU's memory cost, compared with the host's?", "slow_memory"),
         Study("simultaneous", "Do the readings of one card change while its neighbours measure too?", "conditions"),
     )
 }

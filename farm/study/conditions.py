@@ -61,7 +61,7 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
             )
     laboratory.require(laboratory.readings)
     columns, table = tabulated(rows)
-    notes = ["Changes are against standard normal values; `seen` is the class that most calls of the tuple see."]
+    notes = ["Changes are relative to standard normal values; `seen` is the class that most calls of the tuple see."]
     if usual := sum(row["seen"] == "normal" for row in table):
         notes.append(f"Most calls of {usual} of {len(table)} tuples see `normal`: these have no change to `seen`.")
     for key, what in (("seen_energy", "As seen in the model"), ("zeros_energy", "With zeros")):
@@ -72,7 +72,7 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
             )
     quantity = "energy" if known(row["zeros_energy"] for row in table) else "time"
     series = {name: f"{name}_{quantity}" for name in ("seen", "zeros")}
-    chart = bar_chart(f"{quantity} against standard normal values", table, "tuple", series)
+    chart = bar_chart(f"change of {quantity} from standard normal values", table, "tuple", series)
     return Findings(columns, table, tuple(notes), (chart,), options.variant)
 
 

@@ -74,7 +74,7 @@ def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
 def _placement_notes(found: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     runs, took_s = found["runs"], found["took_s"]
     notes = [
-        f"{runs['alone']} runs one at a time, {runs['together']} with many together: "
+        f"{runs['alone']} runs that change one call, {runs['together']} that change many: "
         f"{runs['alone'] / runs['together']:.1f} times fewer; {took_s['alone']:.1f} s and {took_s['together']:.1f} s."
     ]
     changes = known(row["change"] for row in rows)

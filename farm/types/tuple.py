@@ -418,7 +418,7 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
     for index, one in enumerate(found.tensors):
         where = f"tensors.{index}"
         if one.name and (found.kind != "module" or one.role == "activation" or one.name in names):
-            raise _reject(f"{where}.name", "is not the one name of a module's own tensor")
+            raise _reject(f"{where}.name", "must be unique, and only a module's own tensors have names")
         if one.stride is not None and len(one.stride) != len(one.shape):
             raise _reject(f"{where}.stride", "has another length than the shape")
         if one.storage > storages:

@@ -16,14 +16,14 @@ A class is one word, or one word per activation joined by commas if they differ:
     zeros-50+c90    the same, behind a ReLU whose channels differ
     zeros-0+        all positive
 
-After a slash follow the contents of buffers and parameters that are arguments of the call, such as caches, unless they
-are the random values of weights; one word for all, or one each:
+Some arguments of a call are buffers or parameters, such as caches. If they do not hold random weights, their contents
+are described after a slash: one word for all, or one each:
 
     normal/zeros-100        an empty cache
     normal/used-50d2        a cache that is half full: the first half along dimension 2
     normal/same             the same value everywhere
 
-No torch here: jobs are planned by the classes, too.
+This module does not import torch, because job planning uses it.
 """
 
 from __future__ import annotations

@@ -146,9 +146,9 @@ def test_cards_that_get_ready_do_not_serve_yet(examined, any_database, monkeypat
     for number in range(2):
         card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1")
         cards.announce(any_database, card.id, card, holder=f"h{number}", queue="q")
-    assert levels(examined(), "cards") == [("warning", "no card serves yet, 2 get ready")]
+    assert levels(examined(), "cards") == [("warning", "no card serves yet, 2 are starting")]
     cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h1", queue="q")
-    assert levels(examined(), "cards") == [("ok", "1 serve, on 1 host, 1 more get ready")]
+    assert levels(examined(), "cards") == [("ok", "1 serve, on 1 host, 1 more are starting")]
 
 
 @pytest.mark.parametrize("host", ["this", "another"])
