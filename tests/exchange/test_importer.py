@@ -100,7 +100,7 @@ def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(database, other_datab
     filled.fill(other_database, whole=False)
     exported(other_database, tmp_path / "berlin")
     for named in ("x" * 301, "\x1b[31m"):
-        with pytest.raises(UsageError, match="origin"):
+        with pytest.raises(UsageError, match="not a valid farm name"):
             import_export(database, tmp_path / "berlin", origin=named)
     monkeypatch.chdir(tmp_path / "berlin")
     import_export(database, Path("."))
