@@ -1,4 +1,4 @@
-"""All errors for people, in one tree. Each says what to do next.
+"""All errors that are shown to users, in one tree. Each error says what to do next.
 
     FarmError
     ├── UsageError                 the request itself is wrong             exit 2
@@ -27,7 +27,7 @@
     ├── BelowTarget                ``--check`` and the verdict failed      exit 5
     └── Unwritable                 stdout cannot be written                exit 1
 
-``message`` says what was wrong and with which input, ``next_step`` what to do about it.
+``message`` says what was wrong, and with which input. ``next_step`` says what to do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from collections.abc import Iterable
 
 
 class FarmError(Exception):
-    """Base of all errors for people: shown as one message, without a traceback."""
+    """Base of all errors that are shown to users, as one message without a traceback."""
 
     exit_code = 1
 
@@ -55,7 +55,7 @@ class UsageError(FarmError):
 
 
 class UnknownModel(UsageError):
-    """No model has this name; names the nearest ones."""
+    """No model has this name. ``next_step`` suggests similar names."""
 
     @classmethod
     def named(cls, name: str, known: Iterable[str]) -> UnknownModel:
@@ -69,11 +69,11 @@ class UnsupportedModel(UsageError):
 
 
 class UnknownOperator(UsageError):
-    """No operator has this name; names the nearest ones."""
+    """No operator has this name. ``next_step`` suggests similar names."""
 
     @classmethod
     def named(cls, name: str, *known: Iterable[str]) -> UnknownOperator:
-        """Suggest near names of the first group of `known` that has any; the likeliest group comes first."""
+        """Suggest similar names from the first group of `known` that has any. Pass the likeliest group first."""
         near = next(filter(None, (did_you_mean(name, group) for group in known)), "")
         return cls(
             f"There is no operator named '{name}'.", near or "List a model's operators with `farm operators MODEL`."
@@ -85,19 +85,19 @@ class MeasurementFileError(UsageError):
 
 
 class NoSuchJob(UsageError):
-    """No job has this id, or this beginning of an id."""
+    """No job has this id, or an id that begins like this."""
 
 
 class NoSuchCard(UsageError):
-    """No card matches, or the matching cards cannot be measured on."""
+    """No card matches, or no measurement can run on the matching cards."""
 
 
 class Ambiguous(UsageError):
-    """A name matches several things where one is needed; ``next_step`` lists them."""
+    """A name matches several models, cards or jobs, but one is needed. ``next_step`` lists them."""
 
 
 class SettingsError(UsageError):
-    """A setting, or the file of the settings, is malformed."""
+    """A setting or the settings file is malformed."""
 
 
 class CaptureError(FarmError):
@@ -105,7 +105,7 @@ class CaptureError(FarmError):
 
 
 class Refused(FarmError):
-    """Some of several things cannot be measured; the others were."""
+    """Some of the requested things cannot be measured. The others were measured."""
 
 
 class TupleRejected(FarmError):
@@ -113,25 +113,25 @@ class TupleRejected(FarmError):
 
 
 class Unreadable(FarmError):
-    """A row of the database holds something that the farm never writes: another program or the disk changed it."""
+    """A database row has a value that the farm never writes: another program or a disk error changed the row."""
 
 
 class Unmeasurable(FarmError):
-    """One item could not be measured. ``reason`` is a word of `REASONS`, kept in the row.
+    """One item could not be measured. ``reason`` is one of `REASONS` and is stored with the item.
 
-    Raised in the benchmark process and below; the task turns it into the item's terminal row.
+    The benchmark process raises it. The worker's task then closes the item with this reason.
     """
 
     REASONS = (
-        "out_of_memory",  # the subject does not fit on the card
-        "raised",  # PyTorch raised on the card
+        "out_of_memory",  # the operator or model does not fit in the card's memory
+        "raised",  # PyTorch raised an error on the card
         "crashed",  # the benchmark process died (signal or exit)
         "hung",  # no answer within the time limit
         "rejected",  # the worker did not accept the tuple
-        "not_capturable",  # no CUDA graph can be made of it
+        "not_capturable",  # it cannot be recorded as a CUDA graph
         "not_available",  # the card does not support the protocol
-        "attempts_exhausted",  # every delivery ended without an answer
-        "card_left",  # its card was away when the job waited for nothing else
+        "attempts_exhausted",  # every attempt ended without a result
+        "card_left",  # its card was gone, and the job had no other open items
     )
 
     def __init__(self, reason: str, message: str, next_step: str = "") -> None:
@@ -157,7 +157,7 @@ class DatabaseUnreachable(FarmUnavailable):
 
 
 class SchemaMismatch(FarmUnavailable):
-    """The database has another schema than this program, or tables of another program."""
+    """The database has a different schema than this program, or belongs to another program."""
 
 
 class NoDatabase(SchemaMismatch):
@@ -169,11 +169,11 @@ class NoWorker(FarmUnavailable):
 
 
 class CardUnavailable(FarmUnavailable):
-    """The card of a worker does not answer now, but may later."""
+    """The card of a worker does not answer now, but may answer later."""
 
 
 class UnhealthyCard(FarmError):
-    """A known operator gave a wrong result or took an implausible time: the card is quarantined."""
+    """A known operator had a wrong result or an implausible time on the card, so the card is quarantined."""
 
 
 class CardBusy(FarmError):
@@ -193,7 +193,7 @@ class Unwritable(FarmError):
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
-    """'Did you mean resnet50 or resnet34?', or '' when nothing is near."""
+    """Return 'Did you mean resnet50 or resnet34?', or '' if no known name is similar."""
     lowered = {candidate.lower(): candidate for candidate in known}
     near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.6)]
     return f"Did you mean {' or '.join(near)}?" if near else ""

@@ -1,7 +1,7 @@
-"""Checks of a farm that misbehaves: each result says ok, or what to do next.
+"""Checks that find out why a farm misbehaves. Each check returns "ok", or a problem and what to do next.
 
-The checks change nothing and raise nothing: a part that does not answer is a result. One module for each place:
-`farm.doctor.host`, `farm.doctor.database`, and `tasks.broker_checks` for the broker.
+The checks change nothing and raise nothing: if a part of the farm does not answer, the check reports a problem.
+`farm.doctor.host` checks this host, `farm.doctor.database` the database, and `tasks.broker_checks` the broker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the farm's database: whether it answers and fits this program, and the state of its cards."""
+"""Checks of the farm's database: does it answer, does its schema match this program, and are its cards healthy?"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
 from farm.settings import Settings
 from farm.types.format import plural
 
-#: Leases use the database's clock and tolerate any skew; logs, certificates and graphs do not.
+#: Leases use the database's clock only, so skew does not affect them. It does affect logs, certificates and graphs.
 SKEW_WARNING_S = 2.0
 SKEW_PROBLEM_S = 300.0
 
 
 def database_checks(current: Settings) -> Iterator[Check]:
-    """Whether it answers, its schema, its clock, and its cards."""
+    """Check that the database answers; then check its schema, its clock and its cards."""
     from farm.store.database import Database, read_clock_s
 
     try:
@@ -69,7 +69,7 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
 
 
 def card_checks(session: Any, current: Settings) -> Iterator[Check]:
-    """The cards in the database: which serve, which do not, and whether their software is the same."""
+    """Check the cards in the database: does a worker serve each card, and do all cards have the same software?"""
     from farm.jobs import cards
 
     views = cards.views(session, current.heartbeat_s)
@@ -119,7 +119,7 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
         if len(groups) < 2:
             continue
         rows = {software_id: session.get(tables.SoftwareRow, software_id) for software_id in groups}
-        fields = ("torch", "cuda", "cudnn", "driver")  # other fields are those of the first writer of the row
+        fields = ("torch", "cuda", "cudnn", "driver")  # the first writer of the row decides the other fields
         differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
         message = "; ".join(
             f"{', '.join(sorted({card.host for card in cards}))}: "
@@ -140,7 +140,7 @@ def _is_local(url: str) -> bool:
 
     try:
         parts = urlsplit(url)
-    except ValueError:  # the check of the broker reports it
+    except ValueError:  # the check of the broker reports this error
         return True
     return "+socket" in parts.scheme or _is_local_host(parts.hostname or "")
 

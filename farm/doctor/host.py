@@ -1,6 +1,6 @@
 """Checks of this host: its driver, torch and cards, and the folders that the farm writes to.
 
-torch is not imported, to distinguish a broken installation from a broken card.
+The checks do not import torch, so that they can tell a broken installation from a broken card.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DISK_WARNING_BYTES = 10 * 2**30
 
 
 def host_checks(current: Settings) -> Iterator[Check]:
-    """The driver, torch, the cards and the folders of this host."""
+    """Check the driver, torch, the cards and the folders of this host."""
     yield from _hardware_checks(current)
     yield from _folder_checks(current)
 
@@ -37,7 +37,7 @@ def host_checks(current: Settings) -> Iterator[Check]:
 
 
 def _hardware_checks(current: Settings) -> Iterator[Check]:
-    """The driver, whether torch fits it, and every card of this host."""
+    """Check the driver, whether torch supports it, and every card of this host."""
     torch = installed_torch()
     if torch is None:
         yield problem("torch", "torch is not installed", "Install the project with its dependencies.")
@@ -58,7 +58,7 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
         yield torch_against_driver(torch, cuda if driver else None)
     for card in cards:
         name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
-        if card.kind == "cpu" and not _worker_of(card, current):  # otherwise a measurement causes the load
+        if card.kind == "cpu" and not _worker_of(card, current):  # a worker's measurement would cause the load
             yield _load()
         if not card.refusal:
             yield from _card_here(name, card, current)
@@ -71,7 +71,7 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
 
 
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
-    """Conditions that would spoil readings on these cards: a busy CPU, foreign processes on a GPU."""
+    """Report what would disturb readings on these cards: a busy CPU, or other processes on a GPU."""
     for card in cards:
         with contextlib.suppress(FarmError):
             if card.kind == "cpu" and (busy := _load()).level != "ok":
@@ -85,7 +85,7 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
 
 
 def _driver() -> tuple[str, tuple[int, int], str]:
-    """The driver's version, the newest CUDA version that it supports, and its error ("" if it answers)."""
+    """Return the driver's version, the newest CUDA version that it supports, and its error ("" if it answers)."""
     import pynvml
 
     try:
@@ -101,12 +101,12 @@ def _driver() -> tuple[str, tuple[int, int], str]:
 
 
 def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
-    """Compare the GPUs that the driver counts with the listed ones: no worker uses a GPU that is not listed."""
+    """Report GPUs that the driver counts but the farm did not list: no worker uses them."""
     from farm.devices import nvidia
 
     counted = [] if current.simulated_cards else nvidia.nvidia_cards(current)
     if any(card.id == f"{nvidia.WITHOUT_UUID}{current.host}" for card in counted):
-        return  # the driver does not count them, which is another check
+        return  # another check reports that the driver does not count GPUs
     if left_out := [card for card in counted if card.id not in {other.id for other in listed}]:
         named = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
         yield warning(
@@ -120,7 +120,7 @@ def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
 
 
 def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """True if an NVIDIA display or 3D controller is on the bus, whatever the driver says."""
+    """True if an NVIDIA display or 3D controller is on the PCI bus. Does not ask the driver."""
     for device in devices.glob("*"):
         with contextlib.suppress(OSError):
             vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
@@ -130,7 +130,7 @@ def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
 
 
 def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) -> Check:
-    """Check that torch can use the driver. A CUDA program runs on every driver of its own major version."""
+    """Check that torch can use the driver. A CUDA program runs on every driver with the same major CUDA version."""
     if driver_cuda is None:
         return ok("torch", f"{torch.version}{f', built for CUDA {torch.cuda}' if torch.cuda else ', for CPUs'}")
     if not torch.cuda:
@@ -180,7 +180,7 @@ def _load() -> Check:
 
 
 def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: Settings) -> Iterator[Check]:
-    """Processes that compute on the card and do not belong to the worker that holds its lock."""
+    """Report processes that compute on the card and do not belong to the worker that holds the card's lock."""
     import psutil
 
     def command(pid: int) -> str:
@@ -192,7 +192,7 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
     foreign = sorted((processes or frozenset()) - own)
     unseen = [pid for pid in foreign if not Path(f"/proc/{pid}").exists()]
     if not foreign or (own and len(unseen) == len(foreign) == 1):
-        return  # in a container the driver reports ids of the host: a single unseen one is the worker's
+        return  # in a container the driver reports host ids: one unknown id is the worker's
     message = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
     yield warning(
         name,
@@ -202,13 +202,13 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
 
 
 def _worker_of(card: Card, current: Settings) -> frozenset[int]:
-    """The process that holds the card's lock, and its children."""
+    """Return the ids of the process that holds the card's lock and of its children."""
     import psutil
 
     from farm.devices.lock import CardLock
 
     path = CardLock(card.id, current.lock_dir).path
-    if not path.is_file():  # reading a pipe would wait for its writer
+    if not path.is_file():  # reading a pipe would block until a process writes to it
         return frozenset()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, psutil.Error):
         pid = int(json.loads(path.read_text())["pid"])
@@ -220,7 +220,7 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
 
 
 def _folder_checks(current: Settings) -> Iterator[Check]:
-    """Write permission, free space, and who can read the passwords and the state."""
+    """Check write permission, free disk space, and that other users cannot read passwords and state."""
     step = "Set FARM_STATE_DIR to a folder that this user may write to."
     yield _writable("state folder", current.state_dir, step)
     yield from _private(current)
@@ -251,7 +251,7 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
 
 
 def _private(current: Settings) -> Iterator[Check]:
-    """Whether other users of this host can read the state folder and the database."""
+    """Check that other users of this host cannot read the state folder and the database."""
     for path in (current.state_dir, *_database_files(current)):
         with contextlib.suppress(OSError):
             mode = path.stat().st_mode
@@ -262,7 +262,7 @@ def _private(current: Settings) -> Iterator[Check]:
 
 
 def _database_files(current: Settings) -> list[Path]:
-    """The file of an SQLite database, with those of its write-ahead log."""
+    """Return the file of an SQLite database and the files of its write-ahead log."""
     if not current.database.startswith("sqlite:///"):
         return []
     file = current.database.removeprefix("sqlite:///").partition("?")[0]
@@ -288,7 +288,7 @@ def _writable(name: str, folder: Path, next_step: str) -> Check:
     if not there.is_dir():
         return problem(name, f"{folder} cannot be a folder: {there} is a file", next_step)
     try:
-        # The mode is not enough: a file system can be full, read-only, the kernel's or mapped to another user.
+        # Permission bits are not enough: a file system can be full, read-only, virtual or mapped to another user.
         with tempfile.TemporaryFile(dir=there):
             return ok(name, str(folder) if there == folder else f"{folder} (made when it is needed)")
     except OSError as error:
@@ -298,7 +298,7 @@ def _writable(name: str, folder: Path, next_step: str) -> Check:
 
 def _disk(current: Settings) -> Iterator[Check]:
     folders = {current.state_dir, *(file.parent for file in _database_files(current))}
-    # The check of the folder or the database reports a path that is not a folder.
+    # If a path is not a folder, the check of the folder or the database reports it.
     found = [(folder, there) for folder in sorted(folders, reverse=True) if (there := _existing(folder)).is_dir()]
     devices = {there.stat().st_dev: (folder, there) for folder, there in found}
     for folder, there in reversed(devices.values()):

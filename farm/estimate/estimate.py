@@ -1,7 +1,7 @@
-"""The cost of a model on a card without running it, from readings and predictions.
+"""Estimate the cost of a model on a card without running it, from readings and predictions.
 
-The cost is the reading of the whole model if there is one, else the sum over its tuples: of their readings (as in
-verdicts, `farm.verdict.aggregate`) and of predictions for the others. Without a predictor the sum is incomplete.
+If the whole model has a reading, that is the cost. Otherwise the cost is a sum over the model's tuples: a reading if
+there is one (as in verdicts, `farm.verdict.aggregate`), else a prediction. Without a predictor the sum is incomplete.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Figure, PerToken, figure_json
 
-LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # of the intervals of readings, and of predictions
-_NARROWER = 1.645 / 1.960  # from the half-width of a 95 % interval of a reading to that of its 90 % interval
+LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
+_NARROWER = 1.645 / 1.960  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
 SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no reading: the median on an H200
 
 
@@ -44,9 +44,9 @@ class MissingTuple:
     """A tuple without a reading.
 
     Attributes:
-        share: of the model's estimated cost.
-        predicted_us: one call; None without a predictor. Low and high are its 90 % interval.
-        known: whether its operator type has a reading; None without a predictor.
+        share: its share of the model's estimated cost.
+        predicted_us: the time of one call; None without a predictor. Low and high are the ends of its 90 % interval.
+        known: True if its operator type has a reading; None without a predictor.
     """
 
     operator_id: str
@@ -63,9 +63,9 @@ class MissingTuple:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of one pass of a model. Figures have half-widths of the 95 % interval, predicted values 90 % intervals.
+    """The cost of one pass of a model. Each `Figure` has a 95 % interval, each `PredictedValue` a 90 % interval.
 
-    `time` and `energy` are those of the whole model.
+    `time` and `energy` are the cost of the whole model.
     """
 
     variant: Variant
@@ -75,50 +75,50 @@ class Estimate:
     method: int
     tuples: int
     covered_tuples: int
-    coverage: float  # share of the estimated cost
+    coverage: float  # share of the estimated cost that has readings
     measured_time: Figure  # the sum of the readings
     measured_energy: Figure | None
-    whole_time: Figure | None  # the whole model, if it has a reading
+    whole_time: Figure | None  # the reading of the whole model, if there is one
     whole_energy: Figure | None
     missing: tuple[MissingTuple, ...]  # largest share first
-    measuring_rest_s: float  # card time
-    other_data_calls: int  # calls without a reading of their data class: they take that of another class
+    measuring_rest_s: float  # card time to measure the missing tuples
+    other_data_calls: int  # calls that use a reading of another data class
     flags: Mapping[str, int]
-    origins: Mapping[str, int]  # farm ("" own) -> readings
+    origins: Mapping[str, int]  # farm ("": this farm) -> number of readings
     oldest_at_s: float | None
     notes: tuple[str, ...]
-    specs: Mapping[str, Any]  # of missing tuples by id; not in the JSON
+    specs: Mapping[str, Any]  # tuple id -> description of a missing tuple; not in the JSON
     predictor: str = ""
-    predicted_us: float | None = None  # of the missing tuples, if there is a predictor
+    predicted_us: float | None = None  # time of the missing tuples, if there is a predictor
     predicted_mj: float | None = None
     total_time: PredictedValue | None = None  # readings and predictions together
     total_energy: PredictedValue | None = None
-    narrowing: tuple[str, ...] = ()  # ids of missing tuples, those first whose readings would narrow the total most
-    incomplete_reason: str = ""  # why `time` is not that of the whole model, but a part or a lower bound; "": it is
-    memory: MemoryNeed | None = None  # None: that of the card or the model is unknown
+    narrowing: tuple[str, ...] = ()  # ids of missing tuples; the one that would narrow the total most is first
+    incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
+    memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
 
     @property
     def complete(self) -> bool:
-        """Whether `time` is that of the whole model."""
+        """True if `time` is the time of the whole model."""
         return not self.incomplete_reason
 
     @property
     def level(self) -> float:
-        """The level of the intervals that a page with this estimate shows: predictions have none of 95 %."""
+        """The level of the intervals on a page with this estimate: 0.90 if it has predictions, else 0.95."""
         return PREDICTED_LEVEL if self.missing and self.total_time and self.total_time.low is not None else LEVEL
 
     @property
     def time(self) -> PredictedValue:
-        """The time of the whole model, or if `complete` is false, of a part. Unit: µs."""
+        """The time of the whole model; if `complete` is False, the time of a part. Unit: µs."""
         return self.time_at(self.level)
 
     @property
     def energy(self) -> PredictedValue | None:
-        """As `time`. Unit: mJ."""
+        """The energy of the same pass as `time`. Unit: mJ."""
         return self.energy_at(self.level)
 
     def time_at(self, level: float) -> PredictedValue:
-        """`time` with an interval of a level, at most that of this estimate; without one if it is incomplete."""
+        """Return `time` with an interval of `level`, which must not exceed `self.level`. No interval if incomplete."""
         found = interval_at(self.whole_time, level) or self.sum_at(level)[0]
         return found if self.complete else PredictedValue(found.value)
 
@@ -129,7 +129,7 @@ class Estimate:
         return found if self.complete or found is None else PredictedValue(found.value)
 
     def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
-        """Time and energy of the readings and predictions together."""
+        """Return the time (µs) and energy (mJ) of readings and predictions together."""
         if self.missing and self.total_time:
             bound = self.total_time.low is None
             return self.total_time, interval_at(self.measured_energy, level) if bound else self.total_energy
@@ -139,7 +139,7 @@ class Estimate:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the total time: measured, predicted, and predicted of operator types without a reading."""
+        """Shares of the total time: measured, predicted, and predicted for operator types without a reading."""
         total = self.total_time.value if self.total_time else 0.0
         if not total:
             return {}
@@ -157,13 +157,13 @@ class Estimate:
         return PerToken.of(self.variant, *((self.time, self.energy) if self.complete else (None, None)))
 
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
-        """Ids of missing tuples to measure first: by `narrowing`, or without intervals by their share of the cost.
+        """Return ids of missing tuples to measure first: in the order of `narrowing`, or of cost if that is empty.
 
         Args:
-            seconds: card time; at least one tuple is returned.
+            seconds: card time to spend. At least one tuple is returned.
 
         Raises:
-            UsageError: readings cover every tuple.
+            UsageError: every tuple has a reading.
         """
         if not self.missing:
             raise UsageError("Readings cover every tuple: there is nothing left to measure.", "Omit --measure.")
@@ -172,10 +172,10 @@ class Estimate:
         return order[: min(most or len(order), affordable)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with units in the key names; shares are fractions. The first figures are of the whole model.
+        """Plain JSON with units in the key names; shares are fractions. The first figures are for the whole model.
 
-        ``low`` and ``high`` are the ends of an interval of ``interval_level``, those of ``total`` of 90 %. Half-widths
-        are of 95 % intervals.
+        ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a 90 % interval.
+        Half-widths belong to 95 % intervals.
         """
         left_out = ("specs", "measured_time", "measured_energy", "whole_time", "whole_energy", "total_time")
         return {
@@ -200,7 +200,7 @@ class Estimate:
 
 
 def interval_at(figure: Figure | None, level: float) -> PredictedValue | None:
-    """A measured figure with the interval of `LEVEL` or `PREDICTED_LEVEL`."""
+    """Convert a measured figure: its interval gets the level `LEVEL` or `PREDICTED_LEVEL`."""
     if figure is None:
         return None
     half_width = figure.half_width * (1.0 if level == LEVEL else _NARROWER)
@@ -208,13 +208,13 @@ def interval_at(figure: Figure | None, level: float) -> PredictedValue | None:
 
 
 def interval_json(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
-    """A value and the ends of its interval, as the keys ``name_unit``, ``name_low_unit`` and ``name_high_unit``."""
+    """JSON of a value and the ends of its interval: ``name_unit``, ``name_low_unit`` and ``name_high_unit``."""
     keys = f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"
     return dict(zip(keys, vars(found).values() if found else (None,) * 3, strict=True))
 
 
 def cost_json(time: PredictedValue, energy: PredictedValue | None, level: float) -> dict[str, float | None]:
-    """The first figures of an answer. Half-widths are of 95 % intervals: None if the level is another."""
+    """The first keys of an estimate's JSON. Half-widths belong to 95 % intervals: None if `level` is not 0.95."""
     found: dict[str, float | None] = {}
     for name, unit, one in (("time", "us", time), ("energy", "mj", energy)):
         known = level == LEVEL and one is not None and one.high is not None
@@ -237,17 +237,17 @@ def estimate(
     """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
 
     Args:
-        card: part of the card's model.
-        protocol: launch, residency and numeric flags; the usual ones of the card if None. Its data class is ignored:
-            each call takes a reading of its data class in the model, or of another class if there is none.
-        torch: a version, or its beginning; "" for the version that covers most.
-        predictor: predicts tuples without a reading; without one they are left out. A predictor with a software also
-            answers for a model without any reading.
+        card: part of the card model's name.
+        protocol: launch, residency and numeric flags; None: the defaults of the card. Its data class is ignored:
+            each call uses a reading with its own data class, or with another class if there is none.
+        torch: a version or its beginning; "": the version whose readings cover most of the model.
+        predictor: predicts tuples without a reading; None: they are left out. If the predictor names its software, the
+            model needs no reading at all.
         unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
-        notes: about the predictor; kept if tuples are missing.
+        notes: notes about the predictor; used only if tuples are missing.
 
     Raises:
-        UsageError: there is no such card, or several, or no tuple of the model has a reading.
+        UsageError: no card or several cards match, or no tuple of the model has a reading.
         CaptureError: see `tuples_of`.
     """
     model = card_model_named(session, card)
@@ -284,13 +284,13 @@ def estimate(
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:
-    """The smallest estimate of a curve whose model needs more memory than the card has."""
+    """Return the estimate with the smallest batch and length that exceeds the card's memory, or None."""
     too_large = [one for one in curve if one.memory and not one.memory.fits]
     return min(too_large, key=lambda one: (one.variant.batch, one.variant.length), default=None)
 
 
 def _memory(session: Session, variant: Variant, card_model: str, needed: Sequence[NeededTuple]) -> MemoryNeed | None:
-    """The memory of one pass; None if that of the card or the model is unknown."""
+    """The memory that one pass needs; None if the memory of the card or the model is unknown."""
     all_calls_bytes = sum(one.all_calls * (one.bytes_moved + one.held_bytes) for one in needed)
     largest_call_bytes = max(max(0, one.bytes_moved - one.held_bytes) for one in needed)
     try:
@@ -309,7 +309,7 @@ def _from_readings(
     weight: Mapping[str, float],
     selected: SelectedReadings,
 ) -> Estimate:
-    """The estimate from the selected readings alone."""
+    """Estimate from the selected readings, without predictions."""
     summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
     time, notes = _time_with_bursts(summed.time.total, selected)
     if selected.other_sets:
@@ -347,7 +347,7 @@ def _from_readings(
 
 
 def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[NeededTuple]) -> Estimate:
-    """The estimate with predictions of the missing tuples."""
+    """Return the estimate with predictions for the missing tuples."""
     missing = [one for one in needed if one.operator_id in found.specs]
     predicted, notes = predictor.predict(missing, needed), found.notes
     calls = {one.operator_id: call for one, call in zip(missing, predicted.calls, strict=True)}
@@ -375,20 +375,20 @@ def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
 
 
 def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure, list[str]]:
-    """The time with an interval that includes the bursts of tuples that hit the power limit in a loop, and a note."""
+    """Widen the interval of the time to include the burst times of power-limited tuples. Return it with notes."""
     bursts = [
         part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
         for part in selected.parts
         if part.reading and part.reading.details.burst
     ]
-    if not bursts or selected.wholes:  # a reading of the whole model shows which state of the card it runs in
+    if not bursts or selected.wholes:  # a reading of the whole model shows at which clocks it runs
         return time, []
     note = f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
     return Figure(time.value, time.half_width + math.fsum(bursts)), [note]
 
 
 def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:
-    """Readings and predictions together. Their intervals are added, as if both were wrong in the same way."""
+    """Add readings and predictions. Half-widths add linearly, because both may be wrong in the same direction."""
     found = interval_at(measured, PREDICTED_LEVEL)
     if found is None or predicted is None:
         return None

@@ -1,10 +1,10 @@
-"""The cost of a text that a model generates: the prompt, and then token by token with a growing cache.
+"""Estimate the cost of generating a text: one prefill of the prompt, then one decode per token with a growing cache.
 
-The cost is a sum over phases, from estimates of a prefill and of decodes at a few lengths of the cache. The cost of a
-decode is linear in the length of the cache, because attention reads the cache once and nothing else depends on it. So
-it is interpolated between the measured lengths and extrapolated beyond them. With fewer than two measured lengths, the
-first and last decode are predicted; without a predictor, a single measured length gives a constant cost. Sampling,
-tokenizing and other work of the host are not counted.
+The input is an estimate of the prefill and estimates of decodes at a few cache lengths. The cost of a decode is linear
+in the cache length, because attention reads the cache once and nothing else depends on its length. So the cost is
+interpolated between the measured lengths and extrapolated beyond them. With fewer than two measured lengths, the first
+and last decode are predicted; without a predictor, one measured length gives a constant cost. Sampling, tokenizing and
+other work of the host are not counted.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from farm.prediction.stored_predictor import PredictedValue
 from farm.store import tables
 from farm.types.protocol import Variant
 
-MEASURED = 0.5  # least coverage of a stored decode that is used in place of predictions of the first and last decode
+MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The cost of a prompt and of `tokens` more tokens after the first, of the whole batch.
+    """The cost of a prompt and of `tokens` more tokens after the first one, for the whole batch.
 
-    Intervals are added, as if all parts were wrong in the same way.
+    Half-widths add linearly, because all parts may be wrong in the same direction.
     """
 
     prefill: Estimate
-    decodes: tuple[Estimate, ...]  # by increasing length of the cache
-    tokens: int  # of each sequence
+    decodes: tuple[Estimate, ...]  # in the order of cache length
+    tokens: int  # generated tokens of each sequence after the first one
     time: PredictedValue
     energy: PredictedValue | None
-    level: float  # of the intervals
+    level: float  # level of the intervals, 0 to 1
     incomplete_reason: str  # see `Estimate`
     notes: tuple[str, ...]
 
@@ -50,7 +50,7 @@ class Generation:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens of all sequences in the batch; None if the sum is incomplete."""
+        """Generated tokens per second, for all sequences in the batch together; None if the sum is incomplete."""
         batch = self.prefill.variant.batch
         return None if self.incomplete_reason else batch * self.tokens / self.time.value * 1e6
 
@@ -80,11 +80,11 @@ def generation(
 
     Args:
         prompt: the variant of the prefill.
-        tokens: tokens of each sequence after the first one, which the prefill gives.
+        tokens: tokens to generate per sequence after the first one. The prefill generates the first one.
         estimate_of: estimates a variant on the card; raises `UsageError` if it has no reading and no prediction.
 
     Raises:
-        UsageError: no tokens; no estimate of the prefill, or of any decode of that model, batch and dtype.
+        UsageError: `tokens` is 0, or no estimate exists for the prefill or for any decode of this variant.
     """
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
@@ -134,7 +134,7 @@ def generation(
 
 
 def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
-    """The decodes in the database that differ from a variant only in the length of the cache."""
+    """Return the decode variants in the database that differ from `alike` only in the cache length."""
     row = tables.ModelVariant
     found = session.exec(select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch))
     names = [one.name for one in dataclasses.fields(Variant)]
@@ -146,7 +146,7 @@ def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
 def _summed(
     caches: Sequence[int], found: Sequence[PredictedValue | None], first: int, last: int
 ) -> PredictedValue | None:
-    """The cost of a prompt and of a decode at each length, from that of the prompt and of decodes at some lengths."""
+    """Sum the cost of the prompt and of one decode at each cache length from `first` to `last`."""
 
     def total(values: Sequence[float]) -> float:
         of_prompt, *of_decodes = values
@@ -167,7 +167,7 @@ def _summed(
 
 
 def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
-    """The value on the line through the two nearest places."""
+    """Interpolate linearly: the value at `at` on the line through the two nearest of `places`."""
     if len(places) == 1:
         return values[0]
     right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)

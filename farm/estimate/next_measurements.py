@@ -1,8 +1,8 @@
-"""The tuples to measure next: those whose readings reduce the error of given models most, as a measurement file.
+"""Choose the tuples to measure next, to reduce the error of the given models most. Write a measurement file.
 
 Tuples are ranked by their uncertain share of the models' time: calls x time x width of the interval. A tuple similar
-to a chosen one (the same type, half to twice its time) counts half, because a reading of one tells about the other.
-The file has a sweep for a tuple if a sweep makes it; for others, the model with the operator's type.
+to a chosen one (the same type, half to twice its time) counts half, because the reading of one helps to predict the
+other. The file lists a tuple as a sweep if a sweep can create it; otherwise it lists the model and the operator type.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SIMILAR = 0.5  # the factor on a tuple that is similar to a chosen one
 
 @dataclass(frozen=True)
 class ProposedMeasurement:
-    """A tuple to measure.
+    """A tuple that is proposed for measurement.
 
     Attributes:
-        gain: the uncertain share of the models' time that it causes, the mean over all models.
-        sweep: the sweep that makes it, if there is one.
+        gain: the uncertain share of a model's time that this tuple causes; mean over all models.
+        sweep: the sweep that creates this tuple; None if there is none.
     """
 
     entry: MissingTuple
@@ -52,7 +52,7 @@ class ProposedMeasurement:
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """`uncertain` is the sum of the gains of all missing tuples, each alone."""
+    """The chosen tuples. `uncertain` is the sum of the gains of all missing tuples, without the factor `SIMILAR`."""
 
     proposals: tuple[ProposedMeasurement, ...]
     uncertain: float
@@ -69,7 +69,7 @@ class MeasurementPlan:
 
 
 def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
-    """Choose up to ``most`` tuples to measure, from estimates of models with predictions."""
+    """Choose up to `most` tuples to measure. `estimates` are estimates of models, with predictions."""
     gains: dict[str, float] = defaultdict(float)
     missing_of: dict[str, list[tuple[Estimate, MissingTuple]]] = defaultdict(list)
     for one in estimates:
@@ -98,7 +98,7 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
 
 
 def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep | None:
-    """The sweep of one combination that makes exactly this tuple, if there is one."""
+    """Return a sweep with one combination that creates exactly this tuple, or None."""
     grid = _grid(operator, spec) if operator in RECIPES else None
     if grid is None:
         return None
@@ -113,7 +113,7 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
 
 
 def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The parameters of a sweep for a tuple, as far as its shapes show: a guess, which the caller checks."""
+    """Guess the parameters of a sweep from the shapes of a tuple. The caller checks the guess."""
     recipe, tensors = RECIPES[operator], spec["tensors"]
     trees = [*spec["arguments"], *spec["keywords"].values()]
     shapes = [tensors[index]["shape"] for tree in trees for index in tensor_references(tree)]
@@ -122,7 +122,7 @@ def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
     first, sizes = shapes[0], recipe.sizes
     given = {**spec["parameters"], **spec["keywords"]}
     grid = {name: plain(given[name]) for name in recipe.parameters if name in given}
-    for name, value in grid.items():  # [3, 3] is 3, [768] is 768; different sizes remain a pair
+    for name, value in grid.items():  # [3, 3] becomes 3, [768] becomes 768; different sizes remain a pair
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             grid[name] = value[0]
     floating = [tensor["dtype"] for tensor in tensors if tensor["dtype"] in recipe.dtypes]
@@ -149,14 +149,14 @@ def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]) -> str:
-    """A measurement file: the sweeps of tuples, then models with the types of the tuples that no sweep makes."""
+    """Return the text of a measurement file: first the sweeps, then models with operator types for other tuples."""
     entries: list[dict[str, Any]] = []
     types: dict[Variant, set[str]] = defaultdict(set)
     for one in chosen:
         if one.sweep is None:
             types[variants[one.entry.operator_id]].add(one.entry.operator)
             continue
-        # A list is several values: a pair of sizes is a list in a list.
+        # In the file, a list means several values, so a pair of sizes is a list in a list.
         values = {name: value for name, (value,) in one.sweep.grid.items()}
         grid = {name: [list(value)] if isinstance(value, list) else value for name, value in values.items()}
         entries.append({"sweep": one.sweep.operator, "name": one.entry.label, "grid": grid})
@@ -165,7 +165,7 @@ def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]
 
 
 def _of_variant(variant: Variant) -> dict[str, Any]:
-    """The options of a variant that differ from the defaults, as keys of a measurement file."""
+    """Return the options of a variant that differ from the defaults, as keys of a measurement file."""
     usual = {field.name: field.default for field in dataclasses.fields(Variant)}
     found = {"model": variant.model, "batch": variant.batch, "dtype": variant.dtype}
     for name, value in variant.to_json().items():

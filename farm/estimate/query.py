@@ -1,4 +1,4 @@
-"""Queries of the commands: an estimate with its options and predictor, and the training data of predictors."""
+"""Queries for the commands: an estimate with its options and predictor, and training data for predictors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FILLS = ("auto", "none", "roofline")
 
 
 def parse_sizes(text: str, option: str) -> list[int]:
-    """The sizes of `32`, `1,8,32`, or `1..256`, which doubles.
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256).
 
     Raises:
-        UsageError: the text of the option has another form.
+        UsageError: the option's text has none of these forms.
     """
     sizes: list[int] = []
     with contextlib.suppress(ValueError):
@@ -48,14 +48,14 @@ def parse_sizes(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class EstimateQuery:
-    """The options of an estimate beside its variant. Raises `UsageError` if `fill` is unknown.
+    """The options of an estimate, apart from the variant. Raises `UsageError` if `fill` is unknown.
 
     Attributes:
-        card: part of the card's model.
-        launch: graph or eager; the usual one of the card if None.
+        card: part of the card model's name.
+        launch: graph or eager; None: the default of the card.
         torch: a version, or its beginning.
-        fill: one of `FILLS`: `auto` is the stored predictor of the card, if there is one; `roofline` the peaks of the
-            card.
+        fill: the predictor, one of `FILLS`: `auto` is the stored predictor of the card, if there is one; `roofline`
+            predicts from the peaks of the card.
     """
 
     card: str = ""
@@ -73,7 +73,7 @@ class EstimateQuery:
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
     def estimate(self, session: Session, variant: Variant) -> Estimate:
-        """Estimate the cost of a model. A note names a predictor that cannot be read.
+        """Estimate the cost of a model. If a predictor file cannot be read, a note names it.
 
         Raises:
             UsageError, CaptureError: see `farm.estimate.estimate.estimate`.
@@ -95,9 +95,9 @@ class EstimateQuery:
     def _stored_predictor(
         self, session: Session, card_model: str, protocol: Protocol
     ) -> tuple[StoredPredictor | None, list[str]]:
-        """The stored predictor of a card, and notes about it and about files that cannot be read."""
+        """Return the stored predictor of a card, with notes about it and about files that cannot be read."""
         folders, notes = stored_predictor.folders(), list[str]()
-        for some in (folders, *([folder] for folder in folders)):  # an unreadable file must not hide another folder's
+        for some in (folders, *([folder] for folder in folders)):  # a bad file must not hide another folder's
             try:
                 found = stored_predictor.find(some, card_model, self.torch, protocol.launch, protocol.tf32)
             except UsageError as error:
@@ -113,7 +113,7 @@ class EstimateQuery:
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:
-    """Import the readings of the package if the database alone covers less than an estimate; return whether it did."""
+    """Import the packaged readings if the database has readings of fewer tuples than `before`. Return if it did so."""
     from farm.exchange.importer import import_export
 
     with database.read() as session:
@@ -126,9 +126,9 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
 
 
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
-    """A note if the database has tuples that a predictor has not learned."""
+    """Return a note if the database has readings of tuples that the predictor was not trained with."""
     reading, protocols = tables.ReadingRow.__table__.c, tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-    conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: calls differ in these fields
+    conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: fields that differ between calls
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))
     query = sqlalchemy.select(reading.subject_id, reading.flags).where(
@@ -146,14 +146,14 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:
-    """The largest set of readings of one card model, software and protocol, and the models measured under them.
+    """Return the largest set of readings with one card model, software and protocol, and the models measured so.
 
     Args:
-        card: part of the card's model.
+        card: part of the card model's name.
         torch: a version, or its beginning.
 
     Raises:
-        UsageError: there is no such card, several, or no reading of it under that software.
+        UsageError: no card or several cards match, or the card has no reading with that software.
     """
     model = card_model_named(session, card)
     found = datasets(session, model)
@@ -185,10 +185,10 @@ def database_at(place: str) -> Database:
 
 
 def write_dataset(dataset: Dataset, path: Path) -> None:
-    """Write a data set as Parquet or CSV, by the suffix of the file; `farm.exchange.columns` documents the columns.
+    """Write a data set as Parquet or CSV; the file's suffix decides. `farm.exchange.columns` documents the columns.
 
     Raises:
-        UsageError: the suffix is another, or the file cannot be written.
+        UsageError: the suffix is neither, or the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.csv

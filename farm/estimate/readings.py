@@ -1,6 +1,6 @@
-"""The tuples of a model, and the readings of them that an estimate adds up.
+"""The tuples of a model, and the readings of these tuples that an estimate adds up.
 
-Readings of different methods or software are never mixed: an estimate takes the set that covers most of the model.
+Readings of different methods or software are never mixed: an estimate uses the set that covers most of the model.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
 
 
 def card_model_named(session: Session, word: str) -> str:
-    """The one card model with readings whose name contains a word; without a word, the only one.
+    """Return the one card model that has readings and whose name contains `word` ("": any name).
 
     Raises:
-        UsageError: there is none.
-        Ambiguous: there are several.
+        UsageError: no card model matches.
+        Ambiguous: several card models match.
     """
     real = sqlalchemy.select(_CARD.model).where(_CARD.kind != "simulated")
     models = sorted(set(session.scalars(real.distinct())))
@@ -53,21 +53,21 @@ def card_model_named(session: Session, word: str) -> str:
 
 
 def card_bytes(session: Session, card_model: str) -> int:
-    """The memory of a card model; 0 if unknown."""
+    """The memory of a card model in bytes; 0 if unknown."""
     return (
         session.scalar(sqlalchemy.select(sqlalchemy.func.max(_CARD.memory_bytes)).where(_CARD.model == card_model)) or 0
     )
 
 
 def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
-    """The kind of a card model, and its peaks: those of its fingerprint, or else of its data sheet."""
+    """Return the kind of a card model and its peaks: the measured peaks of its fingerprint, else its data sheet's."""
     cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == card_model)).all()
     fingerprint = next((row.fingerprint for row in cards if row.fingerprint), None)
     return cards[0].kind, roofline_of(cards[0].kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
 
 
 def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
-    """The tuples of a stored capture, with the data classes of their calls; without a capture, extract the tuples.
+    """Return the tuples of a stored capture, with the data classes of their calls. Without one, extract the tuples.
 
     Raises:
         CaptureError: the model cannot be extracted.
@@ -85,7 +85,7 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
 
 
 def stored_tuples(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
-    """The tuples of a stored capture of a model, preferably of the same launch; [] without one."""
+    """Return the tuples of a stored capture of a model, preferably with the same launch; [] if there is none."""
     imported = _CAPTURE.origin.like(tables.IMPORTED + "%")
     stored = session.scalars(
         sqlalchemy.select(_CAPTURE.id)
@@ -108,12 +108,12 @@ def stored_tuples(session: Session, variant: Variant, device_type: str, launch: 
 
 @dataclass(frozen=True)
 class SelectedReadings:
-    """The readings of one method and one software that cover most of a model's cost.
+    """The set of readings, all with one method and one software, that covers most of a model's cost.
 
     Attributes:
-        rows: by tuple: one reading for each data class that has one.
-        other_sets: the number of other methods and software with readings.
-        other_data_calls: calls without a reading of their data class; they take that of another class.
+        rows: tuple id -> its readings, one for each data class that has a reading.
+        other_sets: the number of other pairs of method and software that have readings.
+        other_data_calls: the number of calls that use a reading of another data class.
     """
 
     method: int
@@ -126,7 +126,7 @@ class SelectedReadings:
 
     @classmethod
     def none(cls, needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline) -> Self:
-        """A selection without readings, for a model with predictions alone."""
+        """A selection without readings, for a model that is only predicted."""
         return cls(method, software_id, _parts(needed, {}, {}, roofline)[0], {}, [], 0, 0)
 
 
@@ -140,11 +140,11 @@ def select_for_model(
     roofline: Roofline,
     torch: str = "",
 ) -> SelectedReadings | None:
-    """Select the readings of a model's tuples on one card model; None if no tuple with a weight has one.
+    """Select the readings of a model's tuples on one card model. None if no tuple in `weight` has a reading.
 
     Args:
-        weight: the cost of all calls of a tuple, by its id.
-        protocol: its data class is ignored.
+        weight: tuple id -> the estimated cost of all calls of this tuple.
+        protocol: the protocol of the readings; its data class is ignored.
         torch: a version, or its beginning.
     """
     like = {**protocol.to_json(), "data": None}
@@ -178,7 +178,7 @@ NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its 
 def _sets(
     session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str
 ) -> dict[tuple[int, str], NewestReadings]:
-    """The sound readings by method and software, without readings of studies."""
+    """Return the newest sound readings for each (method, software id). Readings of studies are left out."""
     from farm.exchange.filters import parse, select_readings
 
     about = [_READING.card_model == model, _READING.protocol_id.in_(protocol_ids), _READING.simulated.is_(False)]
@@ -196,7 +196,7 @@ def _sets(
 def _parts(
     needed: Sequence[NeededTuple], rows: NewestReadings, data_of: Mapping[str, str], roofline: Roofline
 ) -> tuple[list[Part], dict[str, list[Any]], int]:
-    """Parts of a sum, their readings by tuple, and the number of calls that take a reading of another data class."""
+    """Return the parts of a sum, tuple id -> readings, and the number of calls with a reading of another data class."""
     by_subject: dict[str, dict[str, Any]] = defaultdict(dict)
     for (subject, protocol_id), row in rows.items():
         by_subject[subject][data_of[protocol_id]] = row

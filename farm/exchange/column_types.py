@@ -20,8 +20,8 @@ from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verificat
 from farm.types.tuple import parse
 from farm.types.value_profiles import class_of, is_class
 
-MOST_JSON = 16 << 20  # characters of one JSON document
-#: What `content.storable` changes in a document. To walk through every document would take a quarter of an import.
+MOST_JSON = 16 << 20  # largest length of a JSON document, in characters
+#: Finds what `content.storable` would change. Parsing every document instead would take a quarter of an import's time.
 _NOT_STORABLE = re.compile(r"\\u(0000|[dD][89abAB])|NaN|Infinity|[eE]\+?\d{3}")
 
 
@@ -32,7 +32,7 @@ def _printable(text: str) -> str:
 
 
 def text(most: int = 300, least: int = 0) -> Any:
-    """A text without control characters, of `least` to `most` characters. If `least` is 0, null becomes ""."""
+    """The type of a text: `least` to `most` characters, none of them control. If `least` is 0, null becomes ""."""
     accepted = Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_printable)]
     return accepted if least else Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
 
@@ -48,11 +48,11 @@ def _document(document: Any) -> Any:
 
 
 def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, *, as_text: bool = False) -> Any:
-    """A JSON document that is valid as the type `accepted`. The value is the document itself, not that type.
+    """The type of a JSON document that is valid as the type `accepted`. The stored value is the document itself.
 
     Args:
-        check: raises ValueError for what the type does not say.
-        as_text: keep the text of the document.
+        check: a further check of the document; it raises ValueError.
+        as_text: store the document as text, not parsed.
     """
 
     @functools.cache
@@ -69,7 +69,7 @@ def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, 
 
 
 def _some(name: str, **kinds: Any) -> Any:
-    """The type of an object with some known keys, each of which may be missing. Other keys are accepted as they are."""
+    """The type of a JSON object. `kinds` has the types of known keys; each key may be missing. Others are accepted."""
     fields: dict[str, Any] = {key: (kind | None, None) for key, kind in kinds.items()}
     return create_model(name, __config__=ConfigDict(defer_build=True), **fields)
 
@@ -83,7 +83,7 @@ def _check_seen(seen: Sequence[Mapping[str, Any] | None]) -> None:
 
 
 def _check_verdict(details: Mapping[str, Any]) -> None:
-    from farm.verdict.verdict import VERDICT_SCHEMA, Verdict  # late: the readings of a lookup have no verdicts
+    from farm.verdict.verdict import VERDICT_SCHEMA, Verdict  # late: a lookup of readings does not need it
 
     if details.get("schema") == VERDICT_SCHEMA:
         Verdict.from_json(details)
@@ -112,22 +112,22 @@ RequestText = document(dict[str, Any], as_text=True)
 Storages = document(list[Count])
 Shape = list[Count] | None
 Shapes = document(list[list[Count]] | None) | None
-#: The details of a reading that sums are computed from.
+#: The details of a reading that a sum needs.
 _NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
 _METHOD = Annotated[int, Field(ge=0, lt=10**6)]
 Details = document(_some("details", method=_METHOD, **_NUMBERS, burst=Burst, context=InContext, canary=CanaryNote))
-#: The numbers of a verification that reports compute with.
+#: Tuple id -> kernel -> launches in one pass: the numbers of a verification that reports need.
 _KERNELS = dict[str, Annotated[dict[str, float], Field(max_length=10_000)]]
 _CALLS = _some("calls", calls_us=dict[str, list[float | None]])
 Verified = document(
     _some("verification", tuple_kernels=_KERNELS, kernels=dict[str, Launches], in_model=_CALLS), Verification.from_json
 )
-#: For each activation of a call, and each buffer or parameter argument: the numbers that decide its data class.
+#: One entry for each activation, buffer or parameter of a call: the numbers that decide its data class.
 Seen = document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen)
 VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
 MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)
 Tuple = Annotated[Any, PlainValidator(_tuple)]
-#: The types of columns that declare none of their own.
+#: Kind of a column -> its type, if the column declares no type.
 OF_KIND: Mapping[str, Any] = {
     "text": Text,
     "integer": Count | None,

@@ -1,4 +1,4 @@
-"""The columns of every exported table, declared once: name, type, meaning, unit, and what an import accepts.
+"""The columns of every exported table, declared once: name, type, meaning, unit, and the type that an import accepts.
 
 The Parquet schemas, the checks of an import, the data dictionary and the names of filters are derived from these
 declarations. Columns of variants, software, protocols and figures are the declared fields of their records
@@ -22,18 +22,18 @@ from farm.types.reading import Reading
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = 1  # raised if a column changes its meaning or is removed; a new column does not raise it
+FORMAT = 1  # increased if a column changes its meaning or is removed, not if a column is added
 
 Kind = Literal["text", "integer", "number", "boolean", "integers", "numbers", "texts", "json"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column of an exported table.
 
     Attributes:
         kind: `json` is a text that holds JSON; `integers`, `numbers` and `texts` are lists.
-        accepts: the type that an import accepts; None: that of the kind (`column_types.OF_KIND`).
+        accepts: the type that an import accepts; None: the type of the kind (`column_types.OF_KIND`).
         derived: an export computes it from other columns, and an import ignores it.
     """
 
@@ -46,13 +46,13 @@ class Column:
 
     @functools.cached_property
     def check(self) -> Callable[[Any], Any]:
-        """Returns a value of a file as it is stored; raises ValueError or FarmError if an import must not accept it."""
+        """Return a function that converts a value of a file to its stored form. It raises ValueError or FarmError."""
         accepted = accept.OF_KIND[self.kind] if self.accepts is None else self.accepts
         return TypeAdapter(accepted, config=ConfigDict(strict=True)).validate_python
 
 
 def _columns(*rows: tuple[Any, ...] | str, derived: bool = False) -> tuple[Column, ...]:
-    """Columns from their fields; a text names columns of the readings, separated by blanks."""
+    """Create columns from tuples of their fields. A text names existing columns of readings, separated by blanks."""
     named = {column.name: column for column in READINGS} if any(isinstance(row, str) for row in rows) else {}
     found = []
     for row in rows:
@@ -65,11 +65,11 @@ def _derived(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def _accepting(columns: Sequence[Column], **accepts: Any) -> tuple[Column, ...]:
-    """The columns, some of which accept another type."""
+    """Return the columns; `accepts` replaces the accepted type of the columns that it names."""
     return tuple(replace(column, accepts=accepts.get(column.name, column.accepts)) for column in columns)
 
 
-#: Annotation of a field -> kind of its column, and what is accepted if it is required.
+#: Annotation of a field -> kind of its column, and the accepted type if the field is required.
 _OF_ANNOTATION: Mapping[Any, tuple[Kind, Any]] = {
     int: ("integer", accept.Count),
     float: ("number", accept.Positive),
@@ -79,7 +79,7 @@ _OF_ANNOTATION: Mapping[Any, tuple[Kind, Any]] = {
 
 
 def _declared(record: type, *, without: str = "") -> tuple[Column, ...]:
-    """The columns of a record's declared texts, numbers and booleans."""
+    """The columns of a record: one for each declared text, number or boolean."""
     found = []
     for one in fields_of(record):
         if one.type in _OF_ANNOTATION and one.name != without:
@@ -89,7 +89,7 @@ def _declared(record: type, *, without: str = "") -> tuple[Column, ...]:
     return tuple(found)
 
 
-#: Parameters of modules that are columns. `parameters` holds the other ones.
+#: Parameters of modules that have their own columns. The column `parameters` contains the others.
 PARAMETERS = _columns(
     ("in_channels", "integer", "input channels"),
     ("out_channels", "integer", "output channels"),
@@ -145,14 +145,14 @@ OPERATOR = (
 )
 
 VARIANT = (
-    *_declared(Variant, without="dtype"),  # every table has a column `dtype` of its own
+    *_declared(Variant, without="dtype"),  # every table declares its own column `dtype`
     Column("model_flops", "integer", "of one pass, by PyTorch's own counter", "FLOP", accept.Count),
 )
 VARIANT = _accepting(VARIANT, text=accept.text(32), recompute=accept.text(10_000))
-_SECOND = next(column for column in VARIANT if column.name == "weights")  # where exports always had it
+_SECOND = next(column for column in VARIANT if column.name == "weights")  # the column's position in all exports so far
 VARIANT = (VARIANT[0], _SECOND, *(column for column in VARIANT[1:] if column is not _SECOND))
 VARIANT_FIELDS = names_of(Variant)
-#: Null in readings of operators.
+#: Columns of the variant in the table of readings. They are null in readings of operators.
 _VARIANT_OF_READING = tuple(one if one.kind == "text" else replace(one, accepts=None) for one in VARIANT)
 
 CARD = _columns(
@@ -169,7 +169,7 @@ SOFTWARE = _accepting(_declared(Software), torch=accept.Name)
 PROTOCOL = tuple(replace(one, name="data_class") if one.name == "data" else one for one in _declared(Protocol))
 
 
-#: Columns of the table of readings with the same names.
+#: Columns with the same name in the database table of readings.
 FIGURES = (
     *_declared(Reading),
     Column("simulated", "boolean", "the card was simulated: the figures describe no real card", "", bool),
@@ -177,7 +177,7 @@ FIGURES = (
 )
 FIGURES = _accepting(FIGURES, temperature_c=accept.Number | None)
 
-#: Columns that are in a reading's details: column -> (part of the details or "", key).
+#: Columns from a reading's details: column -> (part of the details or "", key).
 IN_DETAILS: Mapping[str, tuple[str, str]] = {
     **{
         f"burst_{name}": ("burst", name)
@@ -324,7 +324,7 @@ TRACES = _columns(
     ("values", "numbers", "of the samples, in the unit at the end of the series' name"),
 )
 
-#: What `farm predict dataset` writes: readings as predictors learn from them (`farm.prediction.dataset`).
+#: The columns that `farm predict dataset` writes: training data of predictors (`farm.prediction.dataset`).
 DATASET = _columns(
     ("operator_id", "text", "the operator tuple"),
     "operator",
@@ -393,7 +393,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
     "traces": TRACES,
 }
 
-#: Columns that were added to this format later: what an import takes for them if a file lacks them.
+#: Columns that were added to this format later -> the value that an import uses if a file lacks the column.
 _OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
@@ -413,7 +413,7 @@ _ONE_ROW_IS = {
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """The Arrow schema of these columns, with the unit and meaning of each in its metadata."""
+    """The Arrow schema of these columns. The metadata of each field has its unit and meaning."""
     import pyarrow as pa
 
     kinds = {
@@ -432,7 +432,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def as_markdown() -> str:
-    """The data dictionary, for people."""
+    """The data dictionary as Markdown text."""
     text = f"""# Data dictionary
 
 The tables of `farm export`, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a fraction. A value
