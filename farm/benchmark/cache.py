@@ -1,9 +1,9 @@
-"""Caches: the share of an operator's data that the last-level cache keeps, and the time that cold caches add.
+"""Effects of caches: the share of a footprint that the GPU's L2 cache keeps, and the time that cold caches add.
 
-In a loop the code of a kernel stays in the instruction caches, and its inputs are only read. In a model another kernel
-has just run and written the inputs. On an H200 the difference is 0.2 us to some us a kernel, 3 to 7 % of a whole model
-(docs/method.md). So an operator is also timed after a dozen kernels of other operators and a kernel that rewrites its
-inputs. Events inside the CUDA graph time the operator: they add the same time with warm and with cold caches.
+If a kernel runs in a loop, its code stays in the instruction caches and its inputs do not change. In a model, another
+kernel has just run and has written these inputs. On an H200 this costs 0.2 us to a few us per kernel, 3 to 7 % of a
+whole model (docs/method.md). So the farm also times an operator after a dozen kernels of other operators and a kernel
+that rewrites its inputs. CUDA events inside the graph add the same overhead with warm and with cold caches.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from farm.benchmark import intervals
 from farm.benchmark.torch_device import cache_bytes, capture_graph
 from farm.types.reading import InContext
 
-PIECES = 64  # a cache is read in so many pieces
+PIECES = 64  # the cache size is divided into this many pieces
 LEAST_PIECE_BYTES = 2**16
-COLD_TIMES = 3  # a footprint of so many cache sizes is never found again
-WARM_SHARE = 8  # a footprint of 1/8 of a cache always is
-READS = 200  # pieces read in one graph, at least, so that launching the graph does not count
+COLD_TIMES = 3  # the cache keeps nothing of a footprint of this many cache sizes
+WARM_SHARE = 8  # the cache keeps all of a footprint of 1/8 of its size
+READS = 200  # least number of pieces that one graph reads: the graph's launch time is then negligible
 PIECE_REPLAYS = 5
 
-SIZE = 1024  # of the matrices of the other operators: enough blocks for every multiprocessor
-PASSES = (4, 24)  # least and most in one graph
-BUDGET_S = 0.006  # of one graph
-BARE_S = 0.001  # the least duration of the graph without events, so that starting it does not count
-MOST_BARE = 500  # passes of it
-REPLAYS = 6  # after one that is not counted
-LONGEST_S = 0.005  # longer passes are not timed: some microseconds do not matter to them
-UNSEEN_US = 10.0  # the assumed half-width of the effect on these
+SIZE = 1024  # matrix size in `other_operators`: enough blocks for every multiprocessor
+PASSES = (4, 24)  # least and most passes in one graph with events
+BUDGET_S = 0.006  # duration of one graph with events
+BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
+MOST_BARE = 500  # most passes in the graph without events
+REPLAYS = 6  # counted replays; one warm-up replay comes before them
+LONGEST_S = 0.005  # longer passes are not timed: a few microseconds of cold caches do not matter to them
+UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`
 
 
 def found_again(footprint_bytes: int, device: torch.device) -> float | None:
-    """The share of a footprint that a GPU's cache still holds at the next read, 0 to 1; None if unknown.
+    """Measure the share of a footprint that a GPU's cache still contains at the next read: 0 to 1; None if unknown.
 
-    It is measured, with kernels that read about a megabyte each, one after the other. The size of the cache does not
-    tell it: an H200 with 60 MB of L2 holds all of 38 MB and nothing of 52 MB.
+    Kernels read about a megabyte each, one after the other. The size of the cache does not predict the share: the
+    60 MB L2 of an H200 keeps all of a 38 MB footprint and nothing of a 52 MB footprint.
     """
     cache = cache_bytes(device)
     if footprint_bytes >= COLD_TIMES * cache:
@@ -62,7 +62,7 @@ def found_again(footprint_bytes: int, device: torch.device) -> float | None:
 
 
 def _piece_us(pieces: list[torch.Tensor], device: torch.device) -> float:
-    """Time to read one of the pieces when they are read in turn."""
+    """The median time to read one piece if a graph reads all pieces in turn. Unit: us."""
     walks = math.ceil(READS / len(pieces))
     graph = capture_graph([piece.sum for piece in pieces] * walks, device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -72,15 +72,15 @@ def _piece_us(pieces: list[torch.Tensor], device: torch.device) -> float:
         graph.replay()
         end.record()
         torch.cuda.synchronize(device)
-        if replay:  # the first finds the caches as earlier work left them
+        if replay:  # earlier work has filled the caches of the first replay
             times_us.append(begin.elapsed_time(end) * 1e3 / (walks * len(pieces)))
     return statistics.median(times_us)
 
 
 def other_operators(device: torch.device) -> Callable[[], None]:
-    """A dozen kernels of other operators: matrix products in four precisions, special functions, reductions.
+    """Return a function that runs a dozen kernels: matrix products in four precisions, special functions, reductions.
 
-    They have much code, and read and write some megabytes only: they evict no weights from the L2.
+    The kernels fill the instruction caches. They touch only a few megabytes, so weights stay in the L2.
     """
     generator = torch.Generator(device=device).manual_seed(0)
 
@@ -90,7 +90,7 @@ def other_operators(device: torch.device) -> Callable[[], None]:
     plane = random(SIZE // 2, SIZE)
     left, right = random(SIZE, SIZE // 8), random(SIZE // 8, SIZE)
     products = [(left.to(dtype), right.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-    # Small: double precision is slow on many cards.
+    # This product is small because double precision is slow on many cards.
     products.append((left[:, :32].double(), right[:32, : SIZE // 2].double()))
 
     def run() -> None:
@@ -116,24 +116,24 @@ def time_among_others(
     pass_s: float,
     device: torch.device,
 ) -> InContext:
-    """Time an operator alone and among others, in turns.
+    """Time an operator alone and after other operators, in alternating replays.
 
     Args:
         run: one pass, capturable in a CUDA graph.
-        memories: the inputs that another operator of the model writes just before.
+        memories: the inputs that another operator of the model writes just before the operator runs.
         others: runs other operators (`other_operators`).
-        pass_s: approximate time of one pass.
+        pass_s: approximate time of one pass in s.
     """
     if pass_s > LONGEST_S:
         return InContext(alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0)
-    # The inputs are written at the memory's bandwidth; the others take some 70 us together.
+    # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70 us together.
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
     least, most = PASSES
     passes = max(least, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
 
     def among_others() -> None:
         others()
-        for memory in memories:  # write its own values; types of one byte (bool, small floats) lack arithmetic
+        for memory in memories:  # rewrite the same values; types of one byte (bool, float8) have no arithmetic
             (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
 
     pool = torch.cuda.graph_pool_handle()
@@ -143,7 +143,7 @@ def time_among_others(
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for replay in range(REPLAYS + 1):  # in turns, so that all see the same clocks
+    for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
         bare.replay()
         begin.record()
         bare.replay()
@@ -153,7 +153,7 @@ def time_among_others(
         torch.cuda.synchronize(device)
         if replay:
             bare_us.append(begin.elapsed_time(end) * 1e3 / bare_passes)
-            # A graph's first pass waits for the start of the graph.
+            # Ignore the first pass of each graph: it includes the graph's launch.
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
     return InContext(
@@ -169,8 +169,8 @@ def time_among_others(
 def _timed_graph(
     run: Callable[[], object], before: Callable[[], None] | None, passes: int, device: torch.device, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
-    """A graph of passes, with an event before and after each."""
-    event = functools.partial(torch.cuda.Event, enable_timing=True, external=True)  # external: a node of the graph
+    """Capture a graph of passes. Return it with a pair of events per pass: before and after the pass."""
+    event = functools.partial(torch.cuda.Event, enable_timing=True, external=True)  # external: becomes a graph node
     events = [(event(), event()) for _ in range(passes)]
 
     def timed(first: torch.cuda.Event, second: torch.cuda.Event) -> Callable[[], None]:

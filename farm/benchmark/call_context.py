@@ -1,13 +1,13 @@
-"""Time each tuple of a model in the context of its calls: between the calls that surround it in the model.
+"""Time each tuple of a model in the context of its calls: the other calls that run before it in the model.
 
-How much of an operator's code and data is still cached when it is called depends on the calls since its last run. So,
-beside the window of a whole model, its calls are replayed from the tuples in one graph: in the model's order, with
-weights of their own wherever the model has, and on the memory that earlier calls wrote, which lives as long as in the
-model. Each call runs twice, between events of the graph: with the caches as its neighbours left them, then as its first
-run left them. The difference is what the context adds to a tuple that is looped with warm caches.
+These other calls decide how much of an operator's code and data is still cached when the operator runs. So, after the
+window of a whole model, one CUDA graph replays all calls from their tuples, in the model's order. Each call has its own
+weights if it has in the model. It reads the memory that earlier calls wrote, and memory is freed at the same call as
+in the model. The graph runs each call twice between CUDA events: the other calls have filled the caches for the
+first run, and the first run has warmed them for the second. The difference is the time that the context adds.
 
-The replay uses the order of the model's calls, the lifetimes of its storages and its own integers (token ids,
-positions, masks: values computed from them are addresses of other reads), and nothing else of the model.
+The replay uses the order of the model's calls, the lifetimes of its storages and the values of its integer tensors
+(token ids, positions, masks: they decide which addresses the model reads). It uses nothing else of the model.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from farm.operators.rebuild import Rebuilt
 
 BUDGET_S = 0.25  # for all replays together
-REPLAYS = (6, 24)  # least and most, each after one that is not counted
+REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[["CapturedCall", "Rebuilt"], object]
-#: Called with the memory of each live storage: before each call with its index, after the last with their number.
+#: Called before each call with its index, after the last with the number of calls; and with the memory of each storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
 def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) -> dict[str, Place]:
-    """Time the tuples of a capture in the order of its calls: tuple id -> time that the context adds.
+    """Time the tuples of a capture in the order of its calls: tuple id -> time in us that the context adds.
 
     Args:
-        pass_s: approximate time of one pass of the model.
+        pass_s: approximate time of one pass of the model in s.
 
     Raises:
         FarmError: a tuple cannot be built.
@@ -68,7 +68,7 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
         graph.replay()
-        graph.replay()  # this one counts: it finds the caches as one pass leaves them to the next
+        graph.replay()  # only this replay counts: the replay before has left the caches as a pass of the model does
         torch.cuda.synchronize(device)
         for call, (first, second, third) in zip(capture.calls, events, strict=True):
             added_ms = first.elapsed_time(second) - second.elapsed_time(third)
@@ -84,7 +84,7 @@ class Player:
     """Replays the calls of a capture from its tuples. Later calls get the results of earlier calls, as in the model.
 
     Attributes:
-        given: the memory of storages that no call makes (weights, inputs), by storage number.
+        given: storage number -> memory, for storages that exist before the first call (weights, inputs).
     """
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
@@ -110,14 +110,14 @@ class Player:
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
                     if storage in outside and storage not in self.given:
-                        integers = capture.integers.get(storage)  # the model's own, else the tuple's values
+                        integers = capture.integers.get(storage)  # the model's values; None: use the tuple's values
                         if integers is None or integers.device.type == "meta":
                             self.given[storage] = base.clone().untyped_storage()
                         else:
                             self.given[storage] = _bytes_of(integers).to(device, copy=True).untyped_storage()
 
     def with_copies(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
-        """The same calls with copies of these storages. Storages on the host, or made by a call, are not copied."""
+        """A player of the same calls, in which `copied` has copied the given `storages` of this device."""
         other = copy.copy(self)
         other.given = {
             number: copied(_bytes_of(memory)).untyped_storage()
@@ -128,10 +128,10 @@ class Player:
         return other
 
     def play(self, step: Step, *, once: bool = False, before: Before = lambda index, memory: None) -> None:
-        """Run all calls. Memory that a call makes is freed after the last call that uses it.
+        """Run all calls. Memory that a call allocates is freed after the last call that uses it.
 
         Args:
-            once: `step` runs its operator once, so that counters need not be restored.
+            once: True if `step` runs the operator only once: counters then need no restoring.
         """
         from farm.operators.rebuild import Rebuilt
 
@@ -150,7 +150,7 @@ class Player:
                 if not once and number in call.writes and not base.is_floating_point()
             ]
             out = step(call, operator)
-            if counters:  # for example of tokens, which say where others write: leave them as one run does
+            if counters:  # for example a count of tokens, by which other calls index: keep the effect of one run only
                 for counter, kept in counters:
                     counter.copy_(kept)
                 operator.run()
@@ -166,7 +166,7 @@ class Player:
         before(len(self.capture.calls), memory)
 
     def _numbers(self, call: CapturedCall) -> list[int]:
-        """The capture's storage numbers of a call, in the order of its tuple's storages."""
+        """The numbers that the capture gives to a call's storages, in the order of the storages in the call's tuple."""
         spec = self.capture.tuples[call.tuple_id]
         behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
         return [behind[number] for number in range(len(behind))]
@@ -177,9 +177,9 @@ def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor with the shape of a meta tensor, in the given memory if it is large enough, else in new memory.
+    """A tensor with the shape and strides of the meta tensor `base`: in `memory` if it is large enough, else in new.
 
-    The given memory may be on the host, where attention on a GPU passes its dropout seed from call to call.
+    `memory` may be on the host: attention on a GPU keeps its dropout seed there.
     """
     if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
         return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)

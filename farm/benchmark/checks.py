@@ -1,12 +1,12 @@
-"""Checks of the card: is it healthy, and does it still measure what it measured before?
+"""Checks of the card: is it healthy, and does a repeated measurement still give the same result?
 
-The health check is a product of integers: its result is exact in every precision that a card may choose, and a CPU
-computes it in double precision for comparison. It finds cards that compute wrong results, or very slowly. The process
-runs it at its start and before an item now and then; it takes about a millisecond. A card that fails is quarantined
-until a person releases it.
+The health check multiplies two matrices of integers. The result is exact in every precision that a card may use, and
+a CPU computes it in double precision for comparison. The check finds cards that compute wrong results or are very slow.
+The benchmark process runs the check at its start and before an item if the last check is a minute old; it takes about
+a millisecond. The farm quarantines a card that fails the check until a person releases the card.
 
-The canary is a reference operator that is measured again every few tuples: a product of two square matrices, the same
-on every card. A difference between two of its readings comes from the card, not from the tuples.
+The canary is a reference operator: a product of two square matrices, the same on every card. The farm measures it again
+every few tuples. If two readings of the canary differ, the card has changed, not the tuples.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-HEALTH_SIZE = 512  # of the square matrices of integers
-#: The shortest of so many counts: another process, or an idle clock, may delay one.
+HEALTH_SIZE = 512  # rows and columns of the matrices of integers
+#: The check times this many products and uses the shortest time: other processes or idle clocks may delay some.
 HEALTH_ROUNDS = 5
-#: The product takes about 10 us on a data-centre GPU, well below 1 ms on any, even at its idle clock, and some ms on
-#: one CPU core. Outside of these bounds the device did not compute it, or something is badly wrong. Unit: s.
+#: The product takes about 10 us on a data-centre GPU, well below 1 ms on any GPU at its idle clock, and a few ms on
+#: one CPU core. Outside of these bounds the device did not compute it, or is badly broken. Unit: s.
 PLAUSIBLE_S = {"cuda": (5e-7, 5e-3), "cpu": (5e-7, 5.0)}
 
 EVERY = 25  # tuples between two readings of the canary
-SIZE = 2048  # of the square matrices that the canary multiplies
-OFF = 0.03  # a change of the canary's power or time that makes the readings around it doubtful
-NOTED = ("time_us", "power_w", "energy_mj", "temperature_c", "sm_clock_mhz", "flags")  # of a canary's reading
+SIZE = 2048  # rows and columns of the matrices that the canary multiplies
+OFF = 0.03  # a larger relative change of the canary's energy or time makes the readings after it doubtful
+NOTED = ("time_us", "power_w", "energy_mj", "temperature_c", "sm_clock_mhz", "flags")  # kept of a canary's reading
 STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
-FIRST_WARM_UP_S = 2.0  # the others follow tuples; compared with a canary on a cold card they would all seem off
+FIRST_WARM_UP_S = 2.0  # later canaries run on a card that tuples have warmed: the first one must be warm, too
 
 
 class HealthCheck:
-    """The product, ready to run: its factors are on the device, its result is known."""
+    """The matrix product of the health check. The factors are on the device, and the correct result is known."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,7 +59,7 @@ class HealthCheck:
         self._factors = left.to(device, torch.float32), right.to(device, torch.float32)
 
     def run(self) -> str:
-        """What is wrong with the device; "" if it is healthy."""
+        """Run the check. Return a description of the fault; "" if the device is healthy."""
         first = self._factors[0] @ self._factors[1]  # not timed: the first product of a process loads libraries
         shortest_s = float("inf")
         for _ in range(HEALTH_ROUNDS):
@@ -75,7 +75,7 @@ class HealthCheck:
 
 
 def implausible(took_s: float, device_type: str) -> str:
-    """Why the product cannot have taken that long on a "cuda" or "cpu" device; "" if it can."""
+    """A description of the fault if the product's time is implausible for a "cuda" or "cpu" device; "" if plausible."""
     low_s, high_s = PLAUSIBLE_S[device_type]
     if low_s <= took_s <= high_s:
         return ""
@@ -86,17 +86,17 @@ class Canary:
     """The canary of one benchmark process.
 
     Args:
-        every: tuples between two readings; 0 for no canary. The default is `EVERY` on a GPU and 0 on a CPU.
+        every: the number of tuples between two readings; 0: no canary. The default is `EVERY` on a GPU, 0 on a CPU.
     """
 
     def __init__(self, torch_device: torch.device, every: int | None = None) -> None:
         self._torch_device = torch_device
         self._every = (EVERY if torch_device.type == "cuda" else 0) if every is None else every
-        self._due = 0  # tuples until the next reading; the first tuple has one
+        self._due = 0  # tuples until the next reading; 0: the first tuple starts with a reading
         self._notes: list[CanaryNote] = []
 
     def newest(self, measure: Callable[[Workload, Stopping], Reading], on_phase: OnPhase) -> CanaryNote | None:
-        """The newest reading; `measure` takes a new one if it is due. None if there is no canary."""
+        """The newest reading of the canary; `measure` makes it if it is due. None if there is no canary."""
         if not self._every:
             return None
         if self._due <= 0:
@@ -104,10 +104,10 @@ class Canary:
             started_s = time.perf_counter()
             first = next((note for note in self._notes if not REPEATED & set(note.flags)), None)
             try:
-                with numeric_flags(Protocol()):  # the same on this card for every job, whatever its own flags
+                with numeric_flags(Protocol()):  # the canary uses the same flags for every job
                     reading = self._read(measure, first)
             except Exception as error:
-                # Lack of memory, for example: that is no reason to fail the tuple. The next tuple tries again.
+                # For example out of memory. The tuple can still be measured; the next tuple tries the canary again.
                 _log.warning("The canary could not be measured: %s", error)
                 return self._notes[-1] if self._notes else None
             self._due = self._every
@@ -132,7 +132,7 @@ class Canary:
             stopping = dataclasses.replace(stopping, warm_up_s=FIRST_WARM_UP_S)
         try:
             reading = measure(workload, stopping)
-            # Once more, before the next readings are doubted, or compared with a canary that was itself disturbed.
+            # Repeat a disturbed or changed canary: a single outlier must not make the next readings doubtful.
             if REPEATED & set(reading.flags) or (first is not None and _off(*_changes(reading, first))):
                 reading = measure(workload, STOPPING)
             return reading
@@ -153,6 +153,6 @@ def _off(time_change: float | None, energy_change: float | None) -> bool:
 
 
 def with_canary(reading: Reading, canary: CanaryNote) -> Reading:
-    """The reading with the canary, flagged if the canary has changed."""
+    """The reading with the canary in its details. It has the flag `canary_off` if the canary has changed."""
     changed = _off(canary.time_change, canary.energy_change)
     return (reading.flagged("canary_off") if changed else reading).noting(canary=canary)

@@ -1,6 +1,6 @@
-"""Launch and time rounds of a workload, so that neither the host nor the clock is what is measured.
+"""Launch and time rounds of a workload. Neither the host's speed nor the clock's resolution affects the figures.
 
-A window, bursts, the canary and eager passes all use this clock: their figures never differ by the way of timing.
+Windows, bursts, the canary and eager passes all use this clock, so their figures are comparable.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
 from farm.types.reading import Burst
 
-QUEUED_S = 0.024  # work in flight on a GPU, so that a busy host never starves it
-EAGER_S = 0.3  # of eager passes, for the cost of launching
-EAGER_LEAST = 4
-BURST_S = 0.004  # of work between two pauses
-DUTIES = (0.6, 0.3)  # shares of the time that are work
-BURST_WINDOW_S = 0.8  # of each duty
+QUEUED_S = 0.024  # duration of the work that is queued on a GPU: a busy host does not starve the GPU
+EAGER_S = 0.3  # duration of the eager passes that show the cost of launching
+EAGER_LEAST = 4  # least number of eager passes
+BURST_S = 0.004  # work between two pauses
+DUTIES = (0.6, 0.3)  # the share of the time in which the card works, for each of two windows
+BURST_WINDOW_S = 0.8  # length of the window of each duty
 
 
 class TimedRound(NamedTuple):
@@ -35,14 +35,14 @@ class TimedRound(NamedTuple):
     done_s: float  # on the host's clock
     took_s: float
     passes: int
-    late: bool = False  # launched when the card was idle: the card waited for the host
+    late: bool = False  # the card was idle when the host launched the round: the card waited for the host
 
 
 class Clock:
-    """Launches rounds and times them: by events on a GPU with a few rounds in flight, by the host's clock on a CPU.
+    """Launches rounds and times them: by CUDA events on a GPU with a few rounds queued, by the host's clock on a CPU.
 
-    On a GPU there is one event between two rounds: the durations add up to the total time. A gap between rounds counts,
-    and energy (power times time) is complete.
+    On a GPU one event separates two rounds, so the durations add up to the total time. They include idle time between
+    rounds, so power times duration is the complete energy.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -74,7 +74,7 @@ class Clock:
         """Wait for all queued rounds."""
         while self._waiting:
             self._collect()
-        self._last = None  # the pause before the next round is not part of it
+        self._last = None  # the next round must not include the pause before it
 
     def _collect(self) -> None:
         event, passes, late = self._waiting.popleft()
@@ -84,24 +84,24 @@ class Clock:
         self._last = event
 
     def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
-        """The rounds that ended after the begin and by the end."""
+        """The rounds that ended after `begin_s` and not later than `end_s`."""
         return [entry for entry in self.done if begin_s < entry.done_s <= end_s]
 
 
 def _event() -> torch.cuda.Event:
-    # blocking: the host sleeps while it waits. With rounds in flight the delay of its wake-up costs nothing.
+    # blocking: the host sleeps while it waits. Because more rounds are queued, its slow wake-up costs no GPU time.
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return event
 
 
 def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
-    """Time of one pass in each round."""
+    """The time of one pass in each round. Unit: us."""
     return [entry.took_s / entry.passes * 1e6 for entry in rounds]
 
 
 def starved_share(rounds: Sequence[TimedRound]) -> float:
-    """The share of the time in which the card waited for the host: the extra time of late rounds.
+    """The share of the total time in which the card waited for the host (0 to 1): the extra time of late rounds.
 
     1.0 if all rounds were late: the host is slower than the card, by an unknown amount.
     """
@@ -116,7 +116,7 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
 
 
 def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
-    """Time of one eagerly launched pass, passes back to back: the median and its half-width."""
+    """Time eagerly launched passes, one directly after the other. Return the median pass time and its half-width."""
 
     def launch() -> None:
         run()
@@ -132,11 +132,11 @@ def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
 
 
 def measure_bursts(workload: Workload, device: Device) -> Burst | None:
-    """Time, power and energy of a pass in bursts, for a subject at the power limit; None without a power.
+    """Measure time, power and energy of a pass in short bursts of work. None if the power cannot be measured.
 
-    In a loop a heavy operator keeps the card at its power limit and the clock falls; in a model its neighbours let the
-    card cool (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in the duty f, P =
-    P_pause + f (P_op - P_pause): two duties give P_op without the pauses.
+    In a loop, a heavy operator keeps the card at its power limit and the clock falls. In a model, other operators run
+    in between and the card cools (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in
+    the duty f, the share of work: P = P_pause + f (P_op - P_pause). So two duties give P_op, the power without pauses.
     """
     duties, powers, rounds, seen = list[float](), list[intervals.Slope](), list[TimedRound](), list[SampledWindow]()
     for duty in DUTIES:
@@ -147,8 +147,8 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
             begin_s = time.perf_counter()
             while time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3:
                 if clock.cuda:
-                    # Without this the first event would pass at once, and the launch that follows would count as work:
-                    # the card waits (about 25 us) until the burst is queued.
+                    # Keep the card busy (about 25 us) until the burst is queued. Otherwise the first event would
+                    # complete at once, and the launch that follows would count as work.
                     torch.cuda._sleep(50_000)
                 for _ in range(count):
                     clock.step()
@@ -166,7 +166,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     (high, low), (high_w, low_w) = duties, (power.rate for power in powers)
     if high - low < 0.05:
         return None
-    # P_op is on the line through both points, at duty 1; P_pause is at duty 0.
+    # The line through both points has the value P_op at duty 1 and P_pause at duty 0.
     weights = (1 - low) / (high - low), (1 - high) / (high - low)
     power_w = weights[0] * high_w - weights[1] * low_w
     power_half_width_w = math.hypot(*(weight * power.half_width for weight, power in zip(weights, powers, strict=True)))

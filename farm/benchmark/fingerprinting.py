@@ -1,8 +1,8 @@
 """The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, delays of its power sensors.
 
-A worker measures it when it first sees the card with a driver: about twelve seconds on a GPU, one on a CPU. The
-roofline (`farm.operators.roofline`) uses the measured rates, not those of a data sheet. The sensors' delays limit how
-short a measurement window can be.
+A worker measures the fingerprint once for each card and driver version: about twelve seconds on a GPU, one second on a
+CPU. The roofline (`farm.operators.roofline`) uses the measured rates instead of a data sheet's. The delays of the
+sensors limit how short a measurement window can be.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from farm.devices.device import FINGERPRINT_VERSION
 if TYPE_CHECKING:
     from farm.benchmark.measure import Bench
 
-RATE_S = 0.25  # of each rate, after a tenth of it to warm up
-REST_S = 1.2  # before the step from rest to load
-LOAD_S = 5.0  # from a cold card: the more it warms up, the better known are the watts per degree
-REACH_S = 0.3  # after a step of the load; later changes of the power come from the temperature
-COOL_S = 3.0  # at full clocks, almost idle, after the load
+RATE_S = 0.25  # time to measure each rate, after a tenth of it to warm up
+REST_S = 1.2  # idle time before the load begins
+LOAD_S = 5.0  # load on a cold card: a larger rise of temperature gives more precise watts per degree
+REACH_S = 0.3  # settling time after a change of the load; later changes of the power come from the temperature
+COOL_S = 3.0  # time at full clocks with almost no work, after the load
 MATRIX = 8192
 CPU_MATRIX = 1024
 COPIED_BYTES = 2**30
@@ -36,7 +36,7 @@ CPU_COPIED_BYTES = 2**27
 
 
 def take(bench: Bench) -> dict[str, Any]:
-    """Take the fingerprint of a bench's card. A value that the card does not give is missing, never zero."""
+    """Measure the fingerprint of a bench's card. If the card does not provide a value, its key is missing."""
     began_s = time.perf_counter()
     found: dict[str, Any] = {"version": FINGERPRINT_VERSION, "driver": bench.device.card.driver}
     if bench.cuda:
@@ -59,7 +59,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _seconds_each(work: Callable[[], object], bench: Bench) -> float:
-    """Seconds of one call: the best of several loops, as a rate is a peak."""
+    """Seconds of one call, by the fastest of several loops: a rate is a peak rate."""
     work()
     synchronize(bench.torch_device)
     count, best_s = 1, float("inf")
@@ -94,7 +94,7 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
     try:
         for name, dtype in kinds.items():
             matmul.allow_tf32 = name == "tf32"
-            with contextlib.suppress(RuntimeError):  # a card without the type
+            with contextlib.suppress(RuntimeError):  # the card does not support the dtype
                 left, right = (torch.randn(size, size, device=bench.torch_device).to(dtype) for _ in range(2))
                 out = torch.empty_like(left)
                 each_s = _seconds_each(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), bench)  # type: ignore[misc]
@@ -105,7 +105,7 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
 
 
 def _launch_floor_us(bench: Bench) -> float:
-    """The shortest time between two kernels of one graph."""
+    """The time of a one-element kernel in a graph: no kernel of a graph takes less. Unit: us."""
     tiny = torch.zeros(1, device=bench.torch_device)
     nodes = 1000
     tiny.add_(1)
@@ -114,7 +114,7 @@ def _launch_floor_us(bench: Bench) -> float:
 
 
 def _sensors(bench: Bench) -> dict[str, Any]:
-    """How the sensors follow a step from idle to full load, and how power then rises with the temperature."""
+    """Measure the delays of the power sensors after a step from idle to full load, and the watts per degree."""
     left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
     out = torch.mm(left, right)  # loads the library before the step
     torch.cuda.synchronize(bench.torch_device)
@@ -149,17 +149,17 @@ def _sensors(bench: Bench) -> dict[str, Any]:
 
 
 def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
-    """How a sensor follows a load step at 0 s: `lag_s` to half of it, `rise_s` from 10 to 90 %; None if unknown.
+    """The delay of a power sensor after a load step at 0 s; None if unknown.
 
-    Args:
-        points: (s since the step, W). Points before 0 give the level before the step, or else the first point.
+    `lag_s` is the time until the sensor shows half of the step, `rise_s` its time from 10 to 90 % of the step.
+    `points` are (s since the step, W). Points before 0, or else the first point, give the level before the step.
     """
     after = [(when, value) for when, value in points if when >= 0]
     if len(after) < 10:
         return None
     before = [value for when, value in points if when < 0] or [after[0][1]]
     low = statistics.median(before)
-    # Long after the step, and before the slow rise with the temperature.
+    # The level after the sensor has settled and before the temperature raises the power.
     high = statistics.median([value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]])
     if high <= low * 1.05:
         return None
@@ -173,7 +173,7 @@ def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
 def _w_per_c(
     series: dict[str, tuple[list[float], list[float]]], begin_s: float, end_s: float
 ) -> dict[str, float] | None:
-    """Watts per degree at constant work, from the counter's steps; None if the temperature hardly changed."""
+    """Watts per degree (C) at constant work, by the energy counter; None if the temperature changed less than 2 C."""
     if "energy_mj" not in series or "temperature_c" not in series:
         return None
     temperatures = list(zip(*series["temperature_c"], strict=True))
@@ -192,10 +192,10 @@ def _w_per_c(
 
 
 def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
-    """Additional watts per degree (C) of an operator of this power at constant work; None if unknown.
+    """The watts that an operator with power `power_w` draws more per degree (C); None if unknown.
 
-    Linear between the two levels of the fingerprint: under load, and at full clocks without work. Unknown if one of the
-    two is missing or not significant.
+    The function interpolates between the two values of the fingerprint: under load, and at full clocks without work.
+    The result is unknown if one of the two is missing or not significant.
     """
     low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
     if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
@@ -205,7 +205,7 @@ def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
 
 
 def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Watts per degree of several cards of one model: a mean that weights each by its precision."""
+    """The mean watts per degree of several cards of one model, weighted by the precision of each card's value."""
     found: dict[str, Any] = {}
     listed = list(fingerprints)
     for name in ("base_w_per_c", "w_per_c"):

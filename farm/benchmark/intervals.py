@@ -1,10 +1,10 @@
-"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. No torch, no numpy: a window has at
-most a few thousand values, and reports use these functions too.
+"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. This module needs neither torch nor
+numpy: a window has at most a few thousand values, and reports use these functions too.
 
-Passes within a window are not independent: clocks, temperature and the memory controller drift slowly. An interval from
-their standard deviation is too narrow by far. Intervals come from batch means instead: the window is cut into
-consecutive batches, longer than the correlation, and the spread between the batches decides. (C. Alexopoulos and A. F.
-Seila, "Output data analysis", in: Handbook of Simulation, 1998.)
+Passes within a window are correlated: clocks, temperature and the memory controller drift slowly. An interval from
+the standard deviation of the passes is far too narrow. The intervals here come from batch means: the window is cut into
+consecutive batches, longer than the correlation, and the half-width comes from the spread of the batch means.
+(C. Alexopoulos and A. F. Seila, "Output data analysis", in: Handbook of Simulation, 1998.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-#: Two-sided 95 % quantiles of Student's t by degrees of freedom. Between two entries the one with fewer degrees is
-#: used.
+#: Degrees of freedom -> two-sided 95 % quantile of Student's t. For missing degrees use the next lower entry.
 _T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228), start=1))
 _T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 25: 2.060, 30: 2.042, 40: 2.021, 60: 2.000, 120: 1.980}
 
@@ -37,7 +36,7 @@ def trimmed_mean(values: Sequence[float], sigmas: float = 3.0) -> float:
 
 
 def midmean(values: Sequence[float]) -> float:
-    """Mean of the middle half: ignores outliers on both sides, and resolves more than a median of a coarse clock."""
+    """Mean of the middle half of the sorted values: robust to outliers, and finer than a median of a coarse clock."""
     ordered = sorted(values)
     cut = len(ordered) // 4
     return fmean(ordered[cut : len(ordered) - cut])
@@ -46,9 +45,9 @@ def midmean(values: Sequence[float]) -> float:
 def batch_half_width(
     values: Sequence[float], figure: Callable[[Sequence[float]], float] = fmean, batches: int = 10
 ) -> float:
-    """95 % half-width of a figure over correlated values, in their unit; infinite for fewer than three values.
+    """95 % half-width of a `figure` of correlated values, in their unit; infinite for fewer than three values.
 
-    The values are cut into up to `batches` consecutive batches.
+    The values are cut into up to `batches` consecutive batches; the half-width comes from the figures of the batches.
     """
     count = min(batches, len(values))
     if count < 3:
@@ -68,7 +67,7 @@ class Slope:
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least-squares rate of y over x. Its half-width assumes that the points scatter independently.
+    """The slope of the least-squares line of y over x. Its half-width assumes independent residuals.
 
     Raises:
         ValueError: there are fewer than two points, or all have the same x.
@@ -86,10 +85,10 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The rate of a counter y over a rising x, with the half-width of its 95 % interval.
+    """The rate of a counter y over an increasing x, with the half-width of its 95 % interval.
 
-    A counter that sums up a fluctuating power has residuals that are a random walk: their standard error is too narrow.
-    The interval is the wider one of two: from the residuals, and from the rates of the single steps.
+    If the power fluctuates, an energy counter's residuals are a random walk, and their standard error is too small.
+    So the function uses the wider one of two intervals: from the residuals, and from the rates of single steps.
 
     Raises:
         ValueError: there are fewer than two points, or all have the same x.
@@ -98,7 +97,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     count = fit.points
     if count < 3:
         return fit
-    # A tick that is seen late makes one step long and the next short. Pairs of steps cancel that, if there are enough.
+    # A late sample of a tick makes one step longer and the next shorter. Pairs of steps cancel this error.
     stride = 2 if count >= 7 else 1
     picked = list(range((count - 1) % stride, count, stride))
     rates = [(y[b] - y[a]) / (x[b] - x[a]) for a, b in itertools.pairwise(picked) if x[b] > x[a]]
@@ -107,7 +106,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def time_average(times: Sequence[float], values: Sequence[float], begin: float, end: float) -> float | None:
-    """Average of a sampled quantity over [begin, end] by the trapezoidal rule; None if the span has no sample."""
+    """Time average of samples over [begin, end] by the trapezoidal rule; None if there is no sample in it."""
     inside = [(time, value) for time, value in zip(times, values, strict=True) if begin <= time <= end]
     if not inside:
         return None
@@ -123,21 +122,21 @@ def relative(half_width: float, figure: float) -> float:
 
 
 def finite(half_width: float, figure: float) -> float:
-    """The half-width, or the figure itself if the half-width is infinite: JSON has no infinity."""
+    """The half-width; the size of the figure if the half-width is infinite, because JSON has no infinity."""
     return half_width if math.isfinite(half_width) else abs(figure)
 
 
 def pass_energy(
     power_w: float, power_half_width_w: float, time_us: float, time_half_width_us: float
 ) -> tuple[float, float]:
-    """Energy of a pass and its half-width in mJ, from independent figures of its mean power and its time."""
+    """Energy of a pass and its half-width in mJ. The errors of the mean power and of the time must be independent."""
     energy_mj = power_w * time_us * 1e-3
     share = math.hypot(relative(power_half_width_w, power_w), relative(time_half_width_us, time_us))
     return energy_mj, abs(energy_mj) * share
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:
-    """Mean power over ticks of an energy counter, with its half-width, by `slope`. Units: W.
+    """Mean power and its half-width from ticks of an energy counter, by `slope`. Unit: W.
 
     Raises:
         ValueError: there are fewer than two ticks, or all have the same time.
@@ -147,7 +146,7 @@ def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Sl
 
 
 def power_by_step(times_s: Sequence[float], energies_mj: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Power between consecutive ticks of an energy counter: (begin in s, end in s, power in W) of each step."""
+    """The power between each two consecutive ticks of an energy counter: (begin in s, end in s, power in W)."""
     ticks = itertools.pairwise(zip(times_s, energies_mj, strict=True))
     return [
         (begin_s, end_s, (end_mj - begin_mj) / (end_s - begin_s) / 1e3)

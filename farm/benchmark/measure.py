@@ -1,8 +1,8 @@
 """Measure one subject under one protocol on one card.
 
 `Bench` is a card that is ready for measuring: the device, its idle and base power, the process ids of the benchmark.
-`Bench.measure` is a complete measurement, the same for a tuple and for a whole model. docs/method.md describes where a
-window begins, how long it is and what the intervals mean.
+`Bench.measure` makes a complete measurement, of a tuple or of a whole model. docs/method.md describes when a window
+begins, how long it is and what the intervals mean.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import REPEATED, Reading
 
 CHECK_S = 0.02  # period of the stopping rule
-REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved
+REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
-NOTHING = 1e-6  # values that began at zero may grow to this: weights do, by a tiny learning rate
+NOTHING = 1e-6  # values that began at zero may grow to this, for example weights at a tiny learning rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """The condition for opening a window: the chip's temperature changes no faster than this.
+    """The condition for opening a window: the highest allowed rate of change of the chip's temperature.
 
-    Leakage grows with temperature: a window that opens too early has another power than a long run. A whole model waits
-    longer than a tuple: every sum is compared with it, and there are hundreds of tuples.
+    Leakage grows with temperature, so a window that opens too early measures another power than a long run. The gate of
+    a whole model is stricter, and takes longer: every sum is compared with that reading. Tuples number in the hundreds.
     """
 
     slope_c_per_s: float
-    span_s: float  # the slope is taken over this time: cards report whole degrees, ten times a second
-    ceiling_s: float  # of warm-up and waiting together
-    energy: bool = True  # False for windows that are too short for the energy counter
+    span_s: float  # the slope is computed over this time: cards report whole degrees, ten times a second
+    ceiling_s: float  # longest total time of warm-up and waiting
+    energy: bool = True  # False if windows are too short for the energy counter
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
         return window_power(sampler, begin_s, end_s) if self.energy else WindowPower(None, None, "", begin_s, end_s)
 
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
-#: For a tuple with tensors in slow memory, which has many configurations: time alone. A wire does not warm up.
+#: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False)
 TIMED_WINDOW_S = 0.1  # the shortest window without an energy counter
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
 
-# Sensors that a good reading needs; power has sources and flags of its own.
+# Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
 
 
@@ -73,20 +73,20 @@ def silent(phase: str, details: dict[str, Any]) -> None:
 
 
 class CostLedger:
-    """Where the time went. Time within nested charged blocks is charged once, to the innermost name."""
+    """The seconds that each phase of a measurement took. If blocks are nested, time counts for the innermost name."""
 
     def __init__(self) -> None:
         self.cost_s: dict[str, float] = {}
-        self._inner_s = 0.0  # time that is charged within the open block
+        self._inner_s = 0.0  # time in the open block that other names were charged with
 
     def charge(self, name: str, seconds: float) -> None:
-        """Charge part of the open block to a name."""
+        """Add seconds of the open block to a name."""
         self.cost_s[name] = self.cost_s.get(name, 0.0) + seconds
         self._inner_s += seconds
 
     @contextlib.contextmanager
     def charged(self, name: str) -> Iterator[None]:
-        """Charge the time of the block, without the time that is charged within it."""
+        """Add the time of the block to a name, without the time that the block itself charges to other names."""
         outer_s, self._inner_s = self._inner_s, 0.0
         began_s = time.perf_counter()
         try:
@@ -100,9 +100,9 @@ class CostLedger:
 class Bench:
     """A card that is ready for measuring in this process.
 
-    Create it before the process uses CUDA: the process ids that appear on the card while the context is created are
-    this process's (in a container NVML knows it by its id on the host). On a GPU the creating thread stays on one
-    stream from then on.
+    Create it before the process uses CUDA. The bench then creates the CUDA context, and a process id that appears on
+    the card meanwhile is this process's (in a container NVML reports the id on the host). On a GPU the creating thread
+    uses one stream from then on.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class Bench:
         """
         Args:
             idle_power_w: the idle power, if it is known.
-            threads: of a CPU; 0 for one per physical core that the process may use.
+            threads: number of CPU threads; 0: one per physical core that the process may use.
             canary_every: tuples between two canaries, see `Canary`.
-            repeats: of a reading that was taken hot, shared, drifting or starved. The default is two on a GPU and none
-                on a CPU, which other processes use as well.
+            repeats: how often to repeat a disturbed reading (`REPEATED`). The default is two on a GPU and none on a
+                CPU, because other processes always use the CPU.
             offload: puts the tensors of a placement in slow memory; without it, protocols with a placement are refused.
         """
         self.device = device
@@ -131,7 +131,7 @@ class Bench:
         before = device.compute_processes() or frozenset()
         index = self.torch_device.index or 0
         if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
-            before = frozenset()  # a program that measures in its own process is already among them
+            before = frozenset()  # this process already has a context, so its id is already on the card
         self.levels = PowerLevels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
@@ -206,10 +206,10 @@ class Bench:
         on_phase: OnPhase,
         ledger: CostLedger,
     ) -> Reading:
-        """Add figures of the subject in bursts, launched eagerly, in the order of its model, and among others.
+        """Add the further figures that apply: in bursts, launched eagerly, in the model's order, after other operators.
 
-        A tuple runs differently alone than among its neighbours; a whole model does not. A reading is good without such
-        a figure: if one fails, the details say why, unless the context can no longer be used.
+        A tuple that runs alone has other clocks and caches than in its model. The reading is valid without the figures:
+        if one fails, the details say why. Bursts that fail, or an unusable CUDA context, raise.
         """
         assert workload.passes is not None
         device, passes = self.torch_device, workload.passes
@@ -247,7 +247,7 @@ class Bench:
     def _with_figures(
         self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None
     ) -> Reading:
-        """Add figures to the details, or else the error as `missing`; without `missing` the error is raised."""
+        """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing` is None."""
         try:
             return reading.noting(**figures())
         except Exception as error:
@@ -319,7 +319,7 @@ class Bench:
         )
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
-        """Run rounds until the temperature is stable. Returns its slope at the end (C/s), None if unknown."""
+        """Run rounds until the temperature is stable. Return its rate of change at the end (C/s); None if unknown."""
         if "temperature_c" not in self.device.capabilities:
             return None
         next_check_s = 0.0
@@ -332,12 +332,12 @@ class Bench:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
                 if slope is not None and abs(slope) <= gate.slope_c_per_s:
                     return slope
-                if now_s >= until_s:  # a wait that is shorter than the span has fewer samples
+                if now_s >= until_s:  # if the wait was shorter than the span, use all of its samples
                     return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
             clock.step()
 
     def _window_begin(self, clock: Clock, sampler: Sampler, gate: Gate) -> float:
-        """Run rounds until the energy counter changes and return that moment; the present moment without a counter."""
+        """Run rounds until the energy counter changes. Return that time; without a counter, return the present time."""
         now_s = time.perf_counter()
         if not sampler.counts_energy or not gate.energy:
             return now_s
@@ -346,11 +346,11 @@ class Bench:
             times, _ = sampler.ticks(now_s)
             if times:
                 return times[0]
-        sampler.counts_energy = False  # it does not change: windows need not wait for it
+        sampler.counts_energy = False  # the counter does not change: windows need not wait for it
         return now_s
 
     def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate) -> bool:
-        """Run rounds until the stopping rule is met (True) or the time is up (False)."""
+        """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before."""
         next_check_s = begin_s
         minimum_s = stopping.minimum_s if gate.energy else min(TIMED_WINDOW_S, stopping.minimum_s)
         while True:
@@ -362,7 +362,7 @@ class Bench:
             elapsed_s = now_s - begin_s
             if elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate):
                 return True
-            # An interval needs three rounds: passes longer than a window get them, up to five times its length.
+            # An interval needs three rounds: if passes are long, the window may grow to five times its longest length.
             if elapsed_s >= stopping.maximum_s and (
                 len(clock.between(begin_s, now_s)) >= 3 or elapsed_s >= 5 * stopping.maximum_s
             ):
@@ -390,9 +390,9 @@ class Bench:
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:
-    """The ids by which NVML may know this process: those that appeared while it created its context.
+    """The ids that NVML may report for this process, and True if they are certain.
 
-    In a container NVML uses the ids of the host. The second result is False if no id or several ids have appeared.
+    They are the ids that appeared while the process created its context: in a container NVML reports ids of the host.
     """
     appeared = after - before
     if pid in appeared:
@@ -401,7 +401,7 @@ def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tu
 
 
 def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
-    """True if an operator that writes its inputs ran on values of another size at the end than at the beginning."""
+    """True if the values of a written input have grown or shrunk too much, or are no longer finite."""
     return any(
         not math.isfinite(late) or not early / MOVED <= late <= max(early * MOVED, NOTHING)
         for early, late in zip(before, after, strict=True)

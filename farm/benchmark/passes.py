@@ -1,6 +1,6 @@
-"""One pass of a subject: a rebuilt operator, a chain of equal layers, a whole model or a training step, with its data.
+"""Build what a benchmark runs: an operator tuple, a chain of equal layers, a whole model or a training step, with data.
 
-A *pass* is one run of the subject. `farm.benchmark.workload` makes rounds of passes.
+A *pass* is one run of this subject. `farm.benchmark.workload` makes rounds of passes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Pass = Callable[[], object]
 Seen = TypeVar("Seen")  # a capture
 
 CHAIN_LAYERS = 8
-MEMORY_SHARE = 0.8  # of the free memory, for all copies together
+MEMORY_SHARE = 0.8  # the share of the free memory that all copies together may use
 
 
 @dataclass(frozen=True)
 class Offloaded:
     """An operator with some of its tensors in slow memory (`farm.slow_memory.offload.offload`)."""
 
-    rebuilt: Rebuilt  # with the inputs of the placement in slow memory
-    run: Callable[[Rebuilt], Pass]  # makes a pass of the operator or of a replica of it
+    rebuilt: Rebuilt  # the operator; the placement's inputs are in slow memory
+    run: Callable[[Rebuilt], Pass]  # makes a pass of the operator or of its replica
     details: Details
-    pool: Any  # the memory pool that a graph of it must allocate from; None: any pool
+    pool: Any  # the memory pool from which a graph of the operator must allocate; None: any pool
     memory: object  # owns the slow memory; keep it as long as the passes
 
 
@@ -50,7 +50,7 @@ Offload = Callable[["Rebuilt", Placement], Offloaded]
 
 @dataclass
 class Passes:
-    """A subject as passes."""
+    """The passes of a subject, on its own tensors and on copies of them."""
 
     first: Pass
     copy: Callable[[int], Pass] | None  # makes another pass on copies of the tensors; None: nothing to copy
@@ -59,15 +59,15 @@ class Passes:
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)  # inputs that the subject itself writes
-    order: Callable[[], CapturedPass] | None = None  # captures the calls of a whole model, as launched
-    pool: Any = None  # that graphs must allocate from; None: they share a new one
+    order: Callable[[], CapturedPass] | None = None  # captures the calls of a whole model, launched as in the window
+    pool: Any = None  # the memory pool from which graphs must allocate; None: they share a new pool
     keep: Any = None  # owns memory that the passes use
 
 
 def operator_passes(
     subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
 ) -> Passes:
-    """Rebuild an operator tuple with the data and the memory that the protocol names.
+    """Rebuild an operator tuple with the data class, the residency and the placement of the protocol.
 
     Args:
         offload: puts the tensors of the protocol's placement in slow memory.
@@ -84,7 +84,7 @@ def operator_passes(
         size_bytes = (tensor.extent + tensor.offset) * tensor.itemsize_bytes
         storages_bytes[tensor.storage] = max(storages_bytes.get(tensor.storage, 0), size_bytes)
     needed_bytes, free = sum(storages_bytes.values()), free_bytes(device)
-    if needed_bytes > MEMORY_SHARE * free:  # now: on a CPU the kernel would kill the process instead of refusing memory
+    if needed_bytes > MEMORY_SHARE * free:  # check now: on a CPU, Linux kills a process that uses too much memory
         text = f"Its inputs need {needed_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free."
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     rebuilt = rebuild(spec, device)
@@ -116,7 +116,7 @@ def operator_passes(
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:
-    """Equal layers, each with weights of its own, each on the output of the one before; the first follows the last."""
+    """Passes that are layers: each has its own weights and runs on the output of the layer before it, in a cycle."""
     start: torch.Tensor | None = None
     output: object = None
     match rebuilt.spec.arguments:
@@ -147,7 +147,7 @@ def _chain(rebuilt: Rebuilt) -> Passes:
 
 
 def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-    """A whole model. `details` have its size and, if the protocol measures context, the share that the cache keeps."""
+    """The passes of a whole model or step. Their `details` have its size and, if context is measured, `found_again`."""
     from farm.operators.capture import capture
 
     variant = Variant.from_json(subject.spec)
@@ -165,7 +165,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     return Passes(
         first=lambda: model(*arguments),
         copy=copy if protocol.residency == "stream" else None,
-        # The weights of a whole model are as cold as the model itself leaves them: there is nothing to copy.
+        # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         weight_bytes=0,
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
         details=_working_set(lambda: model(*arguments), parameter_bytes, protocol, device),
@@ -176,7 +176,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
-    """A training step of a model, from zero_grad to the optimizer; its weights are not copied."""
+    """The passes of a training step, from zero_grad to the optimizer's step. There are no copies of it."""
     from farm.operators.encoding import tensors_in
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
@@ -210,7 +210,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
 
 
 def _allocated_without_workspaces(device: torch.device) -> int:
-    """Allocated bytes of the process, without cuBLAS's workspaces, which PyTorch's allocator holds between calls."""
+    """Free the workspaces of cuBLAS. Return the bytes that PyTorch's allocator has still allocated; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -219,9 +219,9 @@ def _allocated_without_workspaces(device: torch.device) -> int:
 
 
 def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
-    """Memory of an eager step by PyTorch's allocator, with workspaces of libraries, which are in no operator's tensors.
+    """The memory of an eager step by PyTorch's allocator: its peaks, and the workspaces of libraries. {} on a CPU.
 
-    `elsewhere_bytes` were allocated before the step was built.
+    `elsewhere_bytes` were allocated before the step was built; they do not count.
     """
     if device.type != "cuda":
         return {}
@@ -241,9 +241,9 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
 
 
 def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.device) -> Seen:
-    """Observe the run that is measured: with graph launch, the calls during graph capture.
+    """Call `observe` in the same way as the measured run. If the protocol launches graphs, call it in a graph capture.
 
-    A model may ask whether it is being captured, and run something else.
+    The reason: a model may query whether a graph capture is running, and then call other operators.
     """
     if device.type != "cuda" or protocol.launch != "graph":
         return observe()
@@ -253,7 +253,7 @@ def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.d
 
 
 def _working_set(run: Pass, parameter_bytes: int, protocol: Protocol, device: torch.device) -> Details:
-    """The bytes that one pass of a model touches, and the share that the cache still holds at the next pass."""
+    """Measure the bytes that one pass of a model touches, and the share that the cache keeps until the next pass."""
     if device.type != "cuda" or not protocol.measures_context:
         return Details(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run
@@ -271,8 +271,8 @@ def _working_set(run: Pass, parameter_bytes: int, protocol: Protocol, device: to
     )
 
 
-# One built variant for the measurement that follows: from the verification, if one process does both, or from a caller
-# that has a model without a name.
+# At most one built variant, for the next `build_variant`. The verification puts it here if the same process measures
+# next; so does a caller whose model is not in the catalog.
 _handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 
@@ -281,7 +281,7 @@ def build_variant(
 ) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     """Build a model variant and its inputs on a device, with seeded random weights.
 
-    With `hand_over` the next call for the same variant returns the same objects, once.
+    If `hand_over` is set, the next call for the same variant and device returns the same objects, once.
     """
     from farm.models import catalog
 
@@ -301,13 +301,13 @@ def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module,
 
 
 def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:
-    """The grad mode of a subject: the same as during its capture."""
+    """A context with the protocol's grad mode: a subject runs in the same mode as during its capture."""
     return torch.enable_grad() if protocol.grad else torch.no_grad()
 
 
 @contextlib.contextmanager
 def applied(protocol: Protocol) -> Iterator[None]:
-    """The numeric flags and the grad mode of a protocol."""
+    """Set the numeric flags and the grad mode of a protocol within the block."""
     with numeric_flags(protocol), grad_mode(protocol):
         yield
 
@@ -332,7 +332,7 @@ def _zero(tensors: Any) -> None:
 
 
 def set_values(rebuilt: Rebuilt, data: str) -> None:
-    """Fill the activations of a rebuilt operator with values of a data class, if the operator accepts any values."""
+    """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if it accepts them."""
     if data == "normal":
         return
     from farm.operators.input_values import impose, may_be_zero, values_for
@@ -358,7 +358,7 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
         for index, filling in zip(indices, wanted, strict=True):
             storage = spec.tensors[index].storage
             values = _values(rebuilt, index)
-            # Values that the operator writes, divides by or uses as indices stay as they are.
+            # Do not change values that the operator writes, divides by or uses as indices.
             how = values_for(spec, index, written)
             free = index not in written and how.form == "normal"
             if free and storage not in done and values.is_floating_point():
@@ -389,7 +389,7 @@ def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -
 
 
 def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
-    """The values of a tensor: its memory, or the tensor, which has channels, if its memory is flat and not shared."""
+    """The values to fill: the tensor's memory; or the tensor itself, if its memory is flat and it alone uses that."""
     memory, tensor, spec = rebuilt.memory(index), rebuilt.tensors[index], rebuilt.spec
     shared = sum(one.storage == spec.tensors[index].storage for one in spec.tensors) > 1
     overlaps = tensor.numel() > memory.numel() or 0 in tensor.stride()
@@ -397,7 +397,7 @@ def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated, including those that PyTorch's allocator holds unused."""
+    """The bytes that can still be allocated, including unused memory in PyTorch's allocator."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

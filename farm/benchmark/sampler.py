@@ -1,9 +1,9 @@
-"""A thread that samples a card's sensors during a measurement. Each value has its own time.
+"""A thread that samples a card's sensors during a measurement. Each value has its own timestamp.
 
-The thread must not slow down the benchmark: NVML's calls release the GIL, the thread sleeps between them, and it
-queries the slow fields (clocks, temperature, throttle reasons) ten times a second only. The energy counter of an H200
-ticks every 100 ms: the thread queries it often only when the next tick is due. That gives a tick's time to about a
-millisecond, for a few dozen calls a second.
+The thread must not slow down the benchmark. NVML's calls release the GIL, and the thread sleeps between them. It
+queries clocks, temperature and throttle reasons only ten times a second. The energy counter of an H200 changes
+every 100 ms: shortly before the next change, the thread queries it every millisecond. So it knows the time of each
+change to about a millisecond with few calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001
 SLOW_PAUSE_S = 0.1
 PROCESS_PAUSE_S = 0.25
-TICK_GUARD_S = 0.008  # so long before a tick is due the counter is queried often
+TICK_GUARD_S = 0.008  # frequent queries of the energy counter begin this long before its next expected change
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
 POWER_FIELDS = ("power_instant_w", "power_average_w")
@@ -40,7 +40,7 @@ class _Series:
     values: list[float] = field(default_factory=list)
 
     def add(self, time_s: float, value: float) -> None:
-        # The value first: a reader that uses the length of `times_s` never sees a time without its value.
+        # Append the value first: other threads use the length of `times_s`, so each time must have its value.
         self.values.append(value)
         self.times_s.append(time_s)
 
@@ -52,26 +52,26 @@ class _Series:
 
 @dataclass(frozen=True)
 class SampledWindow:
-    """The samples between two moments. Times are those of `time.perf_counter`. Unit: s."""
+    """Averages of the samples between two times."""
 
-    power_w: float | None  # time average of the instant power, or of the averaged power if the card has no other
+    power_w: float | None  # time average of the instant power; if the card lacks it, of the driver's averaged power
     power_source: str
     sm_clock_mhz: float | None
     memory_clock_mhz: float | None
     temperature_c: float | None
     temperature_slope_c_per_s: float | None
     memory_temperature_c: float | None
-    throttle_shares: dict[str, float]  # reason -> share of the samples that have it
-    foreign_processes: frozenset[int]  # process ids on the card that are not the benchmark's
+    throttle_shares: dict[str, float]  # throttle reason -> share of the samples with this reason
+    foreign_processes: frozenset[int]  # ids of other processes on the card
 
 
 class Sampler:
-    """Samples one device's sensors in a thread of its own between `start` and `stop`; also a context manager.
+    """Samples one device's sensors in its own thread between `start` and `stop`; also a context manager.
 
-    For a device without capabilities no thread is started, and windows are empty.
+    If the device has no sensors, the sampler starts no thread, and windows are empty.
 
     Args:
-        own_processes: process ids of the benchmark; without them, other processes are not looked for.
+        own_processes: process ids of the benchmark; None: the sampler does not look for other processes.
     """
 
     def __init__(self, device: Device, own_processes: frozenset[int] | None = None) -> None:
@@ -79,7 +79,7 @@ class Sampler:
         capabilities = device.capabilities
         self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
         self._slow_fields = tuple(name for name in SLOW_FIELDS if name in capabilities)
-        self.counts_energy = "energy_counter_mj" in capabilities  # its ticks bound the windows
+        self.counts_energy = "energy_counter_mj" in capabilities  # then windows begin and end at ticks
         self._throttles = "throttle_reasons" in capabilities
         self._series: dict[str, _Series] = {
             name: _Series() for name in ("energy_mj", self._power_field, *self._slow_fields) if name
@@ -119,7 +119,7 @@ class Sampler:
         self.stop()
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
-        """The times at which the energy counter changed after `since_s`, and its values in mJ."""
+        """The times in s, from `since_s`, at which the energy counter changed, and its new values in mJ."""
         return self._series["energy_mj"].span(since_s, float("inf"))
 
     def power_values(self, begin_s: float, end_s: float) -> list[float]:
@@ -127,7 +127,7 @@ class Sampler:
         return self._series[self._power_field].span(begin_s, end_s)[1] if self._power_field else []
 
     def temperature_slope_c_per_s(self, begin_s: float, end_s: float) -> float | None:
-        """The rate at which the chip warms up over [begin_s, end_s], by least squares: cards report whole degrees.
+        """The rate of the chip's temperature over [begin_s, end_s], by least squares over samples in whole degrees.
 
         None if the card has no temperature sensor or there are fewer than two samples.
         """
@@ -137,7 +137,7 @@ class Sampler:
         return slope(times, values).rate if len(times) >= 2 else None
 
     def average_power_w(self, begin_s: float, end_s: float = math.inf, least_ticks: int = 3) -> float | None:
-        """Average power since a moment: from the counter's ticks, or from the sensor if there are too few ticks."""
+        """Average power: from the ticks since `begin_s`; if they are too few, from the sensor over [begin_s, end_s]."""
         times_s, energies_mj = self.ticks(begin_s)
         if len(times_s) >= least_ticks:
             return power_of_ticks(times_s, energies_mj).rate
@@ -145,13 +145,13 @@ class Sampler:
 
     @property
     def tick_s(self) -> float | None:
-        """The counter's period: the median of the last steps. Unit: s."""
+        """The period of the energy counter: the median time between its last 20 changes; None if unknown. Unit: s."""
         times = self._series["energy_mj"].times_s
         steps = [b - a for a, b in itertools.pairwise(times)]
         return median(steps[-20:]) if steps else None
 
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
-        """The samples in [begin_s, end_s]: means over time."""
+        """The averages of the samples in [begin_s, end_s]."""
         means: dict[str, float] = {}
         for name in self._slow_fields:
             # Slow fields are sampled ten times a second: a short window also uses the value just before it.
@@ -161,7 +161,7 @@ class Sampler:
         if self._power_field:
             power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
         known = [(time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s]
-        # Samples before a window do not count, unless the window is so short that it has none.
+        # If the window is so short that it has no sample, use the last sample before it.
         reasons = [words for time_s, words in known if begin_s <= time_s] or [words for _, words in known[-1:]]
         counts = Counter(word for words in reasons for word in words)
         return SampledWindow(
@@ -176,7 +176,7 @@ class Sampler:
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """All samples so far; times begin with the sampler. None if there are no samples."""
+        """All samples so far, with times in s since the sampler's start. None if there are no samples."""
         reasons, foreign = list(self._reasons), list(self._foreign)
         found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
         if not any(times for times, _ in found.values()):
@@ -198,7 +198,7 @@ class Sampler:
             self._stop.wait(self._look())
 
     def _look(self) -> float:
-        """Query what is due; return the seconds until the next query."""
+        """Query the sensors that are due; return the seconds until the next query."""
         energy = self._series["energy_mj"]
         now_s = begin_s = time.perf_counter()
         if self.counts_energy:
@@ -235,7 +235,7 @@ class Sampler:
         if not self.counts_energy or len(energy.times_s) < 2:
             return BASE_PAUSE_S
         period_s = energy.times_s[-1] - energy.times_s[-2]
-        if period_s < 4 * BASE_PAUSE_S:  # RAPL changes every millisecond: there is no tick to wait for
+        if period_s < 4 * BASE_PAUSE_S:  # RAPL changes every millisecond: each query sees a change
             return BASE_PAUSE_S
         left_s = energy.times_s[-1] + period_s - time.perf_counter()
         if left_s > TICK_GUARD_S:
@@ -246,15 +246,15 @@ class Sampler:
 # ---- idle and base power
 
 
-LEVEL_S = 0.5  # window of an idle or base power
+LEVEL_S = 0.5  # window in which the idle or base power is measured
 LEVEL_AGE_S = 1800.0  # an older base power is measured again
 
 
 class PowerLevels:
-    """Idle power and base power (full clocks, almost no work) of a process's card. Unit: W; None if unknown.
+    """Idle power and base power (full clocks, almost no work) of a card. Unit: W; None if unknown.
 
-    Readings have both, so that energy above idle can be computed. Create it before the process uses CUDA, so that the
-    card is idle; or give its idle power if it is known.
+    Each reading contains both, so that users can compute the energy above idle. Create the object before the process
+    uses CUDA, so that the card is idle; or pass the idle power if it is known.
     """
 
     def __init__(self, device: Device, torch_device: torch.device, idle_power_w: float | None = None) -> None:
@@ -273,7 +273,7 @@ class PowerLevels:
 
 
 def tiny_kernels(device: torch.device) -> Callable[[], None]:
-    """A function that runs a one-element kernel and waits 2 ms: full clocks at a duty of a few thousandths."""
+    """Return a function that runs a one-element kernel and waits 2 ms: the card has full clocks and almost no work."""
     tiny = torch.zeros(1, device=device)
 
     def run() -> None:
@@ -285,7 +285,7 @@ def tiny_kernels(device: torch.device) -> Callable[[], None]:
 
 
 def _average_power_w(device: Device, work: Callable[[], None] = lambda: time.sleep(0.01)) -> float | None:
-    """Average power over `LEVEL_S`; None if the device has no sensors."""
+    """Average power in W over `LEVEL_S`, while `work` runs again and again; None if the device has no sensors."""
     with Sampler(device) as sampler:
         if not sampler.active:
             return None

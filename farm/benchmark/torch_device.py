@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-CPU_LIMIT_BYTES = 64 * 2**20  # one process cannot count on more of a large server's shared cache
+CPU_LIMIT_BYTES = 64 * 2**20  # on large servers, other processes use the rest of the shared cache
 
 
 def synchronize(device: torch.device) -> None:
@@ -19,10 +19,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def one_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Make one stream current for all later work of this process, health checks and copies included; None on a CPU.
+    """Make one stream current for all later work of this thread and return it; None on a CPU.
 
-    Once a second stream has work, memory operations inside a graph may take 14 us longer (docs/method.md, "One
-    stream"). It is not the default stream, on which no graph can be captured.
+    Health checks and copies use it, too. If a process uses a second stream, memory operations inside a graph may take
+    14 us longer (docs/method.md, "One stream"). CUDA cannot capture graphs on the default stream, so this is another.
     """
     if device.type != "cuda":
         return None
@@ -36,9 +36,9 @@ def capture_graph(
 ) -> torch.cuda.CUDAGraph:
     """Capture one graph of all calls, one after the other.
 
-    Not `torch.cuda.graph`: at each capture it collects garbage and empties the allocator's cache, which costs more than
-    the whole window of a short tuple. Outputs are freed at once: the calls of a graph write to the same memory, as in a
-    running model.
+    The function avoids `torch.cuda.graph`, which collects garbage and empties the allocator's cache at each capture:
+    this costs more than the window of a short tuple. Each output is freed at once, so later calls may reuse its memory,
+    as in a running model.
     """
     with capturing(device, pool) as captured:
         for call in calls:
@@ -51,7 +51,7 @@ def capturing(device: torch.device, pool: Any = None) -> Iterator[torch.cuda.CUD
     """Capture a graph of all work that the block launches."""
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
-    # thread_local: the sampler and other threads may call the driver meanwhile.
+    # thread_local: other threads, such as the sampler, may call the driver during the capture.
     captured.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield captured
@@ -63,7 +63,7 @@ def capturing(device: torch.device, pool: Any = None) -> Iterator[torch.cuda.CUD
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache before the memory: the L2 of a GPU, the largest cache of one CPU."""
+    """Size of the last-level cache: the L2 of a GPU; the largest cache of a CPU, at most `CPU_LIMIT_BYTES`."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
     largest = 0

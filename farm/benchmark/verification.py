@@ -1,15 +1,15 @@
-"""Verification of a variant on a card: its tuples there, its kernels, and the time of each call in the running model.
+"""Verify a variant on a card: compare its tuples with the prediction, list its kernels, time each call in the model.
 
-The list made at submit time is a prediction: it comes from fake tensors on a CPU. On the card the model is captured
-once more and compared with an unobserved pass. The farm measures the tuples that differ in a further round.
+The farm predicts the tuples at submit time, with fake tensors on a CPU. On the card, the verification captures the
+model again and compares the capture with an unobserved pass. The farm measures tuples that differ in another round.
 
-All findings come from the run that is measured. If that is the replay of a CUDA graph, the operators are those called
-during graph capture, and the kernels are those of a replay: a model may ask whether it is being captured, and run
-something else. The findings name what an eager pass runs differently.
+All findings come from the same kind of run as the measurement. If it replays a CUDA graph, the operators are those
+called during graph capture, and the kernels are those of a replay: a model may query whether a graph capture is
+running, and then call other operators. The findings list the differences from an eager pass.
 
-On a GPU the time of a call is that of its kernels, without the gaps between them. In an eager pass a kernel belongs to
-the call in whose range it was launched, by PyTorch's profiler. A replayed graph has no ranges: a marking kernel stands
-before and after each call. On a CPU the time of a call is that of its range. Each is the median over a few passes.
+On a GPU the time of a call is the time of its kernels, without pauses between them. In an eager pass, PyTorch's
+profiler says in which call's range a kernel was launched. A replayed graph has no ranges, so a marking kernel runs
+before and after each call. On a CPU the time of a call is the time of its range. Times are medians of a few passes.
 
 The profiler slows down the process that has used it: see `farm.benchmark_process.client`.
 """
@@ -49,11 +49,11 @@ _log = logging.getLogger(__name__)
 KEPT_DIFFERENCES = 50
 KEPT_KERNELS = 400
 CALL_KEYS = ("index", "module_path", "tuple_id", "reads", "writes")
-NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # they decide which kernels run
-PASSES = 3  # for the times of calls
-LAUNCHES = ("cuda", "cu", "hip")  # prefixes of the driver's functions that launch work on a card
+NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # settings that decide which kernels run
+PASSES = 3  # passes in which calls are timed
+LAUNCHES = ("cuda", "cu", "hip")  # name prefixes of the functions that launch work on a card
 
-#: One pass of the observed run; its argument makes a context around each slot of the capture, by the slot's number.
+#: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for the slot's call.
 ObservedRun = Callable[["Around"], object]
 
 
@@ -64,14 +64,14 @@ def verify(
     predicted: Mapping[str, int] | None,
     record: Record | None = None,
 ) -> tuple[dict[str, Any] | None, Verification]:
-    """Capture a variant on the card, launched as it is measured, and compare it with the prediction.
+    """Capture a variant on the card, launched in the same way as for a measurement, and compare it with the prediction.
 
     Args:
-        predicted: tuple id -> calls; None: there is no prediction.
-        record: makes the run that is measured; the default is a CUDA graph if the protocol launches graphs.
+        predicted: tuple id -> number of calls; None: there is no prediction.
+        record: makes the measured run from a function; by default a CUDA graph if the protocol launches graphs.
 
     Returns:
-        The observed capture as JSON if it differs from the prediction or there is none, else None; and the findings.
+        The observed capture as JSON, or None if it equals the prediction; and the findings.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -110,7 +110,7 @@ def verify(
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
-    """The observed pass compared with the prediction and with unobserved passes."""
+    """Compare the observed pass with the prediction and with unobserved passes."""
     capture, seen = found.capture, Counter(found.capture.counts)
     expected = seen if predicted is None else Counter(predicted)
     missing, unexpected = expected - seen, seen - expected
@@ -142,7 +142,7 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
     )
 
 
-#: Compares an observed run with an unobserved one; and the observed run.
+#: A function that compares an observed run with an unobserved run; and the observed run.
 _Observation = tuple[Callable[..., "WatchedPass"], ObservedRun]
 
 
@@ -193,7 +193,7 @@ def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], o
 
 
 def _eagerly(found: WatchedPass) -> Eagerly | None:
-    """How an eager pass differs from the measured one; None if it does not."""
+    """The differences between an eager pass and the measured run; None if there was no separate eager pass."""
     if found.eager is None:
         return None
     launched, eager = found.capture.counts, found.eager.capture.counts
@@ -215,9 +215,9 @@ def _eagerly(found: WatchedPass) -> Eagerly | None:
 def _tuple_kernels(
     capture: CapturedPass, protocol: Protocol, device: torch.device, record: Record
 ) -> dict[str, dict[str, int]]:
-    """The kernels of one pass of each rebuilt tuple, on a GPU: tuple id -> kernel -> launches. Failures are left out.
+    """The kernels of one pass of each rebuilt tuple: tuple id -> kernel -> launches. {} on a CPU.
 
-    All tuples run in one profile, between marks: starting and ending a profile takes longer than a tuple.
+    Tuples that fail are missing. One profile covers all tuples, since its start and end take longer than a tuple.
     """
     from farm.operators.rebuild import rebuild
 
@@ -253,8 +253,8 @@ def _tuple_kernels(
 
 
 def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
-    """The kernels between the marks that `launch` makes and counts; [] if the profiler loses some."""
-    for _ in range(2):  # the first profile after one of another kind is empty
+    """The kernels between consecutive marks; [] if the profiler loses a mark. `launch` returns its number of marks."""
+    for _ in range(2):  # the first profile after a profile with other activities is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             marks = launch()
         between = kernels_between_marks(profile.events() or [])
@@ -264,8 +264,8 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 
 
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
-    """A capture as JSON: `tuples` by id, `costs` (id -> `Cost`), `calls` in order (for a step with part and owner),
-    `storages` (size_bytes, role), and the modes during the capture."""
+    """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of a step also have
+    part and owner), `storages` (size_bytes, role), and the modes during the capture."""
     from farm.operators.captured import role_in_tuple
     from farm.operators.cost import cost
 
@@ -285,11 +285,11 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
 def time_in_model(
     run: ObservedRun, capture: CapturedPass, device: torch.device, *, passes: int = PASSES, record: Record | None = None
 ) -> InModelTimes:
-    """Time the calls of a capture in passes of its model or step, which must be warm and run the same calls each time.
+    """Time the calls of a capture while its model or step runs. It must be warm, and run the same calls in each pass.
 
     Args:
-        run: one pass, with a context around each of ``capture.slots``.
-        record: makes the run that is measured, as in `farm.operators.profiler.verify_on_device`.
+        run: runs one pass, with a context around each of ``capture.slots``.
+        record: makes the measured run from a function, as in `farm.operators.profiler.verify_on_device`.
     """
     source = "kernels" if device.type == "cuda" else "ranges"
     if device.type != "cuda":
@@ -332,7 +332,7 @@ def _by_clock(run: ObservedRun, passes: int, record: Record) -> dict[int, list[f
 def _by_marks(
     run: ObservedRun, capture: CapturedPass, device: torch.device, passes: int, record: Record
 ) -> tuple[dict[int, list[float]], float]:
-    """Times in a replayed graph, with a mark before and after each call: only the order of the kernels assigns them."""
+    """Slot number -> times (us) of its call in a replayed graph; and the share of kernel time that belongs to calls."""
 
     @contextlib.contextmanager
     def around(number: int) -> Iterator[None]:
@@ -361,7 +361,7 @@ def _by_marks(
 
 
 def kernels_of_calls(run: ObservedRun, capture: CapturedPass, device: torch.device) -> dict[str, Counter[str]]:
-    """The kernels that the first call of each tuple launches in the running model, by tuple id; on a GPU."""
+    """Tuple id -> the kernels that the first call of the tuple launches in the running model. Only on a GPU."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
     for number, kernels in _kernels_by_call(_profiled(run, device, passes=1)):
         found[number].update(name for name, *_ in kernels)
@@ -386,13 +386,13 @@ def _profiled(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
 
 
 def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
-    """The times of each call in the passes (us) by its kernels, and the share of the kernels' time that has a call."""
+    """Slot number -> times (us) of its call's kernels; and the share of all kernel time that belongs to a call."""
     seen: dict[int, list[float]] = defaultdict(list)
     for number, kernels in _kernels_by_call(events):
-        if kernels:  # a view has none; the time of any other call is unknown
+        if kernels:  # a view launches no kernel; if another call has none, its time is unknown
             seen[number].append(_busy_us(kernels))
     total_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
-    # Calls may overlap at their edges: a kernel starts while the one before it ends.
+    # The sum may exceed the total: a kernel may start before the kernel of the call before it has ended.
     return seen, min(1.0, sum(map(sum, seen.values())) / total_us) if total_us else 0.0
 
 
@@ -400,7 +400,7 @@ _Kernels = list[tuple[str, float, float]]  # name, begin and end in us
 
 
 def _busy_us(kernels: _Kernels) -> float:
-    """Time in which at least one of them ran: cuDNN runs groups of a convolution in parallel."""
+    """Time in us in which at least one of the kernels ran: cuDNN runs groups of a convolution in parallel."""
     return _covered_us((begin_us, end_us) for _, begin_us, end_us in kernels)
 
 
@@ -414,15 +414,15 @@ def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
-    """All calls in order, each with its number and kernels, by the one of two ways that finds more kernel time.
+    """All calls in order, as (slot number, kernels). Use the better of two methods: it finds more kernel time.
 
-    By launch: a kernel has the number of the driver's function that launched it, which ran within the call's range on
-    the host. That compares the driver's clock with the host's. By link: the profiler links a kernel to the operator
-    around its launch, which is below the range. That needs an operator of PyTorch around the launch.
+    By launch: a kernel event has the id of the driver call that launched it, and this driver call is within the range
+    of the operator call on the host. This fails if the clocks of driver and host differ. By link: the profiler links
+    a kernel to the PyTorch operator that launched it, inside the range. This fails if no operator launched the kernel.
     """
     on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
     ranges = [event for event in on_host if event.name.startswith(RANGE)]
-    ranges.sort(key=lambda event: event.time_range.start)  # they do not overlap: one call at a time owns the slot
+    ranges.sort(key=lambda event: event.time_range.start)  # ranges do not overlap: calls run one at a time
     starts = [one.time_range.start for one in ranges]
     launched = {event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)}
     positions = {id(one): position for position, one in enumerate(ranges)}
@@ -438,7 +438,7 @@ def _kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
             above = above.cpu_parent
         for kernel in event.kernels if above is not None else ():
             if not kernel.name.startswith(("Mem", RANGE)):
-                # The link has only durations: line the kernels up.
+                # A link gives only durations: assume that the kernels run one after the other.
                 kernels = by_link[positions[id(above)]]
                 begin_us = kernels[-1][2] if kernels else 0.0
                 kernels.append((kernel.name, begin_us, begin_us + float(kernel.duration)))

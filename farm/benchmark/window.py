@@ -1,4 +1,4 @@
-"""The results of a window: its power, its flags, and its reading.
+"""Compute the results of a measurement window: its power, its flags and its reading.
 
 `farm.benchmark.measure` runs the window. docs/method.md describes the power sources and the intervals.
 """
@@ -19,15 +19,15 @@ from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
 from farm.types.reading import METHOD, Reading, Trace
 
-THROTTLED_SHARE = 0.05  # of the samples
-STARVED = 0.005  # of a window's time
-BUSY = 0.1  # of the cores' time in a window, for other processes
-DRIFT = 0.03  # relative difference of power between the halves of a window
-LEAST_ROUNDS = 3  # for an interval
-FLOOR_TICKS = 5  # a window has at least so many steps of the energy counter
-SENSOR_HOLDS_S = 0.15  # a power sensor may keep its value for so long
-DISAGREE = 0.02  # relative difference between the counter's power and the instant sensor's
-RAMP = 0.02  # a first step is still warm-up if its power differs more from the median of the others
+THROTTLED_SHARE = 0.05  # flag the reading if a throttle reason is in a larger share of the samples
+STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window
+BUSY = 0.1  # flag it if other processes used a larger share of the cores' time
+DRIFT = 0.03  # flag it if the power of the window's halves differs by a larger share
+LEAST_ROUNDS = 3  # an interval needs this many rounds
+FLOOR_TICKS = 5  # a window has at least this many steps of the energy counter
+SENSOR_HOLDS_S = 0.15  # a power sensor may keep its value for this long
+DISAGREE = 0.02  # flag the reading if the powers of energy counter and instant sensor differ by a larger share
+RAMP = 0.02  # the first step of a window is dropped as warm-up if its power differs more from the other steps' median
 
 THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
@@ -40,12 +40,12 @@ class WindowPower:
     power_w: float | None
     half_width_w: float | None
     source: str
-    begin_s: float  # moved to a tick of the energy counter if the card has one
+    begin_s: float  # a tick of the energy counter if the card has one
     end_s: float
     drift: float = 0.0
-    ticks: int | None = None  # of the energy counter, in the window
+    ticks: int | None = None  # number of the energy counter's ticks in the window
     ramp_ticks_dropped: int | None = None
-    integral_w: float | None = None  # mean power of the instant sensor, beside the counter
+    integral_w: float | None = None  # mean power by the instant sensor, to check the energy counter
 
     @property
     def relative(self) -> float:
@@ -61,7 +61,7 @@ class WindowPower:
 
 
 def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
-    """Mean power of a window: from the energy counter's ticks, else from the power sensor."""
+    """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor."""
     times, energies = sampler.ticks(begin_s)
     pairs = [(a, b) for a, b in zip(times, energies, strict=True) if a <= end_s]
     if len(pairs) >= 3:
@@ -74,7 +74,7 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
         integral_w = window.power_w if window.power_source == "power_instant" else None
         return WindowPower(
             power_w=fit.rate,
-            # A power that drifts is known no better than to half of its drift.
+            # If the power drifts, its uncertainty is at least half of the drift.
             half_width_w=math.hypot(fit.half_width, fit.rate * drift / 2),
             source="rapl" if sampler.device.card.kind == "cpu" else "energy_counter",
             begin_s=times[0],
@@ -88,19 +88,19 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
     if window.power_w is None:
         return WindowPower(None, None, "", begin_s, end_s)
     values = sampler.power_values(begin_s, end_s)
-    # However often it is queried, a sensor may keep its value for a tenth of a second: batches must be longer.
+    # A sensor may keep its value for a tenth of a second: batches must be longer.
     half_width = intervals.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
     source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
     return WindowPower(window.power_w, half_width, source, begin_s, end_s)
 
 
 def _ramp(pairs: list[tuple[float, float]]) -> int:
-    """The number of first ticks that are still warm-up: power rises towards that of the later steps."""
+    """The number of ticks to drop at the begin of a window, because the power has not yet settled."""
     dropped = 0
     while len(pairs) - dropped > FLOOR_TICKS + 1:
         rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(pairs[dropped:])]
         usual = statistics.median(rates[1:])
-        # Two steps together: a late tick makes one step long and the next short.
+        # Use the power of two steps together: a late tick makes one step longer and the next shorter.
         first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (pairs[dropped + 2][0] - pairs[dropped][0])
         if abs(first / usual - 1) <= RAMP:
             break
@@ -109,7 +109,7 @@ def _ramp(pairs: list[tuple[float, float]]) -> int:
 
 
 def _drift(times: list[float], energies: list[float]) -> float:
-    """Relative difference of power between the second and the first half of the ticks."""
+    """Power in the second half of the ticks minus power in the first half, relative to the mean of both."""
     if len(times) < 5:
         return 0.0
     middle = len(times) // 2
@@ -120,29 +120,29 @@ def _drift(times: list[float], energies: list[float]) -> float:
 
 @dataclass(frozen=True)
 class SteadyWindow:
-    """A steady window as it ran."""
+    """The observations of one steady window."""
 
     workload: Workload
-    rounds: Sequence[TimedRound]  # that ended in the window
-    power: WindowPower  # with the begin and end of the window
+    rounds: Sequence[TimedRound]  # the rounds that ended in the window
+    power: WindowPower  # also has the begin and end of the window
     seen: SampledWindow
     converged: bool  # the stopping rule was met within `ceiling_s`
     ceiling_s: float
     warm_up_s: float
     warm_up_slope_c_per_s: float | None  # rate of the chip's temperature at the end of the warm-up; None if unknown
     unsettled: bool  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
-    foreign: frozenset[int]  # processes on the card, before, during and after the window, except the benchmark's
-    foreign_cpu_share: float | None  # share of a CPU's core time that other processes had; None if unknown
+    foreign: frozenset[int]  # ids of other processes that were on the card before, during or after the window
+    foreign_cpu_share: float | None  # share of a CPU's core time that other processes used; None if unknown
     lacking: tuple[str, ...]  # sensors that the card lacks and a good reading needs
 
     @property
     def starved_share(self) -> float:
-        """The share of the window in which the card waited for the host; known for replayed graphs only."""
+        """The share of the window in which the card waited for the host; 0 unless the rounds replay graphs."""
         return starved_share(self.rounds) if self.workload.replayed else 0.0
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Conditions that make the figures doubtful."""
+        """The names of the conditions that make the figures doubtful, sorted."""
         power = self.power
         known = power.power_w is not None
         holds = {
@@ -168,15 +168,15 @@ class SteadyWindow:
         return any(self.seen.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
     def reading(self, levels: PowerLevels, trace: Trace | None, **details: Any) -> Reading:
-        """The reading of the window; `details` are added to those of the workload and of the window."""
+        """The reading of the window. Its details are those of the workload, those of the window, and `details`."""
         power, seen, flags = self.power, self.seen, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
         figure: Callable[[Sequence[float]], float]
         if power.power_w is not None:
-            # Power is the mean over the window, so the time that is multiplied with it is the mean as well.
+            # Energy is mean power times pass time, so the pass time must be a mean, too.
             time_us, figure = sum(one.took_s for one in self.rounds) / passes * 1e6, statistics.fmean
         else:
-            # There is no energy to agree with, and on a CPU that others use too, the mean mostly measures the others.
+            # Without energy use the median: on a shared CPU, other processes dominate changes of the mean.
             time_us, figure = statistics.median(values), statistics.median
 
         def half_width_us(figure: Callable[[Sequence[float]], float]) -> float:

@@ -1,11 +1,11 @@
-"""A subject as rounds of many passes, so that the launch on the CPU is not what is measured.
+"""Arrange the passes of a subject in rounds. A round is so long that the time to launch it does not matter.
 
-A *pass* is one run of a tuple or a whole model. A *round* is launched at once and timed as one: a replay of a CUDA
-graph with many passes, or a loop of passes. It takes a few milliseconds: long compared with the clock and the launch,
-short compared with a window.
+A *pass* is one run of a tuple or a whole model. A *round* is launched and timed as a unit: a replay of a CUDA graph
+with many passes, or a loop of passes. It takes a few milliseconds: long compared with a launch and with the clock's
+resolution, short compared with a window.
 
-The residency policy (docs/method.md) says what is in the cache when a pass begins. It decides how many copies of a
-tuple's tensors the passes use in turn.
+The residency policy (docs/method.md) says which data is in the cache when a pass begins. For this the passes use
+several copies of a tuple's tensors in turn.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from farm.operators.encoding import tensors_in
 from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
 
-ROUND_S = 0.003  # CUDA: one graph replay
+ROUND_S = 0.003  # target duration of a round on a GPU
 CPU_ROUND_S = 0.005
-LAUNCHED_S = 0.1  # shorter eager passes may launch for longer than they compute
-MAX_PASSES = 2000  # nodes of a graph cost time to capture
+LAUNCHED_S = 0.1  # if an eager pass is shorter, its launch may take longer than its computation
+MAX_PASSES = 2000  # most passes in one graph: more take too long to capture
 MAX_COPIES = 512
-CACHE_TIMES = 2  # so many cache sizes are touched between two uses of the same weights
-STREAM_TIMES = 4
-_ADDED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # their own type overflows in a sum of many
+CACHE_TIMES = 2  # `resident`: passes touch this many cache sizes between two uses of the same weights
+STREAM_TIMES = 4  # `stream`: all copies together have this many cache sizes
+_ADDED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # sums in 16-bit types may overflow
 _ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True)
 class WorkloadRound:
-    """Passes that are launched and timed at once."""
+    """Passes that are launched and timed as a unit."""
 
     launch: Callable[[], None]
     passes: int
@@ -66,8 +66,8 @@ class Workload:
     passes: Passes | None = None  # the subject, for timing outside of the window
     details: Details = field(default_factory=Details)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
-    replayed: bool = False  # rounds are replays of graphs
-    not_cold: bool = False  # the policy is `stream`, and there are too few copies
+    replayed: bool = False  # True if rounds are replays of graphs
+    not_cold: bool = False  # True if the policy is `stream` and memory allows too few copies
     _next: int = 0
 
     def next_round(self) -> WorkloadRound:
@@ -76,9 +76,9 @@ class Workload:
         return chosen
 
     def written_sizes(self) -> list[float]:
-        """The mean absolute value of each input that the operator or model changes; all passes should give the same.
+        """The mean absolute value of each input that the operator or model writes. It should not change between passes.
 
-        Tensors with one element are left out: they are counters and do not affect the time.
+        The list has no tensors with one element: they are counters and do not affect the time.
         """
         return [
             float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()
@@ -87,12 +87,12 @@ class Workload:
         ]
 
     def close(self) -> None:
-        """Free the graphs first, then the tensors that they use, after all work on the card has ended."""
-        with contextlib.suppress(RuntimeError):  # an error on the card was reported before
+        """Wait for all work on the card, then free the graphs, then the tensors that they use."""
+        with contextlib.suppress(RuntimeError):  # an error on the card was already reported
             synchronize(self.device)
         self.rounds.clear()
         self.passes = None
-        while self.keep:  # from the front: `list.clear` begins at the back, with the tensors that graphs use
+        while self.keep:  # graphs are at the front; `list.clear` would free the tensors at the back first
             self.keep.pop(0)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -103,11 +103,10 @@ class Workload:
 def copies_wanted(
     residency: str, weight_bytes: int, activation_bytes: int, output_bytes: int, cache: int
 ) -> tuple[int, bool]:
-    """The number of copies of the tensors that the passes use in turn, and if it is enough for the policy.
+    """The number of tensor copies that the passes use in turn, and True if this number is enough for the policy.
 
-    `resident`: between two uses of one copy of the weights at least twice the cache size is touched, by the other
-    copies or by the pass itself if its activations are large. `stream`: all copies together exceed the cache four
-    times. `chain`: the number of layers. `reuse`: one.
+    `resident`: between two uses of the same weights, the passes touch at least twice the cache size (other copies and
+    activations). `stream`: all copies together have four times the cache size. `chain`: one per layer. `reuse`: one.
     """
     if residency == "resident":
         if weight_bytes <= 0:
@@ -115,7 +114,7 @@ def copies_wanted(
         missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
         wanted = 1 + math.ceil(missing / weight_bytes)
         if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
-            return 1, False  # all copies together stay in the cache: they would change nothing
+            return 1, False  # even the largest number of copies fits in the cache: copies have no effect
     elif residency == "chain":
         return CHAIN_LAYERS, True
     elif residency == "stream":
@@ -126,10 +125,10 @@ def copies_wanted(
 
 
 def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None) -> Workload:
-    """Build a subject, copy it as the residency policy says, warm it up and capture its graphs.
+    """Build a subject, make the copies that the residency policy requires, warm it up and capture its graphs.
 
-    Call it, and launch its result, under `farm.benchmark.passes.applied`, and on a GPU on one stream that is not the
-    default stream.
+    Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`; on a GPU, do both on
+    one stream that is not the default stream.
 
     Args:
         offload: puts the tensors of the protocol's placement in slow memory.
@@ -138,7 +137,7 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
     """
     if protocol.data == "seen":
-        # A job resolves it to data classes; a subject that is measured alone has no model to observe.
+        # A job replaces 'seen' by the data classes that it observes in its model. A single subject has no model.
         raise Unmeasurable(
             "not_available", "'seen' needs a model whose data is observed.", "Use --data normal, or a data class."
         )
@@ -156,7 +155,7 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
 
 
 def prepare_canary(size: int, device: torch.device) -> Workload:
-    """The workload of the canary: a product of two square matrices in single precision."""
+    """The workload of the canary: a product of two square float32 matrices with `size` rows."""
     generator = torch.Generator(device=device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
     out = torch.empty(size, size, device=device)
@@ -171,9 +170,9 @@ def out_of_memory(error: BaseException) -> Unmeasurable:
 
 
 def why_it_raised(error: Exception) -> Unmeasurable:
-    """An exception of PyTorch as the item's reason."""
+    """Convert an exception of PyTorch: "out_of_memory" if memory was lacking, else "raised"."""
     text = str(error)
-    # The CPU allocator, cuBLAS and cuDNN have no class for a lack of memory.
+    # The CPU allocator, cuBLAS and cuDNN raise RuntimeError if memory is lacking: only the text tells.
     signs = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in signs):
         return out_of_memory(error)
@@ -189,7 +188,7 @@ def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Worklo
     pool = passes.pool.id if graph and passes.pool is not None else pool
     keep: list[Any] = [] if passes.keep is None else [passes.keep]
     if graph and pass_s < LAUNCHED_S:
-        # The time of short kernels that are launched one by one is that of the launch.
+        # If short kernels are launched one by one, the time is that of the launches: use a graph for the estimate.
         few = max(1, min(20, round(2e-3 / pass_s)))
         with _not_capturable():
             small = capture_graph([passes.first] * few, device, pool)
@@ -255,7 +254,7 @@ def _run_all(calls: list[Pass]) -> None:
 
 
 def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float = 0.02) -> float:
-    """Seconds of one call, the shortest of a few."""
+    """The shortest time of a few calls. Unit: s."""
     best = math.inf
     begin_s = time.perf_counter()
     for repeat in range(50):
