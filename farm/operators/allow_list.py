@@ -1,8 +1,8 @@
 """The operators that may be called: a fixed list of leaf modules, public functions and aten overloads.
 
-A name that arrives in a tuple is looked up here and nowhere else. There is no import and no attribute lookup by name,
-so a forged tuple can at worst name an operator of this list. Forward captures consist of modules and functions,
-training steps of aten overloads. Aten overloads that this torch lacks are left out.
+The farm looks up an operator name of a tuple only in this list. It never imports a module or reads an attribute by such
+a name, so a forged tuple can only call an operator of this list. Captures of forward passes consist of modules and
+functions, captures of training steps of aten overloads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from farm.types.tuple import OperatorTuple, tensor_references, words
 
 # ------------------------------------------------------------------------------------------------ modules and functions
 
-# Modules that only arrange others, decide by data which child runs, or hold state that a tuple cannot: the capture
-# descends into them; their children and functions are the operators.
+# Not leaves: modules that only combine other modules, choose by data which child runs, or have state that a tuple
+# cannot store. The capture descends into them and records their children and the functions that they call.
 _COMPOSITE = words(
     """
     Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container Transformer TransformerEncoder
@@ -31,7 +31,7 @@ _COMPOSITE = words(
     """
 )
 
-#: The exact classes that are operators. The capture descends into their subclasses, which may do anything.
+#: Classes whose modules are recorded as one operator. The capture descends into subclasses: they may compute anything.
 LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
     member
     for name, member in vars(nn).items()
@@ -42,15 +42,15 @@ LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
     and not name.startswith("Lazy")
 )
 
-# Factories do not depend on a tensor's values, so torch does not list them as overridable; a function mode sees them.
-# The last three have no public names: products of eight-bit floats, of a mixture of experts, and what
+# Functions that torch does not list as overridable, although a function mode sees them: most create tensors. The last
+# three are private: matrix products of eight-bit floats and of a mixture of experts, and the function that
 # parametrizations.weight_norm calls.
 _NOT_LISTED = """
     Tensor.new_full Tensor.new_ones Tensor.new_tensor Tensor.new_zeros arange eye full linspace logspace ones rand
     randint randn randperm tensor tril_indices triu_indices zeros _scaled_mm _grouped_mm _weight_norm
 """
 
-# Overridable, but not arithmetic: these reach files, processes, memory handles, Python callbacks or gradients.
+# Overridable functions that are not operators: they access files, processes, memory, Python callbacks or gradients.
 _NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
     f"torch.Tensor.{name}"
     for name in words(
@@ -77,8 +77,8 @@ ALLOWED_OPERATORS: dict[str, Any] = {name: function for function, name in FUNCTI
     f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES
 }
 
-#: Operators that return a value to the host. On meta there is no value; the operator moves only the bytes that it
-#: reads.
+#: Operators that return a value to the host. On meta there is no value to return; only the bytes that the operator
+#: reads count as moved.
 RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
     f"torch.Tensor.{name}"
     for name in words("item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__")
@@ -86,9 +86,9 @@ RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._l
 
 # ------------------------------------------------------------------------------------------------ aten overloads
 
-# A name without a dot is the overload `default`. The list holds what captures on the CPU and audits on cards have seen,
-# and related operators; nothing that reaches files, processes or memory handles, nothing that is dispatched to other
-# operators, and nothing whose output size depends on values.
+# A name without a dot means the overload `default`. The list contains the operators seen in captures on the CPU and in
+# audits on cards, and related ones. It contains no operator that accesses files, processes or memory handles, that is
+# dispatched to other operators, or whose output size depends on values.
 _OVERLOADS = """
 abs add.Scalar add.Tensor add_.Scalar add_.Tensor addbmm addcdiv addcdiv_ addcmul addcmul_ addmm all all.dim amax amin
 any any.dim arange arange.start arange.start_step argmax atan2 baddbmm bernoulli bernoulli.p bernoulli_.float
@@ -149,7 +149,7 @@ ATEN_OVERLOADS: frozenset[str] = frozenset(
 
 @functools.cache
 def overload_of(name: str) -> Any:
-    """The operator of a name such as ``aten.mul.Tensor``.
+    """The aten overload with a name such as ``aten.mul.Tensor``.
 
     Raises:
         TupleRejected: the name is not in the list, or this torch has no such operator.
@@ -165,7 +165,7 @@ def overload_of(name: str) -> Any:
 
 @functools.lru_cache(maxsize=8192)
 def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
-    """The arguments of a call by their names in the schema, as JSON trees; arguments left at their default are absent.
+    """Schema name of each argument -> its value as a JSON tree; arguments that the call does not pass are absent.
 
     Raises:
         TupleRejected: the schema has no such argument.
@@ -181,8 +181,7 @@ def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8192)
 def tensor_arguments(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """For each tensor, the arguments that it is passed as: their names, and its position if the argument is a list
-    (else 0)."""
+    """For each tensor of the tuple, the arguments that contain it: (argument name, position in the list or 0)."""
     found: list[list[tuple[str, int]]] = [[] for _ in spec.tensors]
     for name, tree in arguments_of(spec).items():
         for position, entry in enumerate(tree if isinstance(tree, list) else [tree]):
@@ -192,24 +191,24 @@ def tensor_arguments(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], 
 
 
 def written_by_schema(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors whose memory a call writes, as its schema says."""
+    """Indices of the tensors whose memory the call writes according to the operator's schema."""
     schema = overload_of(spec.operator)._schema
     names = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}
     if spec.short_name in ("native_batch_norm", "cudnn_batch_norm") and arguments_of(spec).get("training"):
-        names |= {"running_mean", "running_var"}  # of which the schema says nothing
+        names |= {"running_mean", "running_var"}  # the schema does not mark them as written
     storages = _storages_passed_as(spec, names)
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in storages)
 
 
 def read_by_host(spec: OperatorTuple) -> frozenset[int]:
-    """Storages that a CUDA operator reads on the host. During the capture of a CUDA graph its kernel reads them
-    instead."""
+    """Numbers of the storages that a CUDA operator reads on the host. While a CUDA graph is recorded, its kernel reads
+    them instead."""
     if spec.short_name != "_scaled_dot_product_efficient_attention_backward":
         return frozenset()
     return _storages_passed_as(spec, {"philox_seed", "philox_offset"})
 
 
 def _storages_passed_as(spec: OperatorTuple, names: set[str]) -> frozenset[int]:
-    """The storages of the tensors that are passed as one of the arguments ``names``."""
+    """Numbers of the storages of the tensors that the call passes as one of the arguments ``names``."""
     passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
     return frozenset(tensor.storage for tensor, arguments in passed if any(name in names for name, _ in arguments))

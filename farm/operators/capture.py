@@ -1,11 +1,11 @@
-"""Captures one forward pass: which operator calls it consists of, and a proof that none was missed.
+"""Captures one forward pass: records its operator calls, and checks that none is missed.
 
-The owner of an aten operator is the leaf module of ``torch.nn`` that runs (the exact class, constructed as its
-attributes say), or the outermost call of a function of PyTorch's public API. `Recorder` watches a forward pass or a
-training step; `farm.operators.profiler` compares a watched pass with an unwatched one.
+The owner of an aten operator is the leaf module of ``torch.nn`` that runs it, or the outermost call of a function of
+PyTorch's public API. The owner has the *slot* until it returns; calls inside it belong to it. `Recorder` watches a
+forward pass or a training step; `farm.operators.profiler` compares a watched pass with an unwatched one.
 
-Which operators run depends on the device and the grad mode, so a capture names both. `predict` computes nothing: it
-runs on fake tensors that claim to be on a device; meta tensors would take other paths.
+The device and the grad mode decide which operators run, so a capture records both. `predict` computes nothing: it runs
+the model on fake tensors of that device. On meta tensors PyTorch would run other operators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention asks for it when a dispatch mode is active
+import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention uses it while a dispatch mode is active
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -45,24 +45,23 @@ from farm.operators.encoding import (
 from farm.operators.fake_pass import RepeatedCalls, fake_pass, repeatable
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
-#: Called with a call's module path, its operator, its activations (each with whether the call wrote to it), and in the
-#: same way the buffers and parameters that it was passed as arguments (caches, for example), without a leaf module's
-#: own.
+#: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
+#: among its arguments (such as caches; not a leaf module's own). Each tensor comes with True if the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
 
 
-#: Entered around each operator, by its position in `CapturedPass.slots`.
+#: Returns the context to enter around an operator, given the operator's position in `CapturedPass.slots`.
 Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 
 class Recorder:
-    """Follows one pass of ``model``. Subclasses decide who owns the slot and what becomes a call; their functions
-    ``call_module``, ``call_function`` and ``call_aten`` are called instead of what they are given, and run it."""
+    """Records one pass of ``model``. Subclasses decide which call gets the slot and which calls are recorded. Their
+    functions ``call_module``, ``call_function`` and ``call_aten`` intercept each call and run it."""
 
     def __init__(self, model: nn.Module, device_type: str, around: Around | None = None) -> None:
         self.device_type = device_type
         self.around = around or (lambda number: contextlib.nullcontext())
-        self.path = ""  # of the module that runs
+        self.path = ""  # path of the module that runs
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.tuples: dict[str, OperatorTuple] = {}
         self.calls: list[CapturedCall] = []
@@ -82,7 +81,7 @@ class Recorder:
         parameters: dict[str, Any] | None = None,
         training: bool = False,
     ) -> DescribedCall:
-        """The call as a tuple. ``table`` holds the leaf module's own tensors already.
+        """Describes a call as a tuple. ``table`` already contains the leaf module's own tensors.
 
         Raises:
             NotEncodable: a tuple cannot hold one of the arguments.
@@ -103,7 +102,7 @@ class Recorder:
             self.storages.uses[number].append(call.index)
 
     def captured_pass(self, **more: Any) -> CapturedPass:
-        """What was recorded; ``more`` are the fields of `CapturedPass` that this class does not record."""
+        """Returns the recorded pass. ``more`` gives the fields of `CapturedPass` that this class does not record."""
         stored = zip(self.storages.tensors, self.storages.uses, strict=True)
         return CapturedPass(
             tuples=self.tuples,
@@ -119,10 +118,10 @@ class Recorder:
 
 
 class Storages:
-    """Numbers the storages of a pass in order of appearance, and keeps what is known of each."""
+    """Numbers the storages of a pass in order of appearance, and stores a `CapturedTensor` for each."""
 
     def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}  # of live storages, by their address
+        self.numbers: dict[int, int] = {}  # address of a live storage -> its number
         self.references: list[StorageWeakRef] = []  # a weak reference keeps the address from being used again
         self.held: set[int] = set()  # numbers of storages that are not known to be released
         self.tensors: list[CapturedTensor] = []  # without their uses
@@ -130,7 +129,7 @@ class Storages:
         self.integers: dict[int, torch.UntypedStorage] = {}
 
     def add(self, tensor: torch.Tensor, name: str, role: str, born: int = -1) -> int:
-        """The number of the tensor's storage, which is added if it is new."""
+        """Returns the number of the tensor's storage; adds the storage if it is new."""
         key = storage_key(tensor)
         if key not in self.numbers:
             storage, number = tensor.untyped_storage(), len(self.tensors)
@@ -143,7 +142,7 @@ class Storages:
         return self.numbers[key]
 
     def change(self, number: int, **values: Any) -> None:
-        """Sets fields of a tensor."""
+        """Changes fields of the `CapturedTensor` with this number."""
         self.tensors[number] = dataclasses.replace(self.tensors[number], **values)
 
 
@@ -179,7 +178,7 @@ def watched_modules(call: Callable[..., Any]) -> contextlib.AbstractContextManag
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While active, an attribute of a class or module is ``value``."""
+    """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
     original = owner.__dict__[name]
     setattr(owner, name, value)
     try:
@@ -210,13 +209,13 @@ def capture(
     grad_enabled: bool = False,
     watch: Watch | None = None,
 ) -> CapturedPass:
-    """Captures one forward pass of ``model`` on the tensors it holds (real or fake).
+    """Captures one forward pass of ``model`` with its present tensors, real or fake.
 
     Args:
         watch: called after each operator call.
 
     Raises:
-        CaptureError: the model is compiled or scripted, or raised.
+        CaptureError: the model is compiled or scripted, or raises an error.
     """
     _refuse_opaque(model)
     return _captured(ForwardRecorder(model, device_type, watch), model, args, kwargs, grad_enabled)
@@ -231,11 +230,12 @@ def predict(
     grad_enabled: bool = False,
     watch: Watch | None = None,
 ) -> CapturedPass:
-    """The capture of a pass that computes nothing: it runs on fake tensors, and does not repeat equal calls.
+    """Captures a forward pass on fake tensors, which compute nothing; equal calls run only once.
 
-    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors open a CUDA
-    context, so they are used only if this process already has one; otherwise the capture is the CPU's, and
-    ``CapturedPass.device_type`` says so. ``watch`` gets the model's own tensors, and fake ones for all others.
+    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors need a CUDA
+    context, and this function does not open one: without a context it captures for the CPU and sets
+    ``CapturedPass.device_type`` to "cpu". ``watch`` gets the original tensors of the model, and fake tensors for all
+    others.
 
     Raises:
         CaptureError: see `capture`.
@@ -263,16 +263,16 @@ def run_with_owners(
     grad_enabled: bool = False,
     around: Around,
 ) -> None:
-    """Runs one pass with ``around(number)`` entered around every call that takes the owner slot, in order.
+    """Runs one pass and enters ``around(number)`` around every call that gets the slot, in order.
 
-    Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass.
+    Calls are not recorded and aten operators are not watched, so a call takes about as long as in an unwatched pass.
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
     recorder = ForwardRecorder(model, device_type, around=around)
     with (
         torch.set_grad_enabled(grad_enabled),
         recorder.watching_calls(),
-    ):  # in this order: the former is a function, too
+    ):  # in this order: set_grad_enabled is a watched function, too
         model(*args, **(kwargs or {}))
 
 
@@ -316,14 +316,14 @@ def _refuse_opaque(model: nn.Module) -> None:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """The call that is being recorded; aten operators inside it belong to it."""
+    """The call that has the slot; it owns the aten operators that run inside it."""
 
     what: str
     path: str
     number: int
     costly: list[str] = field(default_factory=list)  # aten operators that cost anything
-    written: set[int] = field(default_factory=set)  # addresses of storages
-    values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # tensors that the host read, and values
+    written: set[int] = field(default_factory=set)  # addresses of the storages that it wrote
+    values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # (tensor, value) that the host read
 
 
 class ForwardRecorder(Recorder):
@@ -354,7 +354,7 @@ class ForwardRecorder(Recorder):
         original = scripted.__call__
 
         def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-            # A scripted function calls no public functions; the Python function that it was made from does.
+            # A scripted function hides the public functions that it calls: run the Python function instead.
             return getattr(function, "_torchdynamo_inline", functools.partial(original, function))(*args, **kwargs)
 
         functions = WatchedFunctions(self.call_function)
@@ -367,7 +367,7 @@ class ForwardRecorder(Recorder):
         if self.open_calls or threading.get_ident() != self.thread:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
-        known = id(module) in self.leaves  # others are made while the model runs
+        known = id(module) in self.leaves  # False if the model created it during the pass
         parameters = self.leaves[id(module)] if known else describe_leaf(module)
         if parameters is None:
             out = original(module, *args, **kwargs)
@@ -423,7 +423,7 @@ class ForwardRecorder(Recorder):
             self.open_calls.pop()
 
     def _run(self, call: _OpenCall, given: DescribedCall | None, run: Callable[[], Any]) -> tuple[bool, Any]:
-        """Whether the call repeats an earlier one, and its output. Only a new call runs."""
+        """Runs a call unless it repeats an earlier one. Returns whether it repeats one, and its output."""
         effect = self.repeated.repeat(given) if self.repeated is not None and given is not None else None
         if effect is None:
             with self.around(call.number):
@@ -456,10 +456,10 @@ class ForwardRecorder(Recorder):
     # ------------------------------------------------------------------------------------------------ calls
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Replaces tensors that are passed instead of numbers (``x[:length]``) by their values.
+        """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.
 
-        The read of such a value becomes a call of its own: output sizes depend on it, and a tuple holds no tensor
-        values.
+        Output sizes depend on such a value, and a tuple stores no tensor values. So the read of the value is recorded
+        as a separate call.
         """
         values = {id(tensor): value for tensor, value in call.values_read}
         found: set[int] = set()
@@ -498,7 +498,7 @@ class ForwardRecorder(Recorder):
         parameters: dict[str, Any] | None = None,
         module: nn.Module | None = None,
     ) -> DescribedCall | None:
-        """The call as a tuple; None if no tuple can describe it. Its aten operators then become gaps of the capture."""
+        """Describes the call as a tuple; None if no tuple can: its aten operators become gaps of the capture."""
         if torch.is_autocast_enabled(self.device_type):
             self._gap(call, UNDER_AUTOCAST)
             return None

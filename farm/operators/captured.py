@@ -1,4 +1,4 @@
-"""What a capture consists of: operator calls, operator tuples and tensors of one forward pass or one training step.
+"""The data of a capture: operator calls, operator tuples and tensors of one forward pass or one training step.
 
 This is plain data, without torch. `farm.operators.capture` captures forward passes: their calls are leaf modules and
 public functions. `farm.training.capture` captures training steps: their calls are aten operators, and each belongs to
@@ -30,7 +30,7 @@ def role_in_tuple(role: str) -> str:
 
 @dataclass(frozen=True)
 class Owner:
-    """The call of a leaf module or a function in the forward or the loss. ``what`` is its class or function
+    """A call of a leaf module or a function in the forward or the loss. ``what`` names its class or function
     ('Conv2d')."""
 
     index: int
@@ -41,11 +41,12 @@ class Owner:
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One operator call. ``reads`` and ``writes`` are numbers of `CapturedPass.tensors`.
+    """One operator call. ``reads`` and ``writes`` are indices of `CapturedPass.tensors`.
 
     The last four fields are empty in a forward pass. In a training step, ``part`` is "forward", "backward",
-    "recomputation", "accumulation", "loss" or "optimizer"; ``stage`` is that of `farm.training.step`; ``owner`` is
-    `Owner.what` of the call's owner and ``owner_index`` its index. Accumulation and the optimizer have no owner.
+    "recomputation", "accumulation", "loss" or "optimizer"; ``stage`` is a stage of `farm.training.step`; ``owner`` and
+    ``owner_index`` are `Owner.what` and `Owner.index` of the call's owner. Accumulation and the optimizer have no
+    owner.
     """
 
     index: int
@@ -65,9 +66,9 @@ class CapturedTensor:
 
     Attributes:
         shape, dtype: of the first tensor that was seen in this storage.
-        born: the index of the call that made it; -1 if no call did.
-        released: the index of the last call during which it was held; None if it outlives the step. Forward captures do
-            not record it.
+        born: the index of the call that created it; -1 if no call did.
+        released: the index of the last call during which it exists; None if it exists after the step, and in a forward
+            pass, where it is not recorded.
         uses: the indices of the calls that read or wrote it, in order.
     """
 
@@ -83,13 +84,13 @@ class CapturedTensor:
 
     @property
     def outlives(self) -> bool:
-        """Whether it exists before and after the step; memory planners call such a tensor 'global'."""
+        """True if the tensor exists before and after the step; memory planners call such a tensor 'global'."""
         return self.born < 0 and self.released is None
 
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What one call ran: its aten operators that cost anything, in order, and a text for each output."""
+    """The aten operators of one call that run a kernel, in order, and a description of each output."""
 
     operators: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -97,17 +98,17 @@ class CallTrace:
 
 @dataclass(frozen=True)
 class CapturedPass:
-    """What one forward pass or one training step consists of.
+    """One captured forward pass or training step.
 
     Attributes:
-        gaps: texts for people: the aten operators without an owner, where they ran, and why.
-        overlaps: the same for aten operators with two owners. A capture is complete if both are empty.
-        operators: how often each aten operator that costs anything ran.
-        traces: by tuple, what its first call ran; empty for a training step.
-        slots: for each call that took the owner slot (in a training step: for each aten operator), the index of its
-            `CapturedCall`; None if it costs nothing.
-        integers: by tensor number, the memory of token ids, positions and masks that no call made.
-        owners, loss: of a training step.
+        gaps: messages about aten operators without an owner: where each ran, and the reason.
+        overlaps: the same for aten operators with two owners. A capture without gaps and overlaps is complete.
+        operators: how often each aten operator that runs a kernel was called.
+        traces: tuple id -> trace of its first call; empty for a training step.
+        slots: for each call that had the slot (in a training step: for each aten operator), the index of its
+            `CapturedCall`; None if it runs no kernel.
+        integers: tensor number -> storage, for token ids, positions and masks that no call created.
+        owners, loss: only for a training step.
         flops: of a training step, counted by PyTorch's own counter; None if not counted.
     """
 
@@ -134,11 +135,11 @@ class CapturedPass:
 
     @functools.cached_property
     def memory_bytes(self) -> tuple[int, ...]:
-        """Bytes held during each call."""
+        """For each call, the bytes of all tensors that exist during it."""
         return self.held_bytes(self.tensors)
 
     def held_bytes(self, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1) -> tuple[int, ...]:
-        """Bytes of ``tensors`` that are held during each call; each size is rounded up to a multiple of
+        """For each call, the bytes of the ``tensors`` that exist during it; each size is rounded up to a multiple of
         ``rounded_to``."""
         changes = [0] * (len(self.calls) + 1)
         for tensor in tensors:
@@ -148,11 +149,11 @@ class CapturedPass:
         return tuple(itertools.accumulate(changes[:-1]))
 
     def last_held(self, tensor: CapturedTensor) -> int:
-        """The last call during which the tensor is held."""
+        """The index of the last call during which the tensor exists."""
         return len(self.calls) - 1 if tensor.released is None else tensor.released
 
     def to_json(self) -> dict[str, Any]:
-        """All but ``traces``, ``slots`` and ``integers``."""
+        """The capture as JSON, without ``traces``, ``slots`` and ``integers``."""
         data = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in ("traces", "slots", "integers"):
             del data[name]

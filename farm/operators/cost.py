@@ -1,8 +1,8 @@
-"""The cost of an operator tuple on paper: FLOPs as PyTorch counts them, and the bytes it must move.
+"""The theoretical cost of an operator tuple: FLOPs by PyTorch's counter, and the bytes that it must read and write.
 
-It is always counted on meta tensors: PyTorch's counter gives 22, 34 or 35 GFLOP for the same attention, depending on
-device and grad mode, because the fused operators of the fast path hide their parts. On meta neither a tuple nor a whole
-model takes a fused path, so the sum over the tuples equals the count for the model.
+FLOPs are always counted on meta tensors. On a device PyTorch's counter gives 22, 34 or 35 GFLOP for the same attention,
+depending on device and grad mode, because fused operators hide their parts. On meta no fused operator runs, so the sum
+over the tuples equals the count for the whole model.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def cost(spec: OperatorTuple) -> Cost:
     """The cost of one call of ``spec``.
 
     Raises:
-        TupleRejected: it cannot be built.
-        NotImplementedError: the size of its output depends on values.
+        TupleRejected: the operator cannot be built.
+        NotImplementedError: the output size depends on values of the input.
     """
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
     with torch.no_grad(), flop_counter() as counter:
-        if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it only writes its arguments
+        if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it returns written arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
         elif spec.operator not in RETURNS_TO_HOST:
             out = built.run()
@@ -51,7 +51,7 @@ def cost_of_run(
     """The cost of a call that has run.
 
     Args:
-        flops: as counted.
+        flops: the counted FLOPs of the call.
         tensors: its inputs, in the order of ``spec.tensors``.
         out: its output.
         written: the indices of the tensors that it wrote.
@@ -74,13 +74,13 @@ def cost_of_run(
     return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes, shapes)
 
 
-#: Operators that take a part of their first tensor, as much as they return.
+#: Operators that read only a part of their first tensor, as many elements as they return.
 _TAKING = words(
     """
     gather index_select take take_along_dim select_copy slice_copy __getitem__ masked_select index _unsafe_index
     """
 )
-#: Operators that write their last tensor to a part of their first one; the second set also reads what was there.
+#: Operators that write their last tensor to a part of their first one; those only in `_PLACING` read the old content.
 _PLACING_ANEW = words("index_copy_ scatter_ index_put_ put_ __setitem__ index_fill_")
 _PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
 #: Aten operators that read only the shape of their argument `self`, or only write it.
@@ -99,10 +99,10 @@ def _name(spec: OperatorTuple) -> str:
 
 
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
-    """The index of the tensor of which an operator touches a part, and the bytes of that part; None if it touches all.
+    """The index of the tensor that a call reads or writes only in part, and the bytes of that part; else None.
 
-    An embedding touches as many rows of its weight as there are indices, at most all. The part behind a boolean mask is
-    not known and counts as all.
+    An embedding reads as many rows of its weight as it has indices, at most all. The part that a boolean mask selects
+    is unknown and counts as the full tensor.
     """
     name = _name(spec)
     first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
@@ -122,7 +122,7 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
         elif given:
             placed = max(given)
         else:
-            return None  # a number, written to unknown places
+            return None  # a number, written to an unknown count of elements
         return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
     return None
 
@@ -130,13 +130,13 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
 def model_flops(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
 ) -> int:
-    """PyTorch's own count for a whole model, to compare the sum of the tuples with.
+    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples.
 
     Args:
-        computed: run the model as it is; otherwise nothing is computed.
+        computed: run the model on its real tensors; otherwise on meta or fake tensors, which compute nothing.
 
     Raises:
-        CaptureError: the model raised.
+        CaptureError: the model raises an error.
     """
     named = kwargs or {}
     try:
@@ -144,7 +144,7 @@ def model_flops(
             with _no_fused_path():
                 return _counted(model, args, named)
         if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_other_tensors(model):
-            with contextlib.suppress(Exception, SystemExit):  # for example it reads values, which do not exist here
+            with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
                 return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
         with fake_pass(model, args, kwargs, "cpu") as (_, fake_args, fake_kwargs), _no_fused_path():
             # Fake parameters: the counter adds hooks to inputs that require gradients.
@@ -175,8 +175,8 @@ def _on_meta(tree: Any) -> Any:
     return tree
 
 
-#: FLOPs of operators that PyTorch's counter does not know, from the shapes of their arguments: the product of rows
-#: (m, k), each with one of the matrices (groups, k, n), and the CPU's attention.
+#: FLOPs of operators that PyTorch's counter lacks, as functions of their arguments' shapes: the CPU's attention, and
+#: `_grouped_mm`, which multiplies each of the rows (m, k) by one of the matrices (groups, k, n).
 _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
     torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: 2 * math.prod(rows) * int(experts[-1]),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
@@ -189,7 +189,7 @@ _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
 
 
 def flop_counter() -> FlopCounterMode:
-    """PyTorch's counter, with the operators that it lacks."""
+    """PyTorch's FLOP counter, extended by `_UNKNOWN_TO_TORCH`."""
     return FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH)
 
 
@@ -201,7 +201,7 @@ def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @contextlib.contextmanager
 def _no_fused_path() -> Iterator[None]:
-    """While active, the model takes the paths that meta tensors take."""
+    """While active, PyTorch runs the same unfused operators as on meta tensors."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -212,8 +212,7 @@ def _no_fused_path() -> Iterator[None]:
 
 
 def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
-    """Bytes of the inputs that are touched, per storage; overlapping tensors count once, as far as their extents
-    tell."""
+    """Storage number -> bytes that the call reads or writes there; tensors whose extents overlap count once."""
     touched: dict[int, tuple[int, int, int]] = {}  # bytes, begin and end
     for index, tensor in enumerate(spec.tensors):
         size = tensor.distinct_bytes

@@ -1,9 +1,9 @@
 """Converts the arguments of a call, and the constructor arguments of a leaf module, to a tuple's JSON trees and back.
 
-A module of ``torch.nn`` counts as a leaf only if its description rebuilds it: `describe_leaf` constructs the module
-again on meta and compares. A module that does not come out equal (hooks, a replaced ``forward``, an attribute changed
-after construction, tied weights inside) is not a leaf: the capture descends into it and finds the functions that it
-calls.
+A module of ``torch.nn`` counts as a leaf only if its constructor arguments rebuild it: `describe_leaf` constructs the
+module again on meta and compares. A module that differs from this copy (hooks, a replaced ``forward``, an attribute
+changed after construction, tied weights inside) is not a leaf: the capture descends into it and records the functions
+that it calls.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int]
 
 @dataclass(frozen=True, eq=False)
 class DescribedCall:
-    """The arguments of one call as a tuple. ``tensors`` and ``storages`` (addresses) are in the order of
-    ``spec.tensors``.
+    """One call as a tuple. ``tensors`` and ``storages`` (their addresses) are in the order of ``spec.tensors``.
 
-    ``key`` holds the same information as the tuple, with unchanged strides; it is cheaper to make and to compare.
+    ``key`` has the same information as the tuple, with unchanged strides; it is cheaper to create and to compare.
     """
 
     key: tuple[str, tuple[Layout, ...]]
@@ -61,7 +60,7 @@ class TensorTable:
     """The distinct tensors of one call, in order of first appearance.
 
     Args:
-        roles: the role of each tensor by its ``id()``; other tensors are parameters or activations by their class.
+        roles: ``id()`` of a tensor -> its role. Other tensors are parameters if their class says so, else activations.
     """
 
     def __init__(self, roles: dict[int, str]) -> None:
@@ -104,7 +103,7 @@ class TensorTable:
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:
-    """The JSON tree of a value; tensors go into ``table``.
+    """The JSON tree of a value; tensors are added to ``table``.
 
     Raises:
         NotEncodable: a tuple cannot hold the value.
@@ -212,21 +211,21 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an aten operator's arguments that it writes."""
+    """The tensors among its arguments that an aten operator writes."""
     for position, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
-# Allocations run no kernel but return new memory; so does the operator that fake tensors run on a Python constant.
-# Schemas do not show this.
+# These operators return new memory but run no kernel: allocations, and `lift_fresh`, which fake tensors run on a Python
+# constant. Schemas do not show this.
 _NO_KERNEL = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"})
 
 
 def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
-    """Whether an aten operator runs a kernel: it writes an argument or returns new memory.
+    """True if an aten operator runs a kernel, that is, if it writes an argument or returns new memory.
 
-    All views return the storage of an input, whatever their schema says (``_unsafe_view``).
+    An output of a view shares the storage of an input, even if its schema hides that (``_unsafe_view``).
     """
     if func._schema.is_mutable:
         return torch.Tag.inplace_view not in func.tags
@@ -245,7 +244,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps the value under the new name.
 _SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
-# torch 2.13 gave these a `bias`. If it follows `affine`, as before, it is left out: a tuple is the same in all
+# torch 2.13 added the argument `bias` to these. It is left out if it equals `affine`, so a tuple is the same in all
 # versions.
 _AFFINE = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _MOST_LAYERS = 256  # each is built in Python
@@ -254,7 +253,7 @@ _RNN_EXTRA: dict[Any, tuple[str, ...]] = {nn.RNN: ("nonlinearity",), nn.LSTM: ("
 
 
 def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
-    """The constructor's arguments of ``module`` as JSON trees; None if it is no leaf, or if they do not rebuild it."""
+    """The constructor arguments of ``module`` as JSON trees; None if it is not a leaf, or if they do not rebuild it."""
     leaf: Any = type(module)
     if leaf not in LEAF_CLASSES or _is_changed(module):
         return None
@@ -308,7 +307,7 @@ def _constructor(leaf: Any) -> tuple[str, ...]:
 
 
 def _constructor_values(module: nn.Module) -> dict[str, Any]:
-    special: dict[str, Any] = {}  # arguments that the module does not keep under their name
+    special: dict[str, Any] = {}  # arguments that the module does not store under their name
     if isinstance(module, nn.MultiheadAttention):
         special = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
     elif isinstance(module, nn.TransformerEncoderLayer):
@@ -342,20 +341,20 @@ def _constructor_values(module: nn.Module) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _twin(leaf: Any, parameters: str) -> nn.Module:
-    # Built for real on meta, also while a capture runs: neither the modes nor the fake tensors of the capture see it.
+    # Built from meta tensors even while a capture runs: the capture must not record it or make it fake.
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         return build_leaf(leaf, json.loads(parameters))
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Whether the module does more or something else than its class."""
+    """True if the module has hooks or its own ``forward``, so it may compute something else than its class."""
     return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__
 
 
 def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
     mine, theirs = dict(module.named_modules()), dict(twin.named_modules())
     tensors = [id(one) for child in mine.values() for one in _tensors(child).values() if one is not None]
-    if mine.keys() != theirs.keys() or len({*tensors}) < len(tensors):  # or tied inside
+    if mine.keys() != theirs.keys() or len({*tensors}) < len(tensors):  # or two of its tensors are tied
         return False
     for name, child in mine.items():
         other = theirs[name]

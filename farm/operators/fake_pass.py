@@ -1,18 +1,16 @@
-"""A pass of a model on fake tensors: shapes, strides and a device, no memory and no arithmetic.
+"""Runs a model on fake tensors, which have shapes, strides and a device, but no memory and no arithmetic.
 
 Requirements:
 
-- A model checks whether its mask hides anything, or where its cache ends, and branches on the answer. Such values come
-  from token ids, masks and positions: integers that the model was given, and what is computed from those and from
-  numbers alone. These stay real tensors and are computed; every result that a weight or an activation goes into is
-  fake.
-- The real tensors are plain tensors, not fake ones with a value attached: transformers takes a fake mask as a sign of
-  tracing, and then runs other code than a normal pass.
-- The values of a storage are known or unknown. After something fake was written to it, everything computed from it is
-  fake, and reading a value fails, as it does for every fake tensor.
-- Three calls of four in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
-  A fake pass knows only the layouts of its tensors, so a second call with the same layouts does the same and is not run
-  again.
+- A model checks whether its mask hides a token, or where its cache ends, and branches on the result. Such values depend
+  only on numbers and on integer inputs: token ids, masks and positions. So these inputs stay real tensors, and results
+  that depend on them and on numbers alone are computed. Every result that depends on a weight or an activation is fake.
+- The real tensors are plain tensors, not fake tensors with a value attached: if a mask is fake, transformers assumes
+  tracing and runs other code than in a normal pass.
+- After a fake tensor was written to a real storage, the values of the storage are unknown: every result computed from
+  it is fake, and reading a value fails, as for every fake tensor.
+- Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
+  Its result depends only on the layouts of its inputs, so a second call with the same layouts is not run.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ from farm.operators.encoding import DescribedCall, storage_key, tensors_in, writ
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
-#: Largest tensor that is computed from small ones or from numbers alone: a mask of 1024 x 1024. Larger ones are fake.
+#: Largest result that is computed from real tensors or numbers: a mask of 1024 x 1024. Larger results are fake.
 MOST_MADE_BYTES = 2**20
-_WIDER = 8  # a result up to so many times its inputs is not large either: integers for booleans
+_WIDER = 8  # a result of at most this many times the bytes of its inputs is computed, too: integers from booleans
 
-#: These values are never copied: they hold no tensors of their own, or are handled elsewhere.
+#: Values that are never copied: they have no tensors of their own, or other code replaces their tensors.
 _OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
 _OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-#: A boolean mask among their indices stands for the places that it marks.
+#: Operators that accept a boolean mask as an index; it selects the places that it marks.
 _INDEXING = frozenset(
     {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 )
@@ -55,10 +53,10 @@ _INDEXING = frozenset(
 def fake_pass(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device_type: str
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
-    """While active, ``model`` holds fake tensors on ``device_type``; yields these and the fake ``args`` and
-    ``kwargs``."""
+    """While active, the tensors of ``model`` are replaced by fake ones on ``device_type``. Yields the replacements, and
+    the replaced ``args`` and ``kwargs``."""
     fakes = FakeTensors(FakeTensorMode(), device_type)
-    # It says of an operator that it cannot fake what the error says too.
+    # If the mode cannot fake an operator, its log repeats the error: silence the log.
     log = logging.getLogger(FakeTensorMode.__module__)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -72,8 +70,8 @@ def fake_pass(
 
 
 class FakeTensors:
-    """Replaces a model's own tensors, keeping identity and strides: integers with values by small real copies, others
-    by fake tensors."""
+    """Replaces tensors and keeps their identity and strides: small integer tensors that have values become real copies,
+    all others become fake tensors."""
 
     def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
         self.mode, self.device = mode, torch.device(device_type)
@@ -82,8 +80,8 @@ class FakeTensors:
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
-        """The replacement of a tensor, always the same one; with ``fake`` a fake one even if the values could be
-        kept."""
+        """The replacement of a tensor; every call returns the same one. With ``fake`` it is fake even for a small
+        integer tensor."""
         if id(tensor) not in self._replacements:
             is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
             numbers_matter = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake)
@@ -100,20 +98,20 @@ class FakeTensors:
                 replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, requires_grad=trained)
             if is_parameter:
                 replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks other classes
-            self._replacements[id(tensor)] = (tensor, replacement)  # holding the original keeps its id unique
+            self._replacements[id(tensor)] = (tensor, replacement)  # the reference to the original keeps its id unique
         return self._replacements[id(tensor)][1]
 
     def fresh(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
     ) -> FakeTensor:
-        """A fake tensor with a storage of its own, made from a meta tensor, as the mode itself does, but below the
-        dispatcher: that takes a tenth of the time, and a model has thousands of tensors."""
+        """A fake tensor with its own storage. `FakeTensorMode` also makes one from a meta tensor; below the dispatcher
+        this takes a tenth of the time, and a model has thousands of tensors."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
         return FakeTensor(self.mode, meta, self.device)
 
     def tree(self, tree: Any) -> Any:
-        """A copy with replaced tensors of lists, tuples, dictionaries and objects (a cache with its layers)."""
+        """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors replaced."""
         if isinstance(tree, torch.Tensor):
             return self.tensor(tree)
         if id(tree) in self._copies:
@@ -137,7 +135,7 @@ class FakeTensors:
         return twin
 
     def originals(self) -> dict[int, torch.Tensor]:
-        """The replaced tensors by the ``id()`` of their replacements."""
+        """``id()`` of a replacement -> the original tensor."""
         return {id(replacement): original for original, replacement in self._replacements.values()}
 
     @contextlib.contextmanager
@@ -147,7 +145,7 @@ class FakeTensors:
         visited: dict[int, bool] = {}
         try:
             for module in model.modules():
-                # No leaf reads values of its own tensors; fake ones let it be repeated.
+                # A leaf never reads values of its own tensors; with fake ones its equal calls can be skipped.
                 leaf = type(module) in LEAF_CLASSES
                 places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
                 for place in places:
@@ -193,8 +191,8 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
 
 
 class _RealIntegers(TorchDispatchMode):
-    """Above a `FakeTensorMode`: computes operators whose inputs are all real if no result is large; leaves all others
-    to that mode."""
+    """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result is large; leaves all
+    other operators to that mode."""
 
     def __init__(self, fakes: FakeTensors) -> None:
         super().__init__()
@@ -211,16 +209,16 @@ class _RealIntegers(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _computes(self, func: Any, args: Any, kwargs: Any, real: list[torch.Tensor]) -> bool:
-        if func.is_view:  # whatever the memory holds
+        if func.is_view:  # a view needs no values
             return True
         if any(storage_key(tensor) in self.overwritten for tensor in real):
             return False
         if torch.Tag.nondeterministic_seeded in func.tags:
-            # One number is drawn on the host: to skip a layer, for example.
+            # Only a single random number is computed: it decides whether to skip a layer, for example.
             return not real and func is torch.ops.aten.rand.default and args[0] == []
         placed = any(argument.name == "device" for argument in func._schema.arguments)
         if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags) or not (real or placed):
-            return True  # the last case: the division of two numbers, for example
+            return True  # without tensors and a device: the division of two numbers, for example
         meta = {"device": torch.device("meta")} if placed and ("device" in kwargs or not real) else {}
 
         def on_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -236,7 +234,7 @@ class _RealIntegers(TorchDispatchMode):
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs the operator in the mode below, with fake tensors for the real ones."""
+        """Replaces real inputs by fake tensors and runs the operator in the `FakeTensorMode`."""
         if func in _INDEXING:
             places: list[torch.Tensor | None] = []
             for index in args[1]:
@@ -272,10 +270,10 @@ _NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class _Effect:
-    """What a call did: its aten operators that cost anything, what it wrote, and its one output.
+    """The effect of a call: its aten operators that run a kernel, the tensors that it wrote, and its only output.
 
-    ``written`` are positions among the call's tensors. So is ``output`` if the call returned one of them; otherwise it
-    is a new tensor.
+    ``written`` are indices of the call's tensors. ``output`` is such an index if the call returned that tensor;
+    otherwise it describes a new tensor.
     """
 
     operators: tuple[str, ...]
@@ -284,12 +282,12 @@ class _Effect:
 
 
 def repeatable(module: nn.Module) -> bool:
-    """Whether a leaf does only what its class does."""
+    """True if a leaf has no forward hooks and no ``forward`` of its own, so it computes what its class does."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 class RepeatedCalls:
-    """The effects of the calls of a fake pass. On a device every call runs."""
+    """Stores the effects of calls in a fake pass, to skip equal calls. Passes on a device do not use it."""
 
     def __init__(self, fakes: FakeTensors) -> None:
         self.fakes = fakes
@@ -298,8 +296,8 @@ class RepeatedCalls:
         self.functions: set[str] = set()
 
     def repeat(self, call: DescribedCall) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
-        """Operators, written storages and output of an equal earlier call, for this call's tensors; None if it must
-        run."""
+        """If an equal call ran before: the aten operators, the written storages and the output of this call; else
+        None."""
         if (effect := None if _has_real_tensors(call) else self.effects.get(_key(call))) is None:
             return None
         place = effect.output
@@ -307,8 +305,8 @@ class RepeatedCalls:
         return effect.operators, {call.storages[position] for position in effect.written}, out
 
     def learn(self, call: DescribedCall, operators: list[str], written: set[int], out: object) -> bool:
-        """Stores what a call did. Returns False if it cannot be repeated: it returned a view, a tensor that requires
-        gradients, or anything but one tensor.
+        """Stores the effect of a call. Returns False if equal calls must run: the output is a view, requires gradients,
+        or is not a single tensor.
 
         Args:
             written: the addresses of the storages that it wrote.
@@ -327,11 +325,11 @@ class RepeatedCalls:
 
 
 def _key(call: DescribedCall) -> Hashable:
-    # Operators may also depend on these flags, which the tuple does not hold.
+    # Operators may also depend on these flags, which a tuple does not contain.
     flags = [(tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
     return call.key, torch.is_grad_enabled(), tuple(flags)
 
 
 def _has_real_tensors(call: DescribedCall) -> bool:
-    """Whether an input is real, or the output may be because the inputs are numbers alone."""
+    """True if an input is real, or if the call has no input tensors, so that its output may be real."""
     return not call.tensors or any(type(tensor) is not FakeTensor for tensor in call.tensors)

@@ -1,19 +1,17 @@
-"""Values for the input tensors of a rebuilt operator. They decide its power, and wrong ones its result.
+"""Chooses the values of a rebuilt operator's input tensors. They affect its power; invalid values make it fail.
 
 Requirements:
 
-- Activations are standard normal, weights scaled as in trained layers, variances positive, indices in range: no NaN, no
-  infinity, nothing that a model would not see. Sweeps may ask for a share of zeros.
-- An operator that writes its input is run millions of times on one buffer. The buffer therefore holds a fixed point of
-  the operation, with random mantissas: an addend below half a unit in the last place of the sum, factors of plus and
-  minus one, the range in which an activation function is the identity. Only zero is a fixed point of multiplication by
-  other factors.
-- Aten operators run below the argument checks of PyTorch's public functions: an index outside the input of a pool's
-  backward ends the process, a row outside the table of an embedding's backward overwrites memory. So an integer tensor
-  needs a rule that names its argument; without one the tuple is refused.
-- Arguments of aten operators that are variances, inverse deviations or second moments are positive, a log-sum-exp is
-  above the scores, a step count is a count: the result is finite, and kernels take the branches that they take in a
-  training step.
+- Activations are standard normal, weights are scaled as in trained layers, variances are positive, indices are in
+  range. No value is NaN, infinite or unusual for a model. A sweep may set a share of zeros.
+- An operator that writes its input runs millions of times on one buffer. So the values are chosen such that the buffer
+  does not change and keeps random mantissas: addends below half a unit in the last place of the sum, factors of plus
+  and minus one, arguments for which an activation function is the identity. For other factors the buffer is zero.
+- Aten operators run below the argument checks of PyTorch's public functions: an index out of range crashes the process
+  in a pool's backward, and overwrites memory in an embedding's backward. So each integer argument needs a rule for its
+  values; without one the tuple is rejected.
+- Variances, inverse deviations and second moments of aten operators are positive, a log-sum-exp is above the scores, a
+  step count is valid: the result is finite, and kernels take the same branches as in a training step.
 """
 
 from __future__ import annotations
@@ -46,13 +44,13 @@ class Fill:
 
     ``form`` is one of:
 
-        normal      as above
-        near        as above; value profiles do not replace it
-        positive    the absolute value of the normal values is scaled and shifted
+        normal      ``shift + scale * N(0, 1)``
+        near        as normal, but value profiles do not replace the values
+        positive    ``shift + scale * |N(0, 1)|``
         sign        plus or minus one
         index       integers from ``shift`` to below ``shift + bound``
-        ends        the ends of equal parts of ``bound``, in order
-        boolean     random
+        ends        the end of each part if ``bound`` is divided into equal parts, ascending
+        boolean     random, half of them True
     """
 
     form: str = "normal"
@@ -66,8 +64,8 @@ _POSITIVE = Fill("positive", shift=0.5)
 
 
 def settled(activation: str) -> Fill | None:
-    """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if it settles from any
-    values."""
+    """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if all values become
+    constant after some calls."""
     function = activation.rstrip("_").replace("_", "").lower()
     if function in _IDENTITY_IF_LARGE:
         return Fill("positive", shift=_LARGE)
@@ -77,13 +75,13 @@ def settled(activation: str) -> Fill | None:
 
 
 def adding_nothing(target: TensorSpec) -> Fill:
-    """An addend so small that almost no sum with ``target`` changes; float16 cannot represent a smaller one."""
+    """Addends so small that they change almost no value of ``target``; float16 cannot represent smaller ones."""
     bits = MANTISSA_BITS.get(target.dtype, 10)
     return Fill(scale=2.0 ** -(bits + 3) if target.dtype == "float16" else 2.0**-40)
 
 
 def beyond(addend: float, target: TensorSpec) -> Fill:
-    """Values of ``target`` so large that adding ``addend`` no longer changes them."""
+    """Values of ``target`` so large that adding ``addend`` does not change them."""
     return Fill("positive", shift=min(abs(addend) * 2.0 ** (MANTISSA_BITS.get(target.dtype, 10) + 2), 2.0**14))
 
 
@@ -126,9 +124,9 @@ def impose(base: torch.Tensor, zeros: float, positive: bool, channels: float, ge
     """Changes standard normal values in place.
 
     Args:
-        zeros: the share of zeros: where a ReLU would leave them if ``positive``, otherwise at random places.
+        zeros: the share of zeros: the smallest values if ``positive``, as after a ReLU; otherwise random ones.
         positive: no value is negative.
-        channels: the share of the variance that is between channels.
+        channels: the variance of the channels' means, as a share of the total variance.
     """
     if channels and (dimension := channel_dimension(base)) is not None:
         shape = [1] * base.dim()
@@ -194,8 +192,8 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
 
 
 def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
-    """Whether the result stays finite if tensor ``index`` holds zeros: not if it is a divisor, or the input of a
-    logarithm."""
+    """True if the result is finite when tensor ``index`` contains zeros; False for divisors and inputs of
+    logarithms."""
     if spec.kind == "aten":
         return aten_fills(spec)[index].form == "normal"
     name = spec.operator.rsplit(".", 1)[-1]
@@ -270,7 +268,7 @@ _COMPUTE = words(
     zero_ zeros_like _local_scalar_dense _to_copy _foreach_add_ _foreach_copy_ _foreach_zero_
     """
 )
-#: Arguments of operators with indices that are not indices.
+#: Arguments that are not indices, of operators with indices.
 _INDEXED = frozenset({"self", "src", "source", "values", "value"})
 _ALONG = words(
     """
@@ -279,7 +277,7 @@ _ALONG = words(
     """
 )
 _BY_POSITION = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"})
-#: State of random generators, reserved memory of libraries, and counters.
+#: Arguments that are the state of a random generator, reserved memory of a library, or a counter.
 _STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})
 
 _BY_NAME: dict[str, Fill] = {
@@ -293,7 +291,7 @@ _BY_NAME: dict[str, Fill] = {
     "inv_scale": Fill("near", scale=0.0, shift=1.0),
     "grad_scale": Fill("near", scale=0.0, shift=1.0),
 }
-#: Operators, also in place, and their argument that must be positive.
+#: (operator, argument that must be positive); also for operators in place.
 _POSITIVE_ARGUMENTS = frozenset(
     {(name, "self") for name in words("sqrt rsqrt log log2 log10 log1p reciprocal pow")}
     | {("div", "other"), ("addcdiv", "tensor2")}
@@ -302,7 +300,7 @@ _POSITIVE_ARGUMENTS = frozenset(
 
 @functools.lru_cache(maxsize=8192)
 def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
-    """The values for each tensor of a tuple of kind `aten`; equal for tensors that share a storage.
+    """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share a storage.
 
     Raises:
         TupleRejected: no rule says which values of an integer tensor are valid.
@@ -362,12 +360,12 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
 
 
 def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], target: TensorSpec) -> Fill | None:
-    """The values of a tensor that is written; None if any value is valid."""
+    """Values of a written tensor that the operator does not change; None if any values are valid."""
     if "self" not in arguments:
         return None
     numbers = _numbers(spec)
     if name in ("add_", "sub_"):
-        if "other" in arguments:  # with itself
+        if "other" in arguments:  # the call adds the tensor to itself
             return _STAYS_ZERO
         return beyond(max(map(abs, numbers)), target) if any(numbers) else None
     if name in ("mul_", "div_"):
@@ -380,7 +378,7 @@ def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], targe
 
 
 def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozenset[int]) -> Fill | None:
-    """The values of a tensor that is read while the operator writes another; None if any value is valid."""
+    """Values of a tensor that is read, if the operator writes another tensor; None if any values are valid."""
     if not over:
         return None
     target = spec.tensors[min(over)]
@@ -388,7 +386,7 @@ def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozens
         return adding_nothing(target)
     if name in ("mul_", "div_") and argument == "other":
         return Fill("sign")
-    if name == "addcmul_" and argument in ("tensor1", "tensor2"):  # of their product
+    if name == "addcmul_" and argument in ("tensor1", "tensor2"):  # their product is too small to change the target
         return Fill(scale=2.0**-7 if target.dtype == "float16" else 2.0**-20)
     if name == "addcdiv_" and argument == "tensor1":
         return adding_nothing(target)
@@ -401,7 +399,7 @@ def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozens
 
 
 def _numbers(spec: OperatorTuple) -> list[float]:
-    """The scalars that a call adds or multiplies by; none if it adds or multiplies by a tensor."""
+    """The scalars that a call adds or multiplies by; empty if it adds or multiplies by a tensor."""
     if _tensors(spec, "other"):
         return []
     found: list[Any] = []
@@ -416,7 +414,7 @@ def _tensors(spec: OperatorTuple, argument: str) -> list[int]:
 
 
 def _integers(spec: OperatorTuple, index: int) -> Fill:
-    """The strictest of the rules for the arguments that an integer tensor is passed as."""
+    """The values of an integer tensor, by the strictest rule of the arguments that contain it."""
     rules = [_rule(spec, argument, position) for argument, position in tensor_arguments(spec)[index]]
     valid = [rule for rule in rules if rule is not None]
     if not spec.tensors[index].numel:
@@ -445,7 +443,7 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
 
 
 def _bound(spec: OperatorTuple, argument: str, position: int) -> int | None:
-    """Indices from 0 to below this number are valid; None if no rule applies."""
+    """The exclusive upper bound of valid indices; None if no rule applies."""
     name, call = spec.short_name, arguments_of(spec)
 
     def shape(of: str) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
-"""The values in the tensors of a model that runs: mean, spread, zeros and signs of each activation, call by call.
+"""Describes the values in the tensors of a running model: mean, spread, zeros and signs of each call's activations.
 
-For buffers and parameters that a call is passed as arguments (caches above all): the share of zeros, the part that is
-used, and whether they hold one value, if they differ from the random weights that a tuple is measured with.
+For buffers and parameters that a call gets as arguments (mainly caches), and that differ from random weights: the share
+of zeros, the used part, and whether all values are equal.
 
-One pass of the model runs on the CPU, with the same seeded weights as on the card and two samples of its input. Only
-cheap passes run: a very large model is not run at submit time, and its calls are measured with standard normal values.
+The model runs once on the CPU, with the same seeded weights as on the card and two samples of input. A very large model
+is not run at submit time; its calls are measured with standard normal values.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from farm.types.protocol import Variant
 from farm.types.value_profiles import NORMAL, class_of
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
-MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
+MOST_FLOPS = 400e9  # of one pass: a few seconds on a few cores
 SAMPLE = 250_000  # values examined per tensor
 HELD_SHARE = 1 / 8  # of the bytes of a call's tensors: smaller buffers are not examined
 
-#: For one call: per activation {"mean", "spread", "zeros", "least", "channels"}, or None if unknown; then, unless all
-#: are like random weights, per buffer or parameter that it was passed the entry of `describe_held`.
+#: The entries of one call: {"mean", "spread", "zeros", "least", "channels"} for each activation, or None if unknown;
+#: then the result of `describe_held` for each buffer or parameter argument, unless all are like random weights.
 CallValues = list[dict[str, float] | None]
-#: (module path, operator) -> the values of each call there, in order.
+#: (module path, operator) -> the entries of each such call, in order.
 ObservedValues = dict[tuple[str, str], list[CallValues]]
 _Tensors = Sequence[tuple[torch.Tensor, bool]]  # each with whether the call wrote to it
 
 
 def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
-    """The values that the calls of a variant see; None if running it costs too much, or if it does not run on a CPU.
+    """Runs a variant and describes the values of each call; None if the run costs too much or fails on a CPU.
 
     Args:
-        flops: of one pass of the variant, if known.
+        flops: FLOPs of one pass of the variant, if known.
     """
-    batch = 2  # tells what all samples have in common
+    batch = 2  # shows what all samples have in common
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
-        # In single precision, whatever the variant's dtype: a CPU is slow in others, and the shares are the same.
+        # Always in single precision: a CPU is slow in other dtypes, and the shares are the same.
         plain = dataclasses.replace(variant, dtype="float32", memory_format="contiguous")
         on_meta = catalog.build(plain, real_buffers=True)
         large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
@@ -62,7 +62,7 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
         found: ObservedValues = defaultdict(list)
 
         def look(path: str, operator: str, activations: _Tensors, held: _Tensors) -> None:
-            """The initial values of the buffers of a model that is not run."""
+            """Describe the initial values of the buffers; the model is not run."""
             with _disable_current_modes(), torch.no_grad():
                 entries = _held_entries(activations, held)
             found[path, operator].append([*[None] * len(activations), *entries] if entries else [])
@@ -87,7 +87,7 @@ def watch_values(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, 
 
 
 def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
-    """One entry for each buffer or parameter; none if all are like random weights, or too small to matter."""
+    """One entry for each buffer or parameter; empty if all are like random weights, or too small to matter."""
     read_bytes = sum(tensor.nbytes for tensor, _ in (*activations, *held))
     entries = [
         {"held": 1.0}
@@ -99,8 +99,8 @@ def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
 
 
 def describe_held(tensor: torch.Tensor) -> dict[str, float]:
-    """Values of a buffer or a parameter: `zeros`, `same` (it holds one value), and `used` of `used_dimension` if all
-    values are in a first part along that dimension; {} for integers and empty tensors."""
+    """Describes a buffer or parameter: share of `zeros`, `same` if all values are equal, and `used` of `used_dimension`
+    if only a first part along that dimension has values; {} for integers and empty tensors."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return {}
     values = _sample(tensor)
@@ -124,19 +124,19 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _between_channels(tensor: torch.Tensor, spread: float) -> float:
-    """The share of the variance that is between the means of channels."""
+    """The variance of the channels' means, as a share of the total variance."""
     dimension = channel_dimension(tensor)
     if dimension is None or tensor.shape[dimension] < 2 or not spread:
         return 0.0
     others = [index for index in range(tensor.dim()) if index != dimension]
     samples = tensor.numel() // tensor.shape[dimension]
     share = tensor.detach().double().mean(others).var(unbiased=False).item() / spread**2
-    # Means over few samples vary by chance.
+    # Means over few samples also vary by chance; subtract that part.
     return min(1.0, max(0.0, (share * samples - 1) / (samples - 1))) if samples > 1 else 0.0
 
 
 def describe_values(tensor: torch.Tensor) -> dict[str, float] | None:
-    """The input of `farm.types.value_profiles.class_of`; None for integers, empty tensors and values that are not
+    """Statistics for `farm.types.value_profiles.class_of`; None for integers, empty tensors and values that are not
     finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None

@@ -1,6 +1,6 @@
-"""What PyTorch's profiler sees running, and the comparison of a watched pass with an unwatched one.
+"""Counts what runs with PyTorch's profiler, and compares a watched pass with an unwatched one.
 
-The profiler is a neutral witness: it works the same whether or not a recorder watches.
+The profiler is independent of the capture: it works the same with and without a recorder.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import nn
 from farm.operators.capture import ForwardRecorder, capture
 from farm.operators.captured import CapturedPass
 
-MARK = "spin_kernel"  # of `torch.cuda._sleep`, which no model calls
+MARK = "spin_kernel"  # the kernel of `torch.cuda._sleep`, which no model calls
 RANGE = "farm.call "  # prefix of the ranges that name an operator call to the profiler
 
-#: Turns a run into one that can be launched again as the measured run is launched: a CUDA graph's replay, for example.
+#: Converts a run to the form that is measured, for example to the replay of a CUDA graph.
 Record = Callable[[Callable[[], object]], Callable[[], object]]
 
 
 class Profiled:
     """While entered, counts kernels on CUDA, and innermost aten operators with their input shapes on the CPU.
 
-    Only innermost ones, since a dispatch mode adds a second event for the outer ones; the kernels below are the same.
+    Outer operators are not counted: a dispatch mode adds a second event for them, but runs the same kernels.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class Profiled:
 
 
 def is_kernel(event: Any) -> bool:
-    """Whether a profiler event is a kernel on the card, and not a copy or a range that a program named."""
+    """True if a profiler event is a kernel on the card; False for copies and named ranges."""
     return (
         event.device_type == torch.autograd.DeviceType.CUDA
         and not event.name.startswith(("Mem", RANGE))
@@ -68,7 +68,7 @@ def is_kernel(event: Any) -> bool:
 
 
 def mark(device: torch.device) -> None:
-    """Launches a separator between kernels: the replay of a graph names no ranges."""
+    """Launches a separator between kernels; named ranges do not appear in the replay of a CUDA graph."""
     if device.type == "cuda":
         torch.cuda._sleep(1)
 
@@ -97,10 +97,11 @@ def _has_aten_below(event: Any) -> bool:
 
 @dataclass(frozen=True)
 class EagerPass:
-    """An eagerly launched pass, if it runs something else than the measured one.
+    """An eagerly launched pass that runs other operators or kernels than the measured one.
 
     Attributes:
-        unobserved: the innermost aten operators with their input shapes on the CPU, kernel names on CUDA.
+        unobserved: counts of the unwatched pass: innermost aten operators with their input shapes on the CPU, kernels
+            on CUDA.
         unobserved_times_us: the time of each kernel in the unwatched pass, summed over its launches; empty on the CPU.
     """
 
@@ -111,11 +112,11 @@ class EagerPass:
 
 @dataclass(frozen=True)
 class WatchedPass(EagerPass):
-    """A watched pass compared with an unwatched one on a device, both launched as the measured run is.
+    """A watched pass compared with an unwatched one on a device; both are launched like the measured run.
 
     Attributes:
-        observed: as ``unobserved``, of the watched pass.
-        differences: empty if watching changed nothing.
+        observed: the same counts of the watched pass.
+        differences: messages about different counts; empty if watching changed nothing.
         eager: None if an eager pass runs the same.
     """
 
@@ -138,11 +139,11 @@ def verify_on_device(
     All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted.
 
     Args:
-        record: how the measured run is made, if it is not a plain pass. The capture then holds the operators that are
-            called while it is made, the counters what runs when it is launched; an eager pass is compared with it.
+        record: creates the measured run, if it is not a plain pass. The capture then contains the operators called
+            during the creation; the counters count what a launch runs. An eager pass is compared with the launch.
     """
     device = torch.device(device)
-    ForwardRecorder(model, device.type)  # builds the leaves on meta; the next one finds them built
+    ForwardRecorder(model, device.type)  # builds the leaves on meta; the next recorder reuses them
     return compare_with_unwatched(
         lambda: model(*args, **(kwargs or {})),
         lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),

@@ -1,8 +1,8 @@
 """Rebuilds an operator from its tuple: a callable with its tensors, which runs the same operators as in the model.
 
-The operator comes from the allow-list (`farm.operators.allow_list`); nothing is imported, evaluated or looked up as an
-attribute because a tuple names it. Strides, shared storages, offsets and argument identity are those of the original
-call, since they decide which kernels run.
+The operator comes from the allow-list (`farm.operators.allow_list`); names in a tuple are never imported, evaluated or
+read as attributes. Strides, shared storages, offsets and argument identity equal those of the original call, because
+they decide which kernels run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Rebuilt:
     """An operator that is ready to run, any number of times.
 
     Attributes:
-        spec: what it was built from.
-        storages: by their number in ``spec``.
+        spec: the tuple that it was built from.
+        storages: one tensor per storage number of ``spec``.
         tensors: one per entry of ``spec.tensors``.
         in_place: whether it writes one of its inputs. Its values then stay the same over millions of runs (see
             `farm.operators.input_values`).
@@ -47,8 +47,8 @@ class Rebuilt:
     ) -> None:
         """
         Args:
-            elsewhere: by number, the storages that are not in the device's own memory, with the function that copies
-                there.
+            elsewhere: number of each storage outside the device's own memory -> the function that copies a tensor to
+                that memory.
         """
         self.spec = spec
         self.device = device
@@ -61,9 +61,9 @@ class Rebuilt:
                 dtype = dtype_of(tensor.dtype)
                 flat = base if base.dtype == dtype else base.view(dtype)
                 view = flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
-            if tensor.role == "parameter" and spec.kind != "aten":  # these run below autograd
-                # As in a model, also under no_grad: matmul folds its batch depending on whether its operand requires
-                # gradients.
+            if tensor.role == "parameter" and spec.kind != "aten":  # aten operators run below autograd
+                # As in a model, also under no_grad: whether matmul folds its batch depends on the gradient requirement
+                # of its operand.
                 view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
             self.tensors.append(view)
         self._target = _target(spec, self.tensors)
@@ -71,7 +71,7 @@ class Rebuilt:
         self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
 
     def run(self) -> Any:
-        """Calls the operator once. The grad mode is the caller's."""
+        """Calls the operator once, in the caller's grad mode."""
         return self._target(*self._arguments, **self._keywords)
 
     def run_on(self, activation: torch.Tensor) -> Any:
@@ -79,7 +79,7 @@ class Rebuilt:
         return self._target(activation, *self._arguments[1:], **self._keywords)
 
     def memory(self, index: int) -> torch.Tensor:
-        """The storage of a tensor: it holds all its elements once, whatever its strides."""
+        """The storage of a tensor; it contains each element once, whatever the tensor's strides."""
         return self.storages[self.spec.tensors[index].storage]
 
     @property
@@ -129,7 +129,8 @@ class Rebuilt:
         return Rebuilt(self.spec, self.device, storages, self._elsewhere)
 
     def placed(self, numbers: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Rebuilt:
-        """The same operator, and its replicas, with the storages ``numbers`` where ``copied`` puts them."""
+        """The same operator with copies of the storages ``numbers``, made by ``copied``; its replicas use ``copied``,
+        too."""
         storages = [copied(base) if number in numbers else base for number, base in enumerate(self.storages)]
         return Rebuilt(self.spec, self.device, storages, dict.fromkeys(numbers, copied))
 
@@ -142,7 +143,7 @@ class Rebuilt:
 
 
 def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True) -> Rebuilt:
-    """Builds the operator with its tensors on ``device``, filled by ``seed``.
+    """Builds the operator with its tensors on ``device``, filled with values from ``seed``.
 
     Args:
         filled: give the tensors values; otherwise they are uninitialized.
@@ -173,7 +174,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
 def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose storage the operator writes, found by running it on meta.
 
-    If it has no meta implementation, its name decides; for an aten operator its schema does.
+    An aten operator's schema decides instead; so does the name of an operator without a meta implementation.
     """
     if spec.kind == "aten":
         return written_by_schema(spec)
@@ -201,7 +202,7 @@ def needed_bytes(spec: OperatorTuple) -> int:
 
 @functools.lru_cache(maxsize=8192)
 def storage_bytes(spec: OperatorTuple) -> dict[int, int]:
-    """The size of each storage, by its number."""
+    """Storage number -> size in bytes."""
     sizes: dict[int, int] = {}
     for tensor in spec.tensors:
         end = (tensor.offset + tensor.extent) * tensor.itemsize_bytes
@@ -216,7 +217,7 @@ def _weight_storages(spec: OperatorTuple) -> frozenset[int]:
 
 @functools.lru_cache(maxsize=8192)
 def _users(spec: OperatorTuple) -> dict[int, list[int]]:
-    """The indices of the tensors of each storage."""
+    """Storage number -> indices of its tensors."""
     found: dict[int, list[int]] = {}
     for index, tensor in enumerate(spec.tensors):
         found.setdefault(tensor.storage, []).append(index)
@@ -224,7 +225,7 @@ def _users(spec: OperatorTuple) -> dict[int, list[int]]:
 
 
 def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
-    """Whether the tensor is the only one of its storage and covers it exactly once: it is no view."""
+    """True if the tensor is the only one of its storage and covers it exactly once, so it is not a view."""
     expected = 1
     for step, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
         if size != 1 and step != expected and tensor.numel:
@@ -234,7 +235,7 @@ def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
 
 
 def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
-    """The memory of each storage: the tensor itself if it is the only one, otherwise flat elements of the first
+    """Allocates each storage: in the layout of its tensor if that is alone, otherwise flat in its first tensor's
     dtype."""
     made = []
     for storage, size_bytes in sorted(storage_bytes(spec).items()):

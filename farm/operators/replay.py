@@ -1,7 +1,7 @@
-"""Runs rebuilt operators: the storages of their outputs, and a comparison with the calls they were captured from.
+"""Runs rebuilt operators, compares them with the captured calls, and finds the storages of their outputs.
 
-A tuple is worth measuring only if the operator that is rebuilt from its JSON runs the same aten operators, and returns
-outputs of the same shapes and strides, as the call in the model did on the device where it is measured.
+A tuple is worth measuring only if its rebuilt operator runs the same aten operators as the call in the model on the
+measured device, and returns outputs of the same shapes and strides.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from farm.types.tuple import OperatorTuple, parse
 def replay(
     spec: OperatorTuple, device: torch.device | str, *, fake: bool = False, grad_enabled: bool = False
 ) -> CallTrace:
-    """Runs the operator once and returns what it did.
+    """Runs the operator once and returns its trace.
 
     Args:
-        fake: compute nothing; the tensors only claim to be on ``device``.
+        fake: run on fake tensors of ``device``, which compute nothing.
 
     Raises:
-        FarmError: it could not be built, or raised.
+        FarmError: the operator could not be built, or raised an error.
     """
     device = torch.device(device)
     with FakeTensorMode() if fake else contextlib.nullcontext():
@@ -47,11 +47,11 @@ def replay(
 def mismatches(
     found: CapturedPass, device: torch.device | str | None = None, *, only: frozenset[str] | None = None
 ) -> list[str]:
-    """What the rebuilt tuples of a capture do differently from the calls; empty if all agree.
+    """Replays the tuples of a capture. Returns a message for each that differs from its call.
 
     Args:
-        device: where to run them for real. None replays them on fake tensors that claim the capture's device; operators
-            that return a value to the host then run on the CPU.
+        device: where to run them on real tensors. None: on fake tensors of the capture's device; operators that return
+            a value to the host then run on the CPU.
         only: the ids of the tuples to replay; all if None.
     """
     different = []
@@ -73,8 +73,8 @@ def mismatches(
 
 @functools.lru_cache(maxsize=8192)
 def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
-    """What of a tuple can be in slow memory: the numbers of input storages, and the count of storages that a call makes
-    and returns. An operator that does not run on fake tensors has no such outputs."""
+    """The storages that can be in slow memory: the numbers of input storages, and the count of storages that a call
+    allocates and returns (0 if the operator does not run on fake tensors)."""
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
     inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
     try:
@@ -86,7 +86,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
 
 def placements_of(spec: OperatorTuple, which: str) -> list[str]:
-    """The placements of a tuple's storages that ``which`` names, see `farm.types.protocol.configurations`."""
+    """The placements of a tuple's storages that ``which`` selects, see `farm.types.protocol.configurations`."""
     return configurations(*offloadable(spec), which)
 
 

@@ -1,8 +1,8 @@
 """The roofline of a card: a lower bound for the time of a call from its FLOPs and bytes, plus a launch.
 
-The estimate weighs tuples against each other (coverage, placement, the order of the accuracy loop) without a
-measurement. It need not be right in microseconds, only fair between a convolution that computes, an addition that moves
-bytes, and a tiny call that does neither: by FLOPs alone the last two would be free.
+The estimate compares tuples without a measurement: for coverage, placement and the order of the accuracy loop. It need
+not be exact in microseconds. It must weigh convolutions, additions and tiny calls fairly; by FLOPs alone additions and
+tiny calls would be free.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def roofline_of(
         card_kind: ``cuda``, ``cpu`` or ``simulated``.
         card_model: the card's name, such as ``NVIDIA H200``.
         fingerprint: measured when a worker first saw the card: ``copy_bytes_per_s``, ``launch_floor_us`` and
-            ``matmul_flops_per_s`` (``float32``, ``tf32``, ``float16``, ``bfloat16`` -> FLOP/s). The table replaces
+            ``matmul_flops_per_s`` (``float32``, ``tf32``, ``float16``, ``bfloat16`` -> FLOP/s). The data sheet replaces
             absent values and zeros.
         dtype: of the model's activations.
         tf32: whether float32 matrix products run as TF32.

@@ -51,10 +51,10 @@ class Expansion:
         }
 
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
-        """The different tuples with their costs. No batch is empty.
+        """Yields batches of distinct tuples with their costs. No batch is empty.
 
-        A grid of one batch keeps its order. A larger one is visited in a spread order, so that a drift of the card does
-        not coincide with what varies over the sweep.
+        A small grid keeps its order. A larger grid is visited in a spread order, so that a drift of the card does not
+        correlate with a parameter of the sweep.
 
         Raises:
             UsageError: at the end, if no combination was possible.
@@ -102,7 +102,7 @@ def check_names(sweep: Sweep) -> None:
 
     Raises:
         UnknownOperator: there is no sweep of that operator; suggests the nearest name.
-        UsageError: the operator does not take a name or a value.
+        UsageError: the operator has no parameter of that name, or does not accept a value.
     """
     if sweep.operator not in RECIPES:
         step = did_you_mean(sweep.operator, RECIPES) or f"There are sweeps of: {', '.join(RECIPES)}."
@@ -130,7 +130,7 @@ def _size_text(value: Any) -> str:
 
 
 def _problem(operator: str, name: str, value: Any, default: Any) -> str:
-    """What a value of the grid must be; "" if it is that."""
+    """The requirement that a value of the grid violates; "" if the value is valid."""
     several = isinstance(value, list | tuple)
     numbers = value if several else [value]
     if name in ("dtype", "out_dtype"):

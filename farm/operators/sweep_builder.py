@@ -1,9 +1,9 @@
-"""The part of sweeps that needs torch: one combination of a grid becomes one operator tuple with its cost.
+"""Builds one operator tuple with its cost from one combination of a sweep's grid. Needs torch.
 
-Capturing a combination like a model, rebuilding its tuple and counting that takes milliseconds, and a grid may have a
-hundred thousand combinations. So only one combination of each *structure* is captured: all that is not a mere size. The
-others run once on meta with PyTorch's counter, and are described after the captured one. If the two ways disagree on
-the first combination of a structure, or if PyTorch refuses a combination, the capture decides.
+To capture a combination, rebuild its tuple and count FLOPs takes milliseconds, and a grid may have a hundred thousand
+combinations. So only one combination of each *structure* (all values except sizes) is captured. The others run once on
+meta with PyTorch's counter; their tuples copy the captured one with other sizes. If both methods disagree on the first
+combination of a structure, or if PyTorch refuses a combination, the capture is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from farm.types.tuple import OperatorTuple, TensorSpec
 if TYPE_CHECKING:
     from farm.operators.sweep_recipes import SweepRecipe
 
-#: What PyTorch raises if it does not take a combination.
+#: Exceptions that PyTorch raises if it refuses a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)
 _KEPT_MODULES = 4096
 
@@ -42,7 +42,7 @@ class Impossible(Exception):
 
 
 class _SelfAttention(torch.nn.Module):
-    """Self-attention of one sequence: the same tensor three times, which decides the path that PyTorch takes."""
+    """Self-attention: query, key and value are the same tensor, for which PyTorch runs other operators."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Builder:
     def __init__(self, operator: str, recipe: SweepRecipe) -> None:
         self.operator = operator
         self.recipe = recipe
-        #: The captured combination of each structure; None if every combination needs a capture.
+        #: Structure -> its captured tuple; None if every combination needs a capture.
         self._samples: dict[Any, OperatorTuple | None] = {}
         self._modules: dict[Any, torch.nn.Module] = {}
 
@@ -66,7 +66,7 @@ class Builder:
         """The tuple of one combination and its cost.
 
         Raises:
-            Impossible: PyTorch does not take the combination, or it is larger than any card.
+            Impossible: PyTorch refuses the combination, or no card has enough memory for it.
         """
         if any(size < 1 for shape in self.recipe.inputs(values) for size in shape):
             raise Impossible("an input has a size of 0")
@@ -81,7 +81,7 @@ class Builder:
         return with_zeros(spec, float(values["zeros"])), costs
 
     def build_by_capture(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
-        """As `build`, in the way a model's tuples are made, and without the share of zeros."""
+        """As `build`, but by a capture, as for a model; without the share of zeros."""
         try:
             module, inputs = self._combination(values)
             with torch.device("meta"), torch.no_grad():
@@ -99,8 +99,8 @@ class Builder:
             raise Impossible("no card has the memory that it needs") from refusal
 
     def _like(self, sample: OperatorTuple, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
-        """The tuple and its cost, described after the sample of its structure: only sizes differ. None if PyTorch
-        refuses."""
+        """The tuple, copied from the ``sample`` of its structure with other sizes, and its cost; None if PyTorch
+        refuses it."""
         table = TensorTable({})
         try:
             module, inputs = self._combination(values)
@@ -121,7 +121,7 @@ class Builder:
         return spec, cost_of_run(spec, counter.get_total_flops(), table.tensors, out, written_inputs(sample))
 
     def _structure(self, values: Mapping[str, Any]) -> Any:
-        """What decides how the operator is captured; sizes only decide whether PyTorch takes them."""
+        """All values that decide how the operator is captured; sizes are left out."""
         given = self.recipe.given(values)
         fixed = {name: value for name, value in given.items() if self.recipe.function or not _is_size(value)}
         ranks = tuple(len(shape) for shape in self.recipe.inputs(values))
@@ -142,19 +142,19 @@ class Builder:
         for number, shape in enumerate(self.recipe.inputs(values)):
             own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
             one = torch.empty(shape, dtype=dtype_of(own) if own else dtype, device="meta")
-            # Stored column by column.
+            # A transposed input is stored column by column.
             inputs.append(one.new_empty(shape[::-1]).t() if number in self.recipe.transposed else one)
         return module, tuple(inputs)
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a parameter is a whole number, or several: a module of another size is built and called the same."""
+    """True for an integer or a list of integers: a module of another size is built and called the same way."""
     numbers = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
 
 
 def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
-    """The same tuple with that share of zeros in its floating-point activations, except in scalars (scales)."""
+    """The same tuple with this share of zeros in its floating-point activations, except in scalars (scales)."""
     if not zeros:
         return spec
 

@@ -22,9 +22,9 @@ class SweepRecipe:
         sizes: names that shape the inputs: name -> default, or `REQUIRED`.
         inputs: the shapes of the inputs.
         function: its public name, such as "torch.matmul"; "" for the module torch.nn.<operator>.
-        dtypes: what the grid's dtype may be, the default first.
+        dtypes: the dtypes that the grid may have, the default first.
         input_dtypes: the dtype of each input; "" for the grid's.
-        transposed: the inputs that are stored column by column.
+        transposed: indices of the inputs that are stored column by column.
         derived: keywords that follow from the grid's values.
         as_list: the function takes its inputs in a list.
     """
@@ -66,7 +66,8 @@ def _tokens(features: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...
 
 
 def _attention(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Query, key and value: the queries are the newest tokens of a sequence; the cache holds the earlier ones."""
+    """Shapes of query, key and value. Queries are the newest tokens of a sequence; the cache contains the earlier
+    ones."""
     length = values["cache"] + values["tokens"]
     cached = (values["batch"], values["key_value_heads"] or values["heads"], length, values["head_features"])
     return _heads(values), cached, cached
@@ -77,8 +78,8 @@ def _heads(values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _image_or_heads(values: Mapping[str, Any], *, rotated: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Two equal shapes: images, or queries of many heads if tokens are given; with ``rotated`` all heads of a token are
-    rotated by the same angles."""
+    """Two equal shapes: images, or queries of many heads if tokens are given. With ``rotated`` the second has one head:
+    all heads of a token are rotated by the same angles."""
     if not values["tokens"]:
         return _image("channels")(values) * 2
     one = _heads(values)
