@@ -1,1 +1,1 @@
-"""What a program or a notebook calls: the functions of `import farm`. docs/python.md shows them."""
+"""The functions of `import farm`, for programs and notebooks. docs/python.md shows examples."""

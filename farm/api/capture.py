@@ -1,4 +1,4 @@
-"""Capturing a torch.nn.Module of the caller, without registration: its name contains the hash of its calls."""
+"""Capture a `torch.nn.Module` of the caller without registering it. A hash of its calls is part of its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class CapturedModel:
     """A model with its example inputs and the operator tuples of one pass. A notebook shows a table of the tuples.
 
-    `variant` identifies it: captures with equal calls in the same order and modules are one variant with any weights.
+    `variant` identifies the model by its calls, their order and their modules. Weights do not change the variant.
     """
 
     variant: Variant
@@ -39,17 +39,17 @@ class CapturedModel:
 
     @property
     def title(self) -> str:
-        """The title, with the sizes of the inputs."""
+        """Title of the model, with the sizes of its inputs."""
         return titled_by(self.variant, (*self.args, *self.kwargs.values()))
 
     @property
     def tuples(self) -> tuple[OperatorTuple, ...]:
-        """The different operator tuples, in the order of their first call."""
+        """The distinct operator tuples, in the order of their first call."""
         return tuple(self.extraction.capture.tuples.values())
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Tuple id -> calls of it in one pass."""
+        """Number of calls in one pass, by tuple id."""
         return self.extraction.capture.counts
 
     @property
@@ -59,7 +59,7 @@ class CapturedModel:
 
     @property
     def bytes_moved(self) -> int:
-        """The least that all calls of one pass must read and write. Unit: bytes."""
+        """Minimum number of bytes that the calls of one pass must read and write."""
         return self.extraction.bytes_moved
 
     def _repr_html_(self) -> str:
@@ -76,19 +76,19 @@ def capture_model(
 ) -> CapturedModel:
     """Capture a model as operator tuples. Measures nothing and does not change the model.
 
-    If possible the model runs without values other than small integers: no memory, no arithmetic. If it needs values, a
-    copy runs once on the device of the model.
+    The model runs on fake tensors, which need no memory and no arithmetic. If it depends on values in its tensors, a
+    copy runs once on the model's device instead.
 
     Args:
         model: the module, in the mode (``eval()`` or ``train()``) to measure.
-        args: its positional arguments; a single tensor is the only argument.
+        args: its positional arguments, as a tuple or list; any other value is the only argument.
         kwargs: its keyword arguments.
-        grad: keep what a backward pass needs, as in training.
+        grad: enable gradients: the pass also saves the tensors for a backward pass, as in training.
 
     Raises:
         UsageError: the model has lazy modules, or a dtype that the farm does not measure.
-        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that no tuple
-            describes.
+        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that an
+            operator tuple cannot describe.
     """
     import torch
     from torch import nn
@@ -109,7 +109,7 @@ def capture_model(
     values = (*args, *named.values())
     there = [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
     about: Any = {"device_type": there[0].device.type if there else "cpu", "grad_enabled": grad}
-    with contextlib.redirect_stdout(sys.stderr):  # what the model prints must not mix with results
+    with contextlib.redirect_stdout(sys.stderr):  # keep output of the model's code apart from results
         try:
             taken = predict(model, args, named, **about)
         except CaptureError:
@@ -123,7 +123,7 @@ def capture_model(
 
 
 def _variant(model: nn.Module, values: tuple[Any, ...], extraction: Extraction) -> Variant:
-    """The variant of a captured model: named by class and hash of its calls, with batch and size of the first input."""
+    """Return the variant of a captured model: named by class and hash of the calls, with sizes of the first input."""
     import torch
 
     taken = extraction.capture

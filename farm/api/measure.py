@@ -1,9 +1,9 @@
 """Measure tuples and models on a card of this host now, without a broker and without a worker.
 
-Tuples and models of the catalog go to the card's benchmark process, as they do everywhere. A captured model cannot: it
-would have to be unpickled there. Its whole is measured in this process, after all its tuples, with the same `Bench`.
-That leaves a CUDA context of this process on the card, and whatever else the program does meanwhile affects the
-reading.
+The card's benchmark process measures tuples and models of the catalog, as it does for a worker. It cannot measure a
+captured model, because it would have to unpickle it. This process measures the whole of a captured model, after its
+tuples, with the same `Bench`. Afterwards this process keeps a CUDA context on the card. Other work of the program
+during the measurement affects the reading.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse
 
-AGAIN_S = 0.5  # between two looks at items that another farm measures for this job
+AGAIN_S = 0.5  # pause between two checks of items that another farm measures for this job
 
 
 @dataclass(frozen=True)
 class TupleReading:
     """One tuple measured on one card; a notebook shows it as a table.
 
-    `reading` has the values of one call with 95 % intervals and flags. `reading_id` is its id, "" if it is not stored.
+    `reading` has the values of one call with 95 % intervals and flags. `reading_id` is "" if it is not stored.
     """
 
     spec: OperatorTuple
@@ -96,23 +96,23 @@ def measure_tuples(
     stopping: Stopping | None = None,
     quick: bool = False,
 ) -> list[TupleReading]:
-    """Measure operator tuples alone, one after the other, on one card of this host. Reuses no readings.
+    """Measure operator tuples one at a time, outside of a model, on one card of this host. Reuse no stored readings.
 
     Args:
         tuples: the tuples of a `CapturedModel`, or their plain JSON.
-        database: where to store the readings. None: they are only returned.
-        card: as in ``--card``: an id, an index, "cpu", "gpu", part of a model name. Default: the first GPU, else the
-            CPU.
-        protocol: how to measure. Default: what suits the card.
-        stopping: how long to measure. Default: what suits the card.
+        database: stores the readings. None: the readings are returned and not stored.
+        card: as in ``--card``: an id, an index, "cpu", "gpu" or part of a model name. Default: the first GPU, or the
+            CPU if there is no GPU.
+        protocol: how to measure. Default: the default for this kind of card.
+        stopping: how long to measure. Default: the default for this kind of card.
         quick: use short windows, for rough values.
 
     Raises:
-        TupleRejected: a value is not a tuple.
+        TupleRejected: a value is not a valid operator tuple.
         NoSuchCard, UsageError: there is no such card, or it does not support the protocol.
         CardBusy: a worker or another command holds the card.
         CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its health check.
-        Unmeasurable: a tuple cannot be measured; earlier readings are kept.
+        Unmeasurable: a tuple cannot be measured. Readings of earlier tuples remain in the database.
     """
     from farm.operators.cost import cost
 
@@ -123,7 +123,7 @@ def measure_tuples(
     with hold_card(chosen, database) as process:
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
-            check_health(process)  # of a process that was started again
+            check_health(process)  # a restarted process has a new result
             answer = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
             row_id = ""
             if database is not None:
@@ -147,26 +147,26 @@ def measure_model(
     reuse: Reuse = "model",
     placements: Placements = "none",
 ) -> JobReport:
-    """Measure a model and all its tuples on one card of this host: a job like that of `farm run`, up to its verdict.
+    """Measure a model and its tuples on one card of this host, as `farm run` does, and return the report of the job.
 
-    The whole of a captured model is measured in this process, on a copy; the model itself is unchanged. On a GPU this
-    process then has a context until it ends, and later readings on that card are flagged `shared`.
+    This process measures a copy of a captured model; the model itself is unchanged. On a GPU, this process then keeps a
+    CUDA context until it ends, and later readings on that card are flagged `shared`.
 
     Args:
-        model: a `CapturedModel`, a variant of the catalog, or a name in it.
-        database: where job, calls and readings are stored. Tuples that it has readings of are not measured again.
+        model: a `CapturedModel`, a variant of a catalog model, or the name of a catalog model.
+        database: stores the job, calls and readings. The job reuses its readings as `reuse` says.
         card: as in `measure_tuples`.
         protocol: as in `measure_tuples`.
         stopping: as in `measure_tuples`.
         quick: as in `measure_tuples`.
         operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
-        target: the accuracy of a pass.
-        reuse: "model": use readings of any card of the model; "card": of this card; "none": measure everything. A
-            captured model is identified by its calls, whatever its weights.
-        placements: "all" or "each": measure tuples with tensors in slow memory, too.
+        target: the accuracy that the outcome "pass" requires, such as 0.95.
+        reuse: "model": reuse readings of every card of this card's model; "card": of this card only; "none": measure
+            everything. Models with equal calls share their readings; weights do not matter.
+        placements: "all" or "each": also measure tuples with tensors in slow memory.
 
     Raises:
-        UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: nothing was measured.
+        UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is invalid.
         CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
     """
     chosen = _card(card)
@@ -188,7 +188,7 @@ def measure_model(
 
 
 def _run_job(request: Request, captured: CapturedModel | None, card: Card, database: Database) -> str:
-    """Measure a job on a card that this process holds for it, and return the id of the job."""
+    """Lock the card, measure the job on it, and return the id of the job."""
     host, tag = settings().host, uuid.uuid4().hex[:8]
     farm = cards.farm_name(host, os.getpid(), tag)
     holder = cards.holder_name(card.id, host, os.getpid(), tag, farm)
@@ -219,25 +219,25 @@ def _run_job(request: Request, captured: CapturedModel | None, card: Card, datab
 
 @dataclass
 class _JobDriver(ItemDriver):
-    """Measures all items of a job. The whole of a captured model is measured in this process."""
+    """Measures all items of a job. Measures the whole of a captured model in this process."""
 
     captured: CapturedModel | None = None
 
     def run_rounds(self, job_id: str, number: int | None) -> None:
-        """Measure and close round after round, beginning with this one."""
+        """Measure and close each round of the job, beginning with round `number`."""
         while number is not None:
             for item_id in self._open(job_id, number):
                 self.run(item_id)
             closed = close_round(self.database, job_id, number)
             if closed.closing is Closing.OPEN:
-                time.sleep(AGAIN_S)  # another farm measures a subject of this job
+                time.sleep(AGAIN_S)  # another farm still measures an item of this job
             else:
                 number = closed.next_round
 
     def _open(self, job_id: str, number: int) -> list[int]:
-        """The open items of a round. The whole is first, since it shows what the card does not run.
+        """Ids of the open items of a round. The whole is first: it shows which predicted tuples the card does not run.
 
-        The whole of a captured model is last: it leaves a context of this process on the card.
+        The whole of a captured model is last, because it leaves a CUDA context of this process on the card.
         """
         item = tables.Item
         is_whole = col(item.role) == "whole"
@@ -250,7 +250,7 @@ class _JobDriver(ItemDriver):
         if claimed.role != "whole" or self.captured is None or self.benchmark.card.kind == "simulated":
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
-        self.benchmark.close()  # only one process may be on the card
+        self.benchmark.close()  # only one process may use the card
         reading = measure_whole(self.captured, card, claimed.subject, claimed.protocol, claimed.stopping)
         return Measured(reading, software, card)
 
@@ -258,7 +258,7 @@ class _JobDriver(ItemDriver):
 def measure_whole(
     captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a captured model in this process, on a copy. The caller holds the card's lock.
+    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
 
     Raises:
         Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
@@ -288,7 +288,7 @@ def measure_whole(
 
 
 def _torch_device(card: Card) -> Any:
-    """The device of the card in this process. Raises `Unmeasurable` if PyTorch does not see it."""
+    """Return the torch device of a card. Raises `Unmeasurable` if PyTorch in this process does not see the card."""
     import torch
 
     if card.kind != "cuda":
@@ -305,7 +305,7 @@ def _torch_device(card: Card) -> Any:
 
 @contextlib.contextmanager
 def _torch_state_restored() -> Iterator[None]:
-    """Restore the program's threads, device and stream afterwards; a bench changes them."""
+    """Restore PyTorch's thread count, device and stream at the end, because a `Bench` changes them."""
     import torch
 
     threads = torch.get_num_threads()
@@ -315,11 +315,11 @@ def _torch_state_restored() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         if torch.cuda.is_initialized():
-            torch.cuda.set_stream(stream or torch.cuda.default_stream())  # and its device
+            torch.cuda.set_stream(stream or torch.cuda.default_stream())  # also sets the stream's device
 
 
 def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
-    """Store the model's tuples and calls; for the data policy `seen` also the values in its tensors."""
+    """Store the model's tuples and calls. With the data policy `seen`, also store observed values of its tensors."""
     extraction, device_type = model.extraction, "cuda" if card_kind == "cuda" else "cpu"
     capture = tables.Capture(
         variant_id=model.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch

@@ -1,4 +1,4 @@
-"""`farm memory`: the memory of a training step with everything that its options request."""
+"""Compute what `farm memory` shows: the memory of a training step, and the results that its options request."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Access:
-    """The databases, cards and messages of a program.
+    """How a command or program reaches its databases and cards, and shows messages.
 
     Attributes:
-        ask: asks its own database, or the packaged readings if that does not know: (question, knows) -> answer.
+        ask: ask(query, knows) queries its own database; if not knows(answer), it queries the packaged readings.
         open_database: opens its own database.
-        own_card: the card of this host with the given name, or the first card.
-        say: receives a line about what takes long or was written.
+        own_card: returns the card of this host with the given name; for None, the first card.
+        say: shows a message about a slow action or a written file.
     """
 
     ask: Callable[[Callable[[Session], Any], Callable[[Any], bool]], Any]
@@ -44,10 +44,10 @@ class Access:
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The options of `farm memory` beside the variant, as they were given; they are checked here.
+    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them.
 
     Raises:
-        UsageError: an amount is not one, or two options do not go together.
+        UsageError: an amount is malformed, or two options exclude each other.
     """
 
     card: str | None = None
@@ -102,7 +102,7 @@ class MemoryOptions:
 
 
 def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
-    """The memory of a training step with everything that the options request. Runs nothing without ``run``.
+    """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
 
     Raises:
         FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.study.planned_step.step_on`.
@@ -133,7 +133,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
 
 
 def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
-    """Captured on a card of this host, planned, and run under the plans."""
+    """Capture the step on a card of this host, plan it, and run it under each plan."""
     from farm.study.planned_step import step_on
 
     card = access.own_card(options.card)

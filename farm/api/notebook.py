@@ -1,4 +1,4 @@
-"""HTML tables for notebooks, with all text escaped, and the report of a job as such a table."""
+"""HTML tables for notebooks, and the report of a job as such tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from farm.verdict.figures import Figure
 
 
 def measured(value: float | None, half_width: float | None, units: Units) -> str:
-    """A value with its interval, if there is one."""
+    """Format a value with its unit, and with its interval if there is one."""
     known = value is not None and half_width is not None
     return interval(Figure(value, half_width), units) if known else quantity(value, units)  # type: ignore[arg-type]
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> str:
-    """The HTML of a table. All text is escaped."""
+    """Return the HTML of a table, with all text escaped."""
 
     def text(value: Any) -> str:
         return html.escape(printable(str(value)))
@@ -36,7 +36,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], not
 
 @dataclass(frozen=True)
 class JobReport:
-    """The report of a job. A notebook shows cost by operator type, sum and whole, and the verdict.
+    """The report of a job. A notebook shows the cost by operator type, the sum, the whole model and the verdict.
 
     `report` has all plain values; `to_json` returns them as JSON with units in the keys.
     """
@@ -53,7 +53,7 @@ class JobReport:
         return self.report.verdict.outcome
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as `farm report --json` has it."""
+        """Return the JSON of `farm report --json`."""
         return self.report.to_json()
 
     def __repr__(self) -> str:
@@ -78,13 +78,13 @@ class JobReport:
 
 
 def job_report(database: Database, job: str) -> JobReport:
-    """The report of a job.
+    """Build the report of a job.
 
     Args:
-        job: its id, or the beginning of it.
+        job: the id of the job, or the beginning of the id.
 
     Raises:
-        NoSuchJob: there is none, or several begin so.
+        NoSuchJob: no id or several ids begin so.
     """
     with database.read() as session:
         return JobReport(build(session, jobs.find(session, job).id))

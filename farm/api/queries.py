@@ -1,4 +1,4 @@
-"""What a program reads from a database: readings and calls as frames, and the memory of a training step."""
+"""Query a database from Python: readings and calls as data frames, and the memory of a training step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def open_database(where: str | Path | None = None) -> Database:
     """Open a database of the farm. A missing or empty SQLite file gets its tables; other databases are not changed.
 
     Args:
-        where: a URL (``postgresql://...``, ``sqlite:////...``) or the path of a SQLite file; Default: the
+        where: a URL (``postgresql://...``, ``sqlite:////...``) or the path of a SQLite file. Default: the
             database of the settings, as for every command of `farm`.
 
     Raises:
-        SettingsError: the URL is not of a supported database.
-        SchemaMismatch: the database is of another version of the farm, or has other tables.
+        SettingsError: the farm does not support this kind of database.
+        SchemaMismatch: another version of the farm made the database, or it has other tables.
         DatabaseUnreachable: the database does not answer.
     """
     url = settings().database if where is None else str(where)
@@ -40,7 +40,7 @@ def open_database(where: str | Path | None = None) -> Database:
 
 
 def readings(database: Database, *wanted: str, card: str = "") -> Any:
-    """Readings as a frame with one row each: an export in memory; docs/data-dictionary.md describes the columns.
+    """Return readings as a data frame, one row for each reading. docs/data-dictionary.md describes the columns.
 
     Args:
         wanted: operators ("Conv2d") and conditions ("in_channels=64", "flops>=1e9", "torch=2.11"), as in
@@ -51,13 +51,13 @@ def readings(database: Database, *wanted: str, card: str = "") -> Any:
         A pandas.DataFrame if pandas is installed, else a pyarrow.Table, which polars and DuckDB accept.
 
     Raises:
-        UsageError, UnknownOperator: there is no such column or operator; the message names the nearest.
+        UsageError, UnknownOperator: there is no such column or operator; the message suggests a similar name.
     """
     return _frame(database, "readings", wanted, card)
 
 
 def calls(database: Database, *wanted: str, card: str = "") -> Any:
-    """The calls of every captured model with one of these readings, as a frame with one row each; see `readings`."""
+    """Return the calls of all captured models that have such readings, one row for each call; see `readings`."""
     return _frame(database, "calls", wanted, card)
 
 
@@ -75,23 +75,23 @@ def _frame(database: Database, table: Literal["readings", "calls"], wanted: tupl
 def step_memory(
     variant: Variant, *, database: Database | None = None, card: str = "H200", fast: str = "", slow_bandwidth: str = ""
 ) -> StepMemory:
-    """Compute the memory that a training step needs, and plan it. Runs nothing.
+    """Compute the memory that a training step needs. With ``fast``, plan its slow tensors. Runs nothing on a card.
 
     Args:
-        variant: a step: ``farm.variant("resnet50", batch=32, step="training")``.
+        variant: a training step: ``farm.variant("resnet50", batch=32, step="training")``.
         database: source of times and of the cost of slow memory. Default: the readings that come with the package.
-        card: part of the model name of a card; or ``cpu``.
+        card: part of the model name of a card, or ``cpu``.
         fast: amounts of fast memory to plan for: ``8GB``, or shares of the peak, ``75%,50%``.
-        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings there. Default: from
-            readings.
+        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings in slow memory.
+            Default: derived from the readings.
 
     Returns:
         The memory over the step. With ``fast``, ``offload_plans.plans`` name the tensors in slow memory, and
-        ``offload_plans.curve`` has the effect of less and more. ``to_json()`` is what ``farm memory --json`` prints.
+        ``offload_plans.curve`` has the step's time by fast memory. ``to_json()`` equals ``farm memory --json``.
 
     Raises:
-        UsageError: a forward pass, no such card, a malformed amount, less than the largest operator needs, or no
-            readings to plan from.
+        UsageError: the variant is a forward pass, the card is unknown, an amount is malformed or too small for the
+            largest operator, or a plan has no readings to use.
         CaptureError: the step cannot be captured.
     """
     if variant.step != "training":

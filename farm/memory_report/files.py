@@ -1,8 +1,8 @@
-"""A training step's memory as files: tables, a trace for a timeline, charts, and the text files of G10's tool.
+"""Write a training step's memory to files: tables, a trace for a timeline viewer, charts, and G10's text files.
 
-The text files have the format of G10 (https://github.com/platformxlab/G10), so programs that read its files read
-these. Calls are its kernels. An inactive period lasts from the first call that does not use a tensor to the next one
-that does. A death is the call after the last use, not the release.
+The text files have the format of G10 (https://github.com/platformxlab/G10), so programs for G10's files can read them.
+G10's kernels are calls here. An inactive period begins with the first call after a use of the tensor and ends with the
+next use. The death of a tensor is the call after its last use; its release may be later.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DTYPES |= {f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for
 
 
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
-    """``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``.
+    """Write ``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``; return their paths.
 
     Raises:
-        UsageError: they cannot be written.
+        UsageError: a file cannot be written.
     """
     names = _names(found)
     return _written(
@@ -52,18 +52,18 @@ def check_drawing() -> None:
     """Check that the drawing libraries are installed.
 
     Raises:
-        UsageError: one is missing.
+        UsageError: a library is not installed.
     """
     check_available()
     plotly_js()
 
 
 def write_all(found: StepMemory, folder: Path) -> list[Path]:
-    """``kernels.parquet`` and ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png`` and
-    ``memory.svg``, and a page, ``memory.html``.
+    """Write ``kernels.parquet``, ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png``,
+    ``memory.svg`` and the page ``memory.html``; return their paths.
 
     Raises:
-        UsageError: they cannot be written, or a drawing library is not installed.
+        UsageError: a file cannot be written, or a drawing library is not installed.
     """
     facts, drawn, plans = found.to_json(), charts(found), found.offload_plans
     draw = functools.partial(draw_charts, drawn, title=f"{found.title} (times {found.clock_name})")
@@ -90,7 +90,7 @@ def write_all(found: StepMemory, folder: Path) -> list[Path]:
 
 
 def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> list[Path]:
-    """Write files in a folder: their text, or what a function writes."""
+    """Write files to a folder and return their paths. A file's content is text or a function that writes the file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -106,7 +106,7 @@ def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> 
 
 
 def _names(found: StepMemory) -> dict[int, str]:
-    """A unique name for each tensor: equal names are numbered as in `torch.fx`."""
+    """Return a unique name for each tensor number. Equal names get numbers as in `torch.fx`."""
     names: dict[int, str] = {}
     seen: dict[str, int] = {}
     for tensor in found.life.tensors:
@@ -138,7 +138,7 @@ def _kernels(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
 
 
 def _expression(found: StepMemory, call: CapturedCall, names: Mapping[int, str]) -> str:
-    """``torch.ops.aten.mul.Tensor(sub, rsqrt)``"""
+    """Return a call as text: ``torch.ops.aten.mul.Tensor(sub, rsqrt)``."""
     spec = found.capture.tuples[call.tuple_id]
 
     def text(tree: Any) -> str:
@@ -173,8 +173,8 @@ def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def events(found: StepMemory) -> Iterator[dict[str, Any]]:
-    """Trace events: slices for stages, for consecutive calls of one owner, and for calls; counters for the bytes held
-    by role."""
+    """Yield trace events: slices for stages, for consecutive calls of one owner, and for calls; counters for the held
+    bytes by role and for active and inactive bytes."""
     life, calls = found.life, found.capture.calls
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": found.title}}
     for thread, title, of in ((1, "stages", lambda call: call.stage), (2, "calls by owner", found.where)):
@@ -200,12 +200,12 @@ def _slice(thread: int, name: str, begin_us: float, end_us: float) -> dict[str, 
 
 
 def _exactly(time_us: float) -> float:
-    """A time in eighths of a µs, which are exact: Perfetto drops slices that overlap by a rounding error."""
+    """Round a time to 1/8 µs, which is exact in floats: Perfetto drops slices that overlap by a rounding error."""
     return round(time_us * 8) / 8
 
 
 def charts(found: StepMemory) -> list[Chart]:
-    """Memory by role and by use over the step, inactive periods by length and size, and the peak."""
+    """Return charts: memory over the step by role and by use, inactive periods by length and size, and the peak."""
     life = found.life
     times_ms = [begin / 1e3 for begin in life.begins_us[:-1]]
     inactive_bytes = [held - used for held, used in zip(life.held_bytes, life.active_bytes, strict=True)]
@@ -231,7 +231,7 @@ def charts(found: StepMemory) -> list[Chart]:
 
 
 def _curve(found: StepMemory) -> Iterator[Chart]:
-    """The predicted time of the step over the amount of fast memory."""
+    """Yield the chart of the step's predicted time over the amount of fast memory, if the step has plans."""
     if (offload_plans := found.offload_plans) is not None:
         sizes = [plan.fast_bytes / 1e9 for plan in offload_plans.curve]
         lines: tuple[Line, ...] = (
@@ -252,7 +252,7 @@ def _bars(rows: Sequence[PeriodInterval], text: Callable[[float], str]) -> dict[
 
 
 def as_plotly(chart: Chart) -> PageChart:
-    """A chart as plotly draws it on a page."""
+    """Convert a chart to plotly's data and layout."""
     data: list[dict[str, Any]] = []
     legend: list[tuple[str, str]] = []
     for number, line in enumerate((*chart.areas, *chart.lines)):

@@ -1,4 +1,4 @@
-"""The plans for a step's tensors in slow memory: as rows (predicted and run), as sentences and as JSON."""
+"""Plans for slow memory as table rows (predicted and measured), as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of, percent, plural
 from farm.verdict.figures import Figure
 
-WAITS_SHARE = 0.9  # of a step: if launching takes longer, the card may have waited for Python
+WAITS_SHARE = 0.9  # share of a step's time: if launching takes longer, the card may have waited for Python
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan, compared with the step as it was run under it.
+    """A plan with its predicted time, and the result of running the step under the plan.
 
     Attributes:
         plan: None: all tensors are in fast memory.
-        predicted_us: of the step.
-        run: None if it was not run; ``why_not`` says why, if a run was requested.
-        off: prediction over run - 1.
-        stayed_fast_bytes: tensors that the plan has in slow memory but that could not be placed there.
-        moved_bytes: moved out and back in one step.
+        predicted_us: predicted time of the step.
+        run: None if the step was not run under the plan; ``why_not`` has the reason if a run was requested.
+        off: predicted time / measured time - 1.
+        stayed_fast_bytes: size of the planned slow tensors that had to stay in fast memory.
+        moved_bytes: bytes that one step copies out; it copies as many back.
     """
 
     plan: OffloadPlan | None
@@ -37,7 +37,7 @@ class PlanRow:
 
     @property
     def moves_told(self) -> str:
-        """Number of moves in a step and their size: ``12, 1.20 GB``."""
+        """Number and size of the moves in a step, as text: ``12, 1.20 GB``."""
         return f"{len(self.plan.moved)}, {count_of(self.moved_bytes, 'B')}" if self.plan and self.plan.moved else "0"
 
     @property
@@ -51,7 +51,7 @@ class PlanRow:
 
 
 def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
-    """All plans and the curve; beside them, the keys of the first plan."""
+    """Return all plans and the curve as JSON. The keys of the first plan are also at the top level."""
     costs, run, wire = offload_plans.costs, offload_plans.run, offload_plans.wire
     all_fast, *rows = plan_rows(life, offload_plans)
 
@@ -92,7 +92,7 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
 
 
 def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
-    """A row for all tensors in fast memory, and one for each plan."""
+    """Return a row for the step with all tensors in fast memory, and a row for each plan."""
     sizes = life.sizes_bytes
     ran = offload_plans.run
     runs = (ran.fast, *ran.plans) if ran else [None] * (1 + len(offload_plans.plans))
@@ -112,7 +112,7 @@ def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
 
 
 def sentences(life: Life, offload_plans: OffloadPlans) -> list[str]:
-    """The plans in words."""
+    """Describe the plans, copies and runs in sentences."""
     first = _of_plan(life, offload_plans) if len(offload_plans.plans) == 1 else []
     return [*first, *_of_all(offload_plans), *_of_wire(offload_plans.wire), *_of_runs(life, offload_plans)]
 
@@ -153,7 +153,7 @@ def _of_all(offload_plans: OffloadPlans) -> list[str]:
 
 
 def _of_wire(wire: Wire | None) -> list[str]:
-    """The measured rates of copies, and how much they slow the step down."""
+    """Describe the measured bandwidth of copies, and how much copies slow the step down."""
     if wire is None:
         return []
 
@@ -172,7 +172,7 @@ def _of_wire(wire: Wire | None) -> list[str]:
 
 
 def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
-    """Details of the runs that the table does not show."""
+    """Describe details of the runs that the table does not show."""
     found = []
     for row in plan_rows(life, offload_plans):
         plan, run = row.plan, row.run

@@ -1,4 +1,4 @@
-"""The time that each tensor of a training step adds in slow memory: from readings, or its bytes over the wire."""
+"""The time that each slow tensor adds to a training step: from readings, or from its bytes and a bandwidth."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from farm.types.tuple import OperatorTuple, parse
 _READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-# Medians: a reading with slow tensors has no power, so its `time_us` is the median; that of others is the mean.
+# Compare medians: `time_us` is the median in readings with slow tensors (without power), but the mean in others.
 _NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")
-_LARGE_BYTES = 1e6  # smaller tensors measure the latency rather than the bandwidth
+_LARGE_BYTES = 1e6  # for smaller tensors, readings show the latency and not the bandwidth
 
 
 @dataclass(frozen=True)
 class MeasuredSlow:
-    """The readings with slow tensors of one card model and one software.
+    """Readings with slow tensors, of one card model and one software.
 
     Attributes:
-        added_us: time that a placement adds to one call, by (tuple id, placement).
-        fast_us: time of one call with all tensors fast, by tuple id.
-        rates: operator and tensor -> bandwidths in bytes/s of single slow inputs of all its tuples.
+        added_us: (tuple id, placement) -> time that the placement adds to one call.
+        fast_us: tuple id -> time of one call with all tensors fast.
+        rates: "operator tensor" -> bandwidths in bytes/s, from readings with only this input slow.
     """
 
     card_model: str
@@ -59,15 +59,16 @@ def slow_costs(
     variant: Variant,
     card: str,
 ) -> SlowCosts:
-    """
+    """Return the time that each slow tensor adds to the step.
+
     Args:
-        variant, card: named in the error.
-        read: None without readings of the step's tuples with slow tensors.
-        bytes_per_s: bandwidth for tensors without such a reading; None: derived from the readings.
-        copied_bytes_per_s: bandwidth of copies, used if the readings give none.
+        read: readings with slow tensors; None if there are none.
+        bytes_per_s: bandwidth for tensors without a reading; None: derived from the readings.
+        copied_bytes_per_s: bandwidth of copies, used if no bandwidth follows from the readings.
+        variant, card: used in the error message.
 
     Raises:
-        UsageError: no source gives a bandwidth.
+        UsageError: there is no bandwidth from arguments or readings.
     """
     added = read.added_us if read else {}
     rates = _rates(life, read)
@@ -100,7 +101,7 @@ def slow_costs(
 
 
 def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]:
-    """(placement of this tensor alone, its number, bytes over the wire) for each tensor of a call."""
+    """Yield (placement with only this tensor slow, tensor number, bytes over the link) for each tensor of a call."""
     spec = life.capture.tuples[call.tuple_id]
     sizes = life.sizes_bytes
     for place, number in enumerate(call.reads):
@@ -116,10 +117,10 @@ def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
 
 
 def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
-    """Bandwidth in bytes/s by operator and tensor (the median); "" is the median of these.
+    """Return the median bandwidth in bytes/s by "operator tensor"; the key "" has the median of all.
 
-    It differs from the bandwidth of a copy: a call that computes meanwhile hides some of the transfer, and one that
-    reads a tensor twice transfers it twice. Outputs are those of the step alone: a tuple does not contain their sizes.
+    It differs from the bandwidth of a copy: a call may compute during the transfer, or read a tensor twice. Only
+    tuples of this step count for outputs, because a tuple does not contain the sizes of its outputs.
     """
     if read is None:
         return {}
@@ -137,13 +138,13 @@ def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
 
 
 def _alike(spec: OperatorTuple, word: str) -> str:
-    """The operator and its tensor, without the library: a capture without a card does not know that."""
+    """Return operator and tensor as a key, without the library's name, which a capture without a card cannot know."""
     name = spec.operator.removeprefix("aten.")
     return f"{name.removeprefix('native_').removeprefix('cudnn_')} {word}"
 
 
 def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
-    """Sum of the costs of single tensors over the cost of all at once: the median over tuples with both."""
+    """Return the value of `SlowCosts.together`: time from single slow tensors / time with all tensors slow."""
     words: dict[str, list[Placement]] = defaultdict(list)
     for tuple_id, word in read.added_us:
         if tuple_id in tuple_ids:
@@ -162,10 +163,10 @@ def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
 def read_slow(
     session: Session, tuple_ids: Collection[str], card_models: Sequence[str], *, launch: Launch
 ) -> MeasuredSlow | None:
-    """A database's readings with tensors in slow memory, of the card model and software with the most of the step's
-    tuples, or else with the most tuples."""
+    """Query readings with slow tensors. Return those of the card model and software that cover the most tuples of the
+    step (if equal, the most tuples); None without readings."""
     like = Protocol(launch=launch).to_json()
-    words: dict[str, tuple[str, str]] = {}  # protocol id -> data, placement
+    words: dict[str, tuple[str, str]] = {}  # protocol id -> (data, placement)
     for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)):
         spec = dict(row.spec or {})
         word = spec.pop("placement", "")

@@ -1,4 +1,4 @@
-"""The memory of a training step over time: from a capture, with times of its calls from readings or estimates."""
+"""The memory of a training step over time, from a capture. Times of its calls are readings or estimates."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 LENGTHS_US = (10.0, 100.0, 1e3, 1e4, 1e5)
 SIZES_BYTES = (1e5, 1e6, 1e7, 1e8, 1e9)
 _MOST_CAPTURES = 16
-LONGEST = 10  # tensors in the table of the most inactive ones
+LONGEST = 10  # number of tensors in the table of the most inactive tensors
 
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The time of one call of each tuple on a card: from a reading, or else its roofline.
+    """The time of one call of each tuple on a card: from a reading, or estimated by the roofline.
 
     Attributes:
-        card: its model, or part of it.
+        card: the card's model, or part of it.
         kind: cuda or cpu.
-        read_us: of one call, by tuple id.
-        readings: origin of `read_us` for people; "" without readings.
-        job: the job that took the readings, if one was named.
-        fingerprint: the measured peaks of the card, if there are any.
+        read_us: time of one call from a reading, by tuple id.
+        readings: origin of `read_us`, as text; "" without readings.
+        job: id of the job that measured the readings; "" if the user named no job.
+        fingerprint: the measured peaks of the card; None if they are unknown.
     """
 
     card: str
@@ -71,12 +71,12 @@ class CallTimes:
 
 @dataclass(frozen=True)
 class MeasuredPeak:
-    """The peak of the whole step in PyTorch's allocator on a card."""
+    """The peak of PyTorch's allocator, measured on a card during the whole step."""
 
     card: str
     allocated_bytes: int
     reserved_bytes: int | None
-    workspace_bytes: int | None  # part of the allocated bytes: what cuBLAS keeps between calls
+    workspace_bytes: int | None  # part of the allocated bytes: cuBLAS's workspaces
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Fit:
 
     Attributes:
         exact: True if the next batch was captured and does not fit.
-        peaks_bytes: the peaks of all captured batches, by batch.
+        peaks_bytes: peak by captured batch.
     """
 
     limit_bytes: int
@@ -97,7 +97,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The effect of recomputing modules (paths, with commas between) in the backward instead of keeping activations."""
+    """The effect of recomputing modules (comma-separated paths) in the backward pass instead of keeping activations."""
 
     modules: str
     peak_bytes: int
@@ -111,9 +111,9 @@ class StepMemory:
     """The memory of one training step of a variant.
 
     Attributes:
-        times: of its calls.
-        costs: of each tuple.
-        read_peak: None if the whole step has no reading on that card.
+        times: times of its calls.
+        costs: FLOPs and bytes by tuple id.
+        read_peak: measured peak; None if the whole step has no reading on that card.
     """
 
     variant: Variant
@@ -140,24 +140,24 @@ class StepMemory:
 
     @property
     def read_calls(self) -> int:
-        """Calls whose time is from a reading."""
+        """Number of calls whose time comes from a reading."""
         return sum(call.tuple_id in self.times.read_us for call in self.capture.calls)
 
     @property
     def read_share(self) -> float:
-        """Share of the step's time that is from readings, 0 to 1; the rest is estimated."""
+        """Share of the step's time that comes from readings, 0 to 1; the rest is estimated."""
         calls = zip(self.capture.calls, self.life.times_us, strict=True)
         read_us = sum(time_us for call, time_us in calls if call.tuple_id in self.times.read_us)
         return read_us / self.life.step_us if read_us else 0.0
 
     @property
     def sheet(self) -> str:
-        """The card with the data sheet, or the card's model if it has none."""
+        """Name of the data sheet for the card; the card's model if there is no data sheet."""
         return sheet_of(self.times.card) or self.times.card
 
     @property
     def clock(self) -> str:
-        """The origin of the times, for people."""
+        """Where the times come from, as text."""
         peaks = f"an {self.sheet}'s data sheet: arithmetic and traffic at its peaks"
         by = "the peaks of a few cores" if self.times.kind == "cpu" else peaks
         estimates = f"estimates, from {by}, and a launch"
@@ -170,12 +170,12 @@ class StepMemory:
 
     @property
     def clock_name(self) -> str:
-        """The same in few words, for a drawing."""
+        """Short form of `clock` for charts."""
         return f"{percent(self.read_share)} read, rest estimated" if self.read_calls else "estimated"
 
     @property
     def predicted(self) -> str:
-        """A note if the operators were captured without a card; else ""."""
+        """A note if the operators were captured without this kind of card; otherwise ""."""
         note = "The operators are the CPU's: a capture without a card is a prediction for a card."
         return note if self.capture.device_type != self.times.kind else ""
 
@@ -185,13 +185,13 @@ class StepMemory:
 
     @property
     def unseen_bytes(self) -> int | None:
-        """Allocated at the peak, but not by a tensor of an operator: workspaces of libraries, and the difference
-        between a card's own operators and the captured ones. None without a reading: a capture alone cannot know."""
+        """Allocated bytes at the peak that do not belong to a captured tensor: workspaces of libraries, and tensors of
+        operators that only the card runs. None without a measured peak."""
         return None if self.read_peak is None else self.read_peak.allocated_bytes - self.allocated_peak_bytes
 
     @property
     def unseen_why(self) -> str:
-        """The origin of `unseen_bytes`, or why they are not known."""
+        """Where `unseen_bytes` come from, or why they are unknown, as text."""
         peak = self.read_peak
         if self.times.kind == "cpu":
             return "not known: on a CPU, allocations of libraries are not counted"
@@ -204,7 +204,7 @@ class StepMemory:
         )
 
     def at_peak(self) -> dict[str, int]:
-        """Bytes at the peak by role, the most first."""
+        """Bytes at the peak by role, the largest first."""
         rows = {role: row[self.life.peak] for role, row in self.life.held_by_role.items()}
         return {role: rows[role] for role in sorted(rows, key=lambda role: -rows[role]) if rows[role]}
 
@@ -215,7 +215,7 @@ class StepMemory:
         return [tensor for tensor in ranked[:LONGEST] if inactive[tensor.number] > 0]
 
     def where(self, call: CapturedCall) -> str:
-        """``backward of layer1.0.conv1 (Conv2d)``"""
+        """Return part and module of a call as text: ``backward of layer1.0.conv1 (Conv2d)``."""
         if call.owner_index is None:
             return call.part
         owner = self.capture.owners[call.owner_index]
@@ -314,24 +314,24 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
 
 
 def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> StepMemory:
-    """A step that is extracted without a card, with estimated times.
+    """Return the memory of a step with estimated times. Without ``capture``, extract the step without a card.
 
     Args:
-        card: the name of a card with a data sheet, or part of it; or cpu.
-        capture: the step as that card runs it, if it was extracted there.
+        card: a name that contains the name of a card with a data sheet; or "cpu".
+        capture: the step, extracted on that card.
 
     Raises:
-        UsageError: there is no data sheet for that card; and what `farm.training.extract.extract_step` raises.
+        UsageError: there is no data sheet for that card; see also `farm.training.extract.extract_step`.
     """
     return _memory(variant, CallTimes("cpu", "cpu") if card.lower() == "cpu" else CallTimes(card_named(card)), capture)
 
 
 def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
-    """A step with times from the readings of a job, whatever model it measured; other times are estimated.
+    """Return the memory of a step with times from a job's readings (of any model). Other times are estimated.
 
     Raises:
         NoSuchJob: no job matches `word`.
-        UsageError: the job has no reading of the step's tuples; see also `memory`.
+        UsageError: the job has no reading of a tuple of the step; see also `memory`.
     """
     job = jobs.find(session, word)
     report = reports.build(session, job.id)
@@ -339,7 +339,7 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     row = session.get(tables.CardRow, card.id) if card else None
     all_us: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
-    for one in report.tuples:  # one tuple in several classes of data is several rows
+    for one in report.tuples:  # a tuple has a row for each class of data
         if one.time_us is not None:
             all_us[one.operator_id] += one.calls * one.time_us
             calls[one.operator_id] += one.calls
@@ -357,8 +357,8 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
 
 
 def with_readings(session: Session, found: StepMemory) -> StepMemory:
-    """The step with a database's readings of its tuples on that card model, or on any CPU. If several models or kinds
-    of software match, those with the largest share of the step are taken."""
+    """Return the step with times from a database's readings on that card model, or on any CPU. If several card models
+    match, use the model whose readings cover the largest share of the step's time."""
     capture, variant, kind = found.capture, found.variant, found.times.kind
     protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
     wanted, weight = [], {}
@@ -390,13 +390,13 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
 
 
 def _models(session: Session, times: CallTimes) -> list[str]:
-    """The card models of a database that match."""
+    """Return the card models in the database that match the card of `times`."""
     models = session.exec(select(tables.CardRow.model).where(tables.CardRow.kind == times.kind).distinct())
     return [model for model in models if times.kind == "cpu" or times.card in (model, sheet_of(model))]
 
 
 def _read_peak(session: Session, variant: Variant, *card_models: str) -> MeasuredPeak | None:
-    """The peak in the newest reading of the whole step."""
+    """Return the peak from the newest reading of the whole step; None without one."""
     reading = tables.ReadingRow
     query = (
         select(reading.card_model, reading.details)
@@ -417,15 +417,15 @@ def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = N
 
 
 def sheet_of(model: str) -> str:
-    """The card whose data sheet applies to a card model; "" without one."""
+    """Return the name of the data sheet for a card model; "" if there is none."""
     return next((name for name in KNOWN_CARDS if name in model), "")
 
 
 def card_named(word: str) -> str:
-    """The known card model whose name is part of this word.
+    """Return the card with a data sheet whose name is part of `word`.
 
     Raises:
-        UsageError: no card matches; suggests the nearest.
+        UsageError: no card matches; the message suggests the nearest name.
     """
     for name in KNOWN_CARDS:
         if name.lower() in word.lower():
@@ -435,10 +435,10 @@ def card_named(word: str) -> str:
 
 
 def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -> Fit:
-    """Find the largest batch that fits. Memory is almost linear in the batch: two known peaks give the next guess.
+    """Find the largest batch that fits. Memory is almost linear in the batch, so two known peaks give the next guess.
 
     Args:
-        peak_of: the peak of a batch. It may raise `CaptureError` for a batch of 1, which some models cannot train with.
+        peak_of: returns the peak of a batch in bytes. It may raise `CaptureError` for a batch of 1.
         start: the first batch to try.
 
     Raises:
@@ -477,7 +477,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
 
 
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
-    """The step with the largest batch that fits; see `largest_batch`."""
+    """Return the step with the largest batch that fits in `fit`; see `largest_batch`."""
 
     def peak_of(batch: int) -> int:
         if batch == found.variant.batch:
@@ -488,7 +488,7 @@ def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
 
 
 def read_in_slow_memory(session: Session, found: StepMemory) -> MeasuredSlow | None:
-    """A database's readings of the step's tuples with tensors in slow memory; None without any."""
+    """Return the readings of the step's tuples with slow tensors from a database; None without such readings."""
     launch: Launch = "eager" if found.times.kind == "cpu" else "graph"
     return read_slow(session, found.capture.tuples, _models(session, found.times), launch=launch)
 
@@ -502,13 +502,13 @@ def with_offload_plans(
     moves: bool = False,
     wire: Wire | None = None,
 ) -> StepMemory:
-    """The step with plans of which tensors are in slow memory.
+    """Return the step with plans: which tensors to put in slow memory for each amount of fast memory.
 
     Args:
         read: readings with tensors in slow memory.
-        amounts: of fast memory, one for each plan; shares are of the peak.
+        amounts: amounts of fast memory, in bytes or as shares of the peak; one plan each.
         bytes_per_s: bandwidth for tensors without such a reading; None: derived from the readings.
-        moves: also move tensors out between two uses, at ``bytes_per_s`` or else at the measured rate of the wire.
+        moves: also move tensors to slow memory between two uses, at ``bytes_per_s`` or the bandwidth of ``wire``.
 
     Raises:
         UsageError: see `farm.memory_report.slow_costs.slow_costs` and `farm.slow_memory.offload_plan.plan_offload`.
@@ -522,7 +522,7 @@ def with_offload_plans(
 
 
 def with_recomputed(found: StepMemory) -> StepMemory:
-    """The step with each block recomputed alone, and with all of them.
+    """Return the step with the effect of recomputing each block alone, and of recomputing all blocks.
 
     Raises:
         UsageError: the model has no list of equal blocks.
@@ -545,7 +545,7 @@ def _captured(variant: Variant, kind: str) -> CapturedPass:
 
 
 def _cost_of(spec: OperatorTuple) -> Cost:
-    """The cost of a tuple. An operator that is on no list is never measured: its cost is the bytes of its tensors."""
+    """Return the cost of a tuple. For an operator outside the allow-list, count only the bytes of its tensors."""
     from farm.operators.cost import Cost, cost
 
     try:

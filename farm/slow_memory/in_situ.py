@@ -1,8 +1,8 @@
-"""Time calls in their model with some of their tensors in slow memory.
+"""Time calls within their model, with some of their tensors in slow memory.
 
-The calls of a model are replayed from its tuples (`farm.benchmark.call_context`). A changed call runs twice: first on
-copies of its tensors in the requested memory, between two events; then as usual, so that later calls find what they
-find in the model. One run can change many calls if they share no tensor and none directly follows another.
+This module replays the calls of a model from its tuples (`farm.benchmark.call_context`). A changed call runs twice. The
+first time it uses copies of its tensors in slow memory, and two events time it. The second time it runs as usual, so
+later calls find the same cache. One run can change many calls if they share no tensor and are not neighbours.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of
 from farm.types.protocol import Placement, Protocol, Subject
 
-REPLAYS = 8  # of each run, after one that is not counted
+REPLAYS = 8  # timed replays of each run, after a warm-up replay
 
 
 @dataclass(frozen=True)
 class ChangedCall:
-    """A call, by its index, with tensors in slow memory."""
+    """The index of a call, and the placement that puts some of its tensors in slow memory."""
 
     call: int
     placement: str
@@ -48,7 +48,7 @@ class CallTime:
 
 @dataclass(frozen=True)
 class InSituTimes:
-    """Times of the changed calls, and the reasons for changes that could not be made."""
+    """Times of the changed calls, and for each impossible change the reason."""
 
     found: dict[ChangedCall, CallTime]
     left_out: dict[ChangedCall, str] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class InSituTimes:
 
 
 def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
-    """The configurations (`farm.types.protocol.configurations`) of all tuples, each at the first call of its
-    tuple; at most `most`, spread evenly over the model."""
+    """Return all placements (`farm.types.protocol.configurations`) of all tuples, each for the first call of its tuple.
+    If there are more than `most`, return `most` of them, spread evenly over the model."""
     from farm.operators.replay import placements_of
 
     first = {call.tuple_id: call.index for call in reversed(capture.calls)}
@@ -73,8 +73,8 @@ def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list
 
 
 def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[ChangedCall]]:
-    """Distribute changes over runs, greedily: each run takes every change that is independent of its others."""
-    runs: list[tuple[list[ChangedCall], set[int], set[int]]] = []  # with their tensors and calls
+    """Group changes into runs, greedily. The calls of one run share no tensor and are not neighbours."""
+    runs: list[tuple[list[ChangedCall], set[int], set[int]]] = []  # changes, tensors and calls of each run
     for one in wanted:
         tensors = {*capture.calls[one.call].reads, *capture.calls[one.call].writes}
         for run, touched, calls in runs:
@@ -91,7 +91,7 @@ def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[
 def time_changes(
     capture: CapturedPass, runs: Sequence[Sequence[ChangedCall]], memory: Callable[[], SlowMemory], device: torch.device
 ) -> InSituTimes:
-    """Time changed calls, run by run. ``memory`` makes the slow memory of one run."""
+    """Time the changed calls of each run. ``memory()`` creates the slow memory of one run."""
     began_s = time.perf_counter()
     player = Player(capture, device)
     found: dict[ChangedCall, CallTime] = {}
@@ -106,12 +106,12 @@ def time_changes(
 
 
 def compare(subject: Subject, protocol: Protocol, device: torch.device, most: int | None) -> dict[str, Any]:
-    """Compare many changed calls in a run with one in a run: each tensor of a variant's tuples slow alone, and all
-    together.
+    """Compare runs that change many calls ("together") with runs that change one call ("alone"). The changes put each
+    tensor of a variant's tuples in slow memory alone, and all tensors of a tuple at once.
 
     Returns:
-        ``changes`` (tuple_id, label, placement, and time_us and half_width_us of both ways), ``left_out`` (label,
-        placement, why), and for both ways ``runs`` and ``took_s``.
+        ``changes`` (tuple_id, label, placement, and time_us and half_width_us for both kinds of runs), ``left_out``
+        (tuple_id, label, placement, why), and for both kinds ``runs`` (their number) and ``took_s``.
 
     Raises:
         Unmeasurable: the card has no slow memory, or the model does not fit.
@@ -144,7 +144,7 @@ def compare(subject: Subject, protocol: Protocol, device: torch.device, most: in
 
 
 class _Run:
-    """One run with its changed calls."""
+    """One replay of the model with some changed calls."""
 
     def __init__(self, changes: Sequence[ChangedCall], memory: SlowMemory, device: torch.device) -> None:
         self._changes = {one.call: one for one in changes}
@@ -154,7 +154,7 @@ class _Run:
         self._stopwatches: dict[int, _Stopwatch] = {}
 
     def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
-        """Run a call; if it is changed, allocate its slow memory and find out how to write its outputs there."""
+        """Run a call. If it is changed, also allocate its slow memory and find out how to write its outputs there."""
         out = operator.run()
         if (change := self._changes.get(call.index)) is None:
             return out
@@ -210,7 +210,7 @@ class _Run:
 
 
 class _Stopwatch:
-    """Times one function: by events in a graph on a GPU, else by the host's clock."""
+    """Times one function: on a GPU with events inside a CUDA graph, on a CPU with the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

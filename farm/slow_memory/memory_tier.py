@@ -1,12 +1,12 @@
-"""Slow memory: memory that a card reaches over a wire. One interface for all kinds, and copies to and from it.
+"""Slow memory: memory that a card accesses over a link. One interface for all kinds, and copies to and from it.
 
-- A GPU has pinned host memory, mapped into its address space: kernels and graphs access it in place. It is not managed
-  memory, whose pages migrate to the device that touches them. In a process with a second GPU it is that GPU's memory.
-- A CPU has the memory of the farthest NUMA node.
+- A GPU uses pinned host memory, mapped into its address space: kernels and graphs access it in place. Managed memory is
+  unsuitable, because its pages migrate to the accessing device. `take_from_peer` selects a second GPU's memory.
+- A CPU uses the memory of the farthest NUMA node.
 
-On a GPU, copy engines run the copies, to and from pinned memory, on one stream for each way, in order; Python only
-enqueues them. They cannot be part of a graph: work that is forked inside a graph must be joined before the graph ends.
-A CPU copies between its calls.
+On a GPU, Python enqueues the copies on one stream for each direction, and copy engines run them in order. The copies
+cannot be part of a CUDA graph, because a graph must join all forked work before it ends. A CPU copies between its
+calls.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from farm.errors import Unmeasurable
 from farm.slow_memory.transfers import Copied, Move, Wire
 from farm.types.format import count_of
 
-SHARE = 0.8  # of the available host memory, for all slow tensors together
+SHARE = 0.8  # of the available host memory may be used for slow tensors
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING = 19, 41  # CUdevice_attribute
 _MPOL_BIND = 2
 _APART_BYTES = 512  # alignment of the caching allocator
 
 
 class SlowMemory(ABC):
-    """Allocates slow memory that lives as long as this object.
+    """Allocates slow memory and frees it when this object is deleted.
 
     Attributes:
         name: the kind of memory, for the reading.
@@ -46,13 +46,13 @@ class SlowMemory(ABC):
 
     @abstractmethod
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        """Uninitialized memory that the card's operators can use like their own.
+        """Allocate uninitialized memory that the card's operators can use like fast memory.
 
         Raises:
             Unmeasurable: out_of_memory, with the limit.
         """
 
-    def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - not all kinds know
+    def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - optional
         """Check before allocating that there is room for tensors of these sizes.
 
         Raises:
@@ -60,7 +60,7 @@ class SlowMemory(ABC):
         """
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        """Slow memory for copies, as a tensor of bytes: a host tensor if it is host memory.
+        """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor.
 
         Raises:
             Unmeasurable: out_of_memory, with the limit.
@@ -68,21 +68,21 @@ class SlowMemory(ABC):
         return _bytes_of(self.storage(size_bytes))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An uninitialized tensor of the same shape, strides and offset."""
+        """Allocate an uninitialized slow tensor with the same shape, strides and storage offset."""
         storage = self.storage(tensor.untyped_storage().nbytes())
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of the tensor in slow memory."""
+        """Copy a tensor to slow memory and return the copy."""
         return self.like(tensor).copy_(tensor.detach())
 
 
 def slow_memory_of(device: torch.device) -> SlowMemory:
-    """The slow memory of a device.
+    """Return the slow memory of a device.
 
     Raises:
-        Unmeasurable: not_available: the device has none.
+        Unmeasurable: not_available: the device has no slow memory.
     """
     return _of_gpu(device) if device.type == "cuda" else FarNode()
 
@@ -150,8 +150,8 @@ class PeerMemory(SlowMemory):
             )
         self._device, self._peer = torch.device("cuda", 0), torch.device("cuda", 1)
         self._held: list[torch.Tensor] = []
-        # This copy makes PyTorch enable peer access for the first GPU's kernels, once for the process, also to memory
-        # that its allocator takes later.
+        # This copy makes PyTorch enable peer access for the first GPU's kernels, for the whole process. Memory that its
+        # allocator gets later is accessible, too.
         torch.zeros(1, device=self._peer).copy_(torch.zeros(1, device=self._device))
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
@@ -166,7 +166,7 @@ class PeerMemory(SlowMemory):
                 "Choose a smaller batch.",
             ) from error
         self._held.append(there)
-        # After the block's first byte: the caching allocator identifies a block by its address when it frees it.
+        # The address must differ from the block's address, by which the caching allocator finds the block to free.
         return _storage_at(there.data_ptr() + _APART_BYTES, size_bytes, self._device)
 
 
@@ -174,7 +174,7 @@ _of_gpu: Callable[[torch.device], SlowMemory] = PinnedMemory
 
 
 def _storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory of another owner as a storage of the device."""
+    """Return memory that another object owns as a storage of the device."""
     return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)  # type: ignore[attr-defined, return-value]
 
 
@@ -200,7 +200,7 @@ def _available_bytes() -> int:
 
 
 def _maps_host_memory(index: int) -> bool:
-    """True if kernels can use host addresses directly."""
+    """True if kernels of GPU `index` can use host addresses directly."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -245,46 +245,46 @@ class FarNode(SlowMemory):
 
 OUT, BACK = 0, 1
 PIECE_BYTES = 64 * 2**20
-PIECES = 4  # enqueued at once, for each way
-ALONE_S = 0.3  # duration of the copies without a step
+PIECES = 4  # copies in the queue, for each direction
+ALONE_S = 0.3  # how long copies are measured without a step
 
 
 @functools.cache
 def side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """The streams for copies out, and back."""
+    """Return the stream for copies to slow memory and the stream for copies back."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 class Mover:
-    """Moves a tensor to slow memory and back, in one period of a step that is run repeatedly. Its room in fast memory
-    is kept.
+    """Moves a tensor to slow memory and back, during one inactive period of a step that is run repeatedly. The tensor's
+    fast memory remains allocated.
 
-    A tensor comes back only after it went out: if a period crosses the end of the step, the first run finds the tensor
-    in fast memory.
+    `come` copies back only what `go` copied out. If the period crosses the end of the step, the first run therefore
+    skips `come`.
 
     Attributes:
-        room: the tensor's bytes in fast memory; None if it is not in fast memory and is not moved.
-        away: True if the copy in slow memory is the valid one.
+        room: the tensor's bytes in fast memory; None if the tensor is not in fast memory, so that it is not moved.
+        away: True while slow memory has the tensor's only valid values.
     """
 
     def __init__(self, move: Move, host: torch.Tensor, device: torch.device) -> None:
-        """``host`` is slow memory of the tensor's size, as the host sees it."""
+        """``host`` is slow memory of the tensor's size, from `SlowMemory.host_bytes`."""
         self.move, self._host, self._device = move, host, device
         self.room: torch.Tensor | None = None
         self.away = False
         self._done = [torch.cuda.Event() for _ in (OUT, BACK)] if device.type == "cuda" else []
 
     def found(self, storage: torch.UntypedStorage | None) -> None:
-        """Note the tensor's storage when it is about to go out."""
+        """Store the tensor's storage as `room`, before the copy to slow memory."""
         if storage is None or storage.device.type != self._device.type:
             return
-        if storage.device.type == "cuda":  # the step frees it as usual; its graphs keep the address
+        if storage.device.type == "cuda":  # a view: the step may free the tensor; its graphs keep the address
             storage = _storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
         self.room = _bytes_of(storage)[: self._host.nbytes]
 
     def actions(self) -> list[tuple[int, Callable[[], None]]]:
-        """Actions and the calls before which they run. If several run before one call, copies begin before anything is
-        waited for."""
+        """Return (index of a call, action to run before that call). Actions that begin a copy come first, then actions
+        that wait for a copy."""
         move = self.move
         return [(move.out, self.go), (move.back, self.come), (move.gone, self.wait_gone), (move.used, self.wait_back)]
 
@@ -324,16 +324,16 @@ class Mover:
 def wire_beside(
     step_us: Callable[[Callable[[], None] | None], float], memory: SlowMemory, device: torch.device
 ) -> Wire:
-    """Measure consecutive copies of 64 MiB, each way and both ways at once, alone and beside a step.
+    """Measure the bandwidth of copies of 64 MiB: out, back and both at once; without a step and during a step.
 
     Args:
-        step_us: times the step; meanwhile it calls its argument repeatedly.
+        step_us: returns the time of the step in us, and calls its argument repeatedly during the step.
 
     Raises:
-        Unmeasurable: out_of_memory: there is no room for the copies.
+        Unmeasurable: out_of_memory: there is no memory for the copies.
     """
     without_us = step_us(None)
-    ends = []  # target and source of each way
+    ends = []  # target and source, for each direction
     for way in (OUT, BACK):
         host, room = memory.host_bytes(PIECE_BYTES), torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device)
         ends.append((host, room) if way == OUT else (room, host))
@@ -354,14 +354,14 @@ def wire_beside(
 
 
 class _Traffic:
-    """Copies without a pause as long as `keep_up` is called."""
+    """Copies without a pause while `keep_up` is called repeatedly."""
 
     def __init__(
         self, device: torch.device, ways: Sequence[int], ends: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> None:
         self._device, self._ends = device, ends
         self._ended: dict[int, list[torch.cuda.Event]] = {way: [] for way in ways}
-        self._left = dict.fromkeys(ways, 0)  # index of the first copy that is not known to have ended
+        self._left = dict.fromkeys(ways, 0)  # for each direction, the index of the oldest unfinished copy
 
     def keep_up(self) -> None:
         for way, ended in self._ended.items():
@@ -376,7 +376,7 @@ class _Traffic:
                 ended[-1].record(stream)
 
     def rate(self, way: int) -> float | None:
-        """Bandwidth of one way; None if it has no copies. Unit: bytes/s."""
+        """Bandwidth of one direction; None if it has no copies. Unit: bytes/s."""
         if way not in self._ended:
             return None
         ended = self._ended[way]

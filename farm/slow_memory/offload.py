@@ -1,16 +1,15 @@
 """Run an operator with some of its inputs and outputs in slow memory.
 
-Inputs are copied there once. Outputs are written there in one of three ways, the first that is possible:
+Inputs are copied to slow memory once. Outputs are written to slow memory with the first possible of three methods:
 
-- The out-variant of each aten operator that makes an output, if it is the kernel itself. Many out-variants in PyTorch
-  are generated: they compute as usual and copy, so they do not count (`torch.Tag.generated`, or no kernel for the
-  device).
-- For a few operators without an out-variant, an equivalent one (`_RULES`): a convolution is cuDNN's kernel and its
-  bias.
-- On a GPU, a memory pool for all allocations of a pass. A first pass shows in which of its requests an output is; in a
-  second pool that request is slow memory and all others are fast.
+- Call the out-variant of each aten operator that creates an output, if the out-variant runs the kernel directly. Many
+  out-variants in PyTorch are generated: they allocate as usual and then copy. They are not used (`torch.Tag.generated`,
+  or no kernel for the device).
+- Call an equivalent operator with an out-variant (`_RULES`). For example, a convolution is cuDNN's kernel plus a bias.
+- On a GPU, use a memory pool for all allocations of a pass. A first pass shows which request to the pool contains the
+  output. A second pool serves this request with slow memory and all others with fast memory.
 
-Workspaces stay fast with the first two ways; with a pool they do if each has a request of its own.
+With the first two methods, workspaces stay in fast memory; with a pool, only if each has a request of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.types.protocol import Placement
 from farm.types.reading import Details
 
-Write = Callable[[Sequence[torch.Tensor]], object]  # run an operator with its results in these tensors
+Write = Callable[[Sequence[torch.Tensor]], object]  # runs an operator that writes its results to these tensors
 
 _aten = torch.ops.aten
 
@@ -46,9 +45,9 @@ class Outputs:
     """How to run an operator with outputs in slow memory.
 
     Attributes:
-        run: makes a pass of the rebuilt operator or of a replica of it.
-        workspaces: "fast", or "may be with the output".
-        pool: the memory pool that a graph must allocate from; None: any pool.
+        run: returns a function that runs the rebuilt operator, or a replica of it, once.
+        workspaces: "fast", or "may be with the output" (in slow memory).
+        pool: the memory pool that a CUDA graph must allocate from; None: any pool.
     """
 
     run: Callable[[Rebuilt], Pass]
@@ -57,10 +56,10 @@ class Outputs:
 
 
 def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:
-    """Put the tensors that a placement names in slow memory.
+    """Put tensors of an operator in slow memory, as a placement selects them.
 
     Args:
-        memory: the slow memory to use; without it, the slow memory of the operator's device.
+        memory: the slow memory to use. Default: the slow memory of the operator's device.
 
     Raises:
         Unmeasurable: rejected (the operator has no such input), not_available or out_of_memory.
@@ -83,7 +82,7 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
         wanted: the numbers of the outputs.
 
     Raises:
-        Unmeasurable: not_available: the operator has no such output, or cannot write it to given memory.
+        Unmeasurable: not_available: the operator has no such output, or cannot write it to memory of the caller.
     """
     with _Watching() as watched:
         output = rebuilt.run()
@@ -108,16 +107,16 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
 class _WatchedCall(NamedTuple):
     func: Any
     writable: bool
-    results: list[torch.Tensor]  # kept, so that no address is used twice
+    results: list[torch.Tensor]  # references, so that no address is reused
 
 
 class _Watching(TorchDispatchMode):
-    """Records the aten calls of a pass, and which call makes which storage."""
+    """Records the aten calls of a pass, and for each new storage the call that creates it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_WatchedCall] = []
-        self.makers: dict[int, tuple[int, int]] = {}  # storage -> call, position among its results
+        self.makers: dict[int, tuple[int, int]] = {}  # storage -> index of the call, position in its results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -133,7 +132,7 @@ class _Watching(TorchDispatchMode):
 
 
 class _Redirecting(TorchDispatchMode):
-    """Writes the results of chosen aten calls of a pass, by their order, to given memory."""
+    """Writes the results of selected aten calls to given tensors. `into`: index of the call in the pass -> tensors."""
 
     def __init__(self, into: Mapping[int, Sequence[torch.Tensor]]) -> None:
         super().__init__()
@@ -154,7 +153,7 @@ def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) ->
 
 
 def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
-    """How to run an operator with its results in given memory; None if it always allocates them."""
+    """Return a function that runs an operator into given tensors; None if the operator always allocates its results."""
     if (rule := _RULES.get(func)) is not None:
         return rule(*args, **kwargs)
     like = next(tensors_in((args, kwargs)), None)
@@ -171,7 +170,7 @@ _CRASHING = frozenset({_aten.cudnn_batch_norm.default})
 
 @functools.cache
 def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
-    """The out-variant of an operator if it is the kernel itself, and the names of its out-arguments."""
+    """Return the out-variant of an operator and the names of its out-arguments; None if it does not run the kernel."""
     own = [argument.name for argument in func._schema.arguments]
     if func in _CRASHING:
         return None
@@ -189,9 +188,9 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
 
 
 def _convolution(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *more: Any) -> Write | None:
-    """Do what `at::convolution` does if it selects cuDNN or the depthwise kernel; None for its other backends.
+    """Return a writer for a convolution with cuDNN or the depthwise kernel; None if `at::convolution` runs another.
 
-    ``more``: stride, padding, dilation, whether it is transposed, output padding, and groups.
+    ``more``: stride, padding, dilation, transposed, output_padding, groups.
     """
     stride, padding, dilation, _, _, groups = more
     if image.device.type != "cuda" or image.dim() not in (4, 5):
@@ -219,7 +218,7 @@ def _convolution(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return write
 
 
-#: Operators without an out-variant that are equivalent to another operator.
+#: Operators without an out-variant -> function that returns a writer with an equivalent operator.
 _RULES: Mapping[Any, Callable[..., Write | None]] = {
     _aten.convolution.default: _convolution,
     _aten.clone.default: lambda source, **_: lambda outs: outs[0].copy_(source),
@@ -236,34 +235,34 @@ _ALIGNED_BYTES = 2 * 2**20
 _SETTLES = 3
 _TRIES = 8
 _MIXED = "Its output cannot be separated from its workspaces in the allocator's pool."
-_KEPT: list[Any] = []  # allocators and their callbacks: a destroyed pool still frees its memory through them
+_KEPT: list[Any] = []  # allocators and their callbacks, because a destroyed pool still calls them to free memory
 
 
 class _Pool:
-    """A memory pool in which chosen requests, by their order, get slow memory."""
+    """A CUDA memory pool that serves some requests with slow memory. `slow`: index of the request -> slow memory."""
 
     def __init__(self, device: torch.device, fast_bytes: int, slow: Mapping[int, torch.UntypedStorage]) -> None:
-        """``fast_bytes`` is the size of the fast memory for all other requests."""
+        """``fast_bytes`` is the size of the fast memory that serves all other requests."""
         self.requests: list[tuple[int, int]] = []  # address and size
         self._slow, self._device = slow, device
         self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
-        # After the room's first byte: the caching allocator identifies a block by its address when it frees it.
+        # The address must differ from the room's address, by which the caching allocator finds the block to free.
         self._next = (self._room.data_ptr() // _ALIGNED_BYTES + 1) * _ALIGNED_BYTES
-        here = weakref.ref(self)  # the callbacks are never freed: a weak reference lets the pool and its room go
+        here = weakref.ref(self)  # a weak reference, because the callbacks live forever
 
         def allocate(size_bytes: int, *_: Any) -> int | None:
             return there._allocate(size_bytes) if (there := here()) is not None else None
 
         arguments = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)  # size, device, stream
         take = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments)(allocate)
-        # The memory belongs to this object and is freed with it.
+        # This object owns the memory, so the callback frees nothing.
         give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *arguments)(lambda *_: None)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
         allocator = torch._C._cuda_customAllocator(*addresses)
         _KEPT.append((take, give, allocator))
         try:
             self.pool = torch.cuda.MemPool(allocator, no_split=True)  # each request serves one tensor
-        except TypeError:  # in an older torch
+        except TypeError:  # older torch
             self.pool = torch.cuda.MemPool(allocator)
 
     def _allocate(self, size_bytes: int) -> int | None:
@@ -278,7 +277,7 @@ class _Pool:
         return address
 
     def run(self, one: Pass) -> object:
-        if torch.cuda.is_current_stream_capturing():  # into this pool: `Outputs.pool`
+        if torch.cuda.is_current_stream_capturing():  # the graph already allocates from `Outputs.pool`
             return one()
         with torch.cuda.use_mem_pool(self.pool, self._device):
             return one()
@@ -313,7 +312,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
     def separated(output: object, one: Rebuilt) -> bool:
-        """Whether just the wanted outputs are in slow memory."""
+        """True if the wanted outputs and no others are in slow memory."""
         slow = []
         for number, tensor in enumerate(new_storages(output, frozenset(map(storage_key, one.tensors)))):
             address = tensor.untyped_storage().data_ptr()
@@ -340,16 +339,16 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
 
 
 def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:
-    """The outputs of a pass after some passes: the pool then reuses freed blocks by their size."""
+    """Run a few passes until the pool reuses its freed blocks, and return the outputs of the last pass."""
     for _ in range(_SETTLES):
-        output = None  # frees the memory of the last pass
+        output = None  # frees the memory of the previous pass
         output = pool.run(rebuilt.run)
     torch.cuda.synchronize(rebuilt.device)
     return new_storages(output, given)
 
 
 def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Candidates for the requests of some outputs: their own first, then others of the same size."""
+    """Yield candidates for the requests of the outputs: first the observed requests, then others of the same size."""
     same = [
         sorted((place for place, size in enumerate(sizes) if size == sizes[own]), key=lambda place: place != own)
         for own in places

@@ -1,15 +1,15 @@
-"""Plan which tensors of a step are in slow memory: the fastest step within fast memory, by an integer program.
+"""Plan which tensors of a step are in slow memory. An integer program finds the fastest step that fits fast memory.
 
-A tensor is fast or slow for its whole life. The cost of a slow tensor is the sum over its calls, one tensor at a time:
-the cost of several slow tensors of one call is taken as the sum of their costs. With moves, a fast tensor may also be
-elsewhere during an inactive period that is long enough for both copies while the wire is free.
+A tensor is fast (in fast memory) or slow (in slow memory) for its whole lifetime. A slow tensor has a cost for each
+call that uses it. If a call uses several slow tensors, the program adds their costs. With moves, a fast tensor may be
+in slow memory during an inactive period, if the period is long enough for both copies and the link is free.
 
     minimize    Σ slow_us[t] x[t]
-    subject to  Σ size[t] (1 - x[t]) - Σ size[t] y[p] <= fast, over the tensors held and the periods away at each call
+    subject to  Σ size[t] (1 - x[t]) - Σ size[t] y[p] <= fast, at each call, over its held tensors t and moved periods p
                 y[p] <= 1 - x[t]
                 Σ y[p] <= 1, over the transfers of one direction that would overlap
 
-HiGHS solves it (`scipy.optimize.milp`) within a time limit and to a relative gap; the plan contains both.
+x[t]: tensor t is slow. y[p]: tensor t is moved in period p. HiGHS (`scipy.optimize.milp`) solves it in a time limit.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from farm.slow_memory.transfers import AsRun, Wire, away_while
 from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
 from farm.types.format import count_of
 
-TIME_LIMIT_S = 10.0  # of one program
-GAP = 1e-3  # a program ends if no plan can be better by more than this share
-POINTS = 9  # of the curve
+TIME_LIMIT_S = 10.0  # limit for solving one integer program
+GAP = 1e-3  # the solver stops if no plan can be better by more than this share
+POINTS = 9  # points of the curve
 _STDOUT_LOCK = threading.Lock()
-_TINY_US = 1e-6  # added to each cost: a tensor without a cost stays fast
+_TINY_US = 1e-6  # added to each cost, so that a tensor without a cost stays fast
 
 
 @dataclass(frozen=True)
 class SlowCosts:
-    """The time that each tensor of a step adds if it is slow for its whole life.
+    """The time that each tensor of a step adds if it is in slow memory for its whole lifetime.
 
     Attributes:
-        slow_us: by the tensor's number, over all its calls.
-        read_us: the part that comes from readings; the rest is size over ``bytes_per_s``.
-        bytes_per_s: bandwidth of the wire.
-        source: of the costs, as text.
-        together: median over the tuples with a reading of all tensors slow: sum of one tensor at a time, divided by
-            that reading. None: no such reading.
+        slow_us: added time over all calls, by number of the tensor.
+        read_us: the part of `slow_us` that comes from readings; the rest is estimated from a bandwidth.
+        bytes_per_s: bandwidth of the link.
+        source: where the costs come from, as text.
+        together: summed time with single slow tensors, divided by the reading with all tensors slow: the median over
+            tuples with such readings; None without them.
     """
 
     slow_us: Mapping[int, float]
@@ -65,15 +65,15 @@ class SlowCosts:
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """One plan.
+    """A plan for one amount of fast memory.
 
     Attributes:
         slow: numbers of the slow tensors.
-        moved: periods in which a fast tensor is elsewhere, as (tensor, number of its inactive period).
+        moved: periods in which a fast tensor is in slow memory, as (tensor, index of its inactive period).
         time_us: predicted time of the step.
         peak_bytes: peak of fast memory.
-        gap: the best plan adds at most this share less time; 0 if this plan is known to be the best.
-        ended_in_time: True if the program ended by its gap; False if by its time limit.
+        gap: bound of the solver: no plan adds less than (1 - gap) of this plan's added time. 0: this plan is the best.
+        ended_in_time: True if the solver reached its gap; False if it reached the time limit.
     """
 
     fast_bytes: int
@@ -87,16 +87,16 @@ class OffloadPlan:
 
 @dataclass(frozen=True)
 class OffloadPlans:
-    """Plans for amounts of fast memory, and the curve of time over fast memory.
+    """Plans for the requested amounts of fast memory, and the curve of step time over fast memory.
 
     Attributes:
-        plans: one for each requested amount.
+        plans: one plan for each requested amount.
         unsolved: amounts of the curve without a plan within the time limit.
-        all_fast_us, all_slow_us: time of the step.
-        least_bytes: bytes that the largest operator reads and writes: a smaller amount is refused.
-        moves_bytes_per_s: bandwidth assumed for moves, each way; None without moves.
-        wire: the bandwidths measured during the step; None if not measured.
-        run: the step as a card ran it under these plans; None if no card did.
+        all_fast_us, all_slow_us: time of the step with all tensors in fast memory, and in slow memory.
+        least_bytes: bytes that the largest operator reads and writes; the least allowed amount of fast memory.
+        moves_bytes_per_s: assumed bandwidth of moves in each direction; None without moves.
+        wire: measured bandwidths of copies; None if not measured.
+        run: results of running the step under these plans; None if it was not run.
     """
 
     costs: SlowCosts
@@ -117,7 +117,7 @@ class OffloadPlans:
         return self.plans[0]
 
     def slow(self, life: Life, plan: OffloadPlan) -> list[CapturedTensor]:
-        """The slow tensors of a plan, the largest first."""
+        """Return the slow tensors of a plan, the largest first."""
         there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
         return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
 
@@ -132,11 +132,11 @@ def plan_offload(
     """Plan a step for each amount of fast memory.
 
     Args:
-        moves_bytes_per_s: bandwidth of moves, each way; None: no tensor is moved.
+        moves_bytes_per_s: bandwidth of moves in each direction; None: no tensor is moved.
 
     Raises:
-        UsageError: an amount is less than the largest operator needs, SciPy is not installed, or no plan was found in
-            time.
+        UsageError: an amount is less than the largest operator needs, SciPy is not installed, or the solver found no
+            plan in time.
     """
     program = _Program(life, costs, moves_bytes_per_s)
     if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
@@ -177,7 +177,7 @@ class _Program:
         self.tensors = [tensor for tensor in life.tensors if tensor.size_bytes]
         self.pieces = [-(-tensor.size_bytes // ALLOCATED_BYTES) for tensor in self.tensors]
         self.slow_us = [costs.slow_us.get(tensor.number, 0.0) for tensor in self.tensors]
-        self.held: list[list[int]] = [[] for _ in range(calls)]  # places among `tensors`
+        self.held: list[list[int]] = [[] for _ in range(calls)]  # indices into `tensors`
         for place, tensor in enumerate(self.tensors):
             for call in range(max(tensor.born, 0), life.capture.last_held(tensor) + 1):
                 self.held[call].append(place)
@@ -190,9 +190,9 @@ class _Program:
         self.largest = used.index(max(used))
         self.least_bytes = max(used) * ALLOCATED_BYTES
         self.peak_bytes = max(self.held_pieces) * ALLOCATED_BYTES
-        self.periods: list[tuple[int, int, list[int]]] = []  # place, number of the period, calls while away
-        self.transfers: list[tuple[float, float, float]] = []  # way, when it goes out, when it comes back
-        self.away: list[list[int]] = [[] for _ in range(calls)]  # places among `periods`
+        self.periods: list[tuple[int, int, list[int]]] = []  # index into `tensors`, index of the period, calls
+        self.transfers: list[tuple[float, float, float]] = []  # in us: copy, begin of copy out, begin of copy back
+        self.away: list[list[int]] = [[] for _ in range(calls)]  # indices into `periods`
         if moves_bytes_per_s is None:
             return
         for number, place in place_of.items():
@@ -206,7 +206,7 @@ class _Program:
                     self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
 
     def solve(self, fast_bytes: int, time_limit_s: float) -> OffloadPlan | None:
-        """A plan within an amount of fast memory; None if none was found in time."""
+        """Return the best plan for an amount of fast memory; None if the solver found none in time."""
         fast = fast_bytes // ALLOCATED_BYTES
         rows = self._memory_rows(fast)
         if not rows:
@@ -225,8 +225,8 @@ class _Program:
         return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
-        """A row for each call that holds more than fast memory; calls whose tensors are a subset of another call's are
-        left out."""
+        """Return a constraint for each call that holds more than fast memory. Omit calls whose tensors are a subset of
+        another call's tensors."""
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         rows = []
         for call, there in enumerate(self.held):
@@ -237,7 +237,7 @@ class _Program:
         return rows
 
     def _other_rows(self) -> list[Constraint]:
-        """A slow tensor is not moved; each way has one transfer at a time."""
+        """Return the other constraints: a slow tensor is not moved, and each direction has one transfer at a time."""
         first = len(self.tensors)
         rows = [Constraint({place: 1.0, first + one: 1.0}, 0.0, 1.0) for one, (place, _, _) in enumerate(self.periods)]
         step_us = self.life.step_us
@@ -256,7 +256,7 @@ class _Program:
         return rows
 
     def _repair(self, fast: int, slow: list[bool], moved: list[bool]) -> None:
-        """If rounding left a few bytes too many, make the cheapest tensor slow, too."""
+        """Make the cheapest tensor slow where the solver's rounding left a few bytes too many in fast memory."""
         for call, there in enumerate(self.held):
             while self._fast_pieces(call, slow, moved) > fast:
                 place = min((place for place in there if not slow[place]), key=lambda one: self.slow_us[one])
@@ -265,7 +265,7 @@ class _Program:
                     moved[one] = moved[one] and period[0] != place
 
     def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
-        """Drop unnecessary moves, which cost the program almost nothing, the smallest first."""
+        """Drop unnecessary moves, the smallest first. The solver may keep them, because they cost almost nothing."""
         held = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
         for one in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
             place, _, calls = self.periods[one]
@@ -326,7 +326,7 @@ def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: flo
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Discard what some versions of HiGHS write to standard output, where a command writes its result."""
+    """Discard the text that some versions of HiGHS print, because standard output is for the command's result."""
     if sys.stdout is None:  # the parent process closed it
         yield
         return

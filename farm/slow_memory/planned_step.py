@@ -1,16 +1,16 @@
-"""A training step with chosen tensors in slow memory all the time, compared with the step in fast memory only.
+"""Run a training step under a plan with tensors in slow memory, and compare it with the step in fast memory.
 
-The calls of the step are replayed from its tuples (`farm.benchmark.call_context`). Chosen tensors that exist before the
-step (parameters, states, inputs) are copied to slow memory. Calls write their chosen outputs directly there, each to
-its own memory (`farm.slow_memory.offload`). If a call cannot do this, the tensor stays fast, and the result names it.
+This module replays the calls of the step from its tuples (`farm.benchmark.call_context`). It copies slow tensors that
+exist before the step (parameters, states, inputs) to slow memory. Calls write their slow outputs directly to slow
+memory (`farm.slow_memory.offload`). If a call cannot do this, the tensor stays fast, and the result names it.
 
-A GPU replays the step from graphs: if Python launched the calls, the GPU would wait for Python. A call whose outputs
-need a memory pool of their own cannot share a graph with others, since a graph is captured into one pool. So the step
-is a sequence of graphs: each such call is one, and the graphs between them share a pool. The fast step is one graph.
+A GPU replays the step from CUDA graphs, because it would wait for Python if Python launched the calls. A graph uses
+one memory pool, so a call with a pool of its own needs a graph of its own. The step is a sequence of graphs: one
+for each such call, and graphs with a common pool for the calls between them. The fast step is one graph.
 
-A plan may also move a tensor to slow memory between two uses. The copies run between graphs: the sequence is also cut
-where a copy begins and where it must be complete. The tensor's fast memory stays allocated, as graphs contain
-addresses: a run measures the time of moves, not the memory that they free.
+A plan may also move a tensor to slow memory between two uses. The copies run between graphs, so a new graph begins at
+each call before which a copy begins or must be complete. Graphs contain addresses, so the tensor's fast memory stays
+allocated: a run measures the time of moves, not the memory that they free.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.slow_memory.transfers import AsRun, Move, Run, Wire
 from farm.types.protocol import Protocol, Subject, Variant
 
-WARM_UP_S = 0.3  # of replays that are not counted
-WINDOW_S = 1.0  # of all replays that are
-RUNS = (10, 100)  # least and most
+WARM_UP_S = 0.3  # duration of the warm-up replays
+WINDOW_S = 1.0  # duration of all timed replays
+RUNS = (10, 100)  # least and most number of timed replays
 
-_last_step: dict[tuple[str, str], CapturedPass] = {}  # the step that was extracted last, until it is run
+_last_step: dict[tuple[str, str], CapturedPass] = {}  # the last extracted step, until `compare` runs it
 
 
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
-    """Capture a training step as this card runs it; on a GPU, during graph capture. `compare` runs the same step.
+    """Capture a training step on this card; on a GPU, during graph capture. `compare` later runs the same step.
 
     Raises:
-        Unmeasurable: not_available (the card has no slow memory), rejected (a call is not a tuple), out_of_memory.
+        Unmeasurable: not_available (the card has no slow memory), rejected (no tuple describes a call), out_of_memory.
         FarmError: see `farm.training.extract.build_step`.
     """
     from farm.training.capture import capture_step
@@ -76,7 +76,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
 
 def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
-    """Measure the bandwidth of copies, alone and during the extracted step, and how they slow the step down.
+    """Measure the bandwidth of copies without a step and during the extracted step, and the step's time with copies.
 
     Raises:
         Unmeasurable: see `extract_step`.
@@ -109,11 +109,11 @@ def compare(
     """Run the extracted step with all tensors in fast memory and under each plan.
 
     Args:
-        calls: the tuple ids of its calls for which the plans were made.
+        calls: the tuple ids of the calls in the planned step, in order.
         plans, moves: see `run_planned`.
 
     Raises:
-        Unmeasurable: rejected (this card runs other calls); see also `extract_step` and `run_planned`.
+        Unmeasurable: rejected (the extracted step has other calls); see also `extract_step` and `run_planned`.
     """
     known = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     _last_step.clear()
@@ -132,7 +132,7 @@ def compare(
 
 @contextlib.contextmanager
 def _translated_out_of_memory() -> Iterator[None]:
-    """Raise `Unmeasurable` for a lack of memory."""
+    """Convert errors about missing memory to `Unmeasurable`."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -148,16 +148,16 @@ def run_planned(
     moves: Sequence[Sequence[Move]] = (),
     window_s: float,
 ) -> AsRun:
-    """Time a step with all tensors fast, and under each plan.
+    """Time a step with all tensors in fast memory, and under each plan.
 
     Args:
-        plans: for each plan, the numbers of the slow storages.
-        memory: makes slow memory.
-        moves: for each plan, moves of fast storages; the default is none.
+        plans: for each plan, the numbers of its slow tensors.
+        memory: creates slow memory.
+        moves: for each plan, the moves of its fast tensors. Default: no moves.
         window_s: duration of each timing, for at least ten runs.
 
     Raises:
-        torch.OutOfMemoryError: the step does not fit with all tensors fast.
+        torch.OutOfMemoryError: the step with all tensors fast does not fit in fast memory.
     """
     began_s = time.perf_counter()
     one_stream(device)
@@ -181,21 +181,21 @@ def _release_memory(device: torch.device) -> None:
         gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-        if hasattr(torch._C, "_accelerator_emptyHostCache"):  # pinned memory, too
+        if hasattr(torch._C, "_accelerator_emptyHostCache"):  # also pinned memory
             torch._C._accelerator_emptyHostCache()
-        elif hasattr(torch._C, "_host_emptyCache"):  # in an older torch
+        elif hasattr(torch._C, "_host_emptyCache"):  # older torch
             torch._C._host_emptyCache()
 
 
 class PlannedStep:
-    """The step with one set of slow storages.
+    """A step under one plan.
 
     Attributes:
-        player: replays its calls.
+        player: replays the calls.
         memories: own the slow tensors.
-        stayed_fast: slow storages that could not be put in slow memory; known after `replayed`.
+        stayed_fast: numbers of planned slow tensors that had to stay in fast memory; known after `replayed`.
         movers: one for each move.
-        graphs: the graphs of the step, on a GPU.
+        graphs: the CUDA graphs of the step, on a GPU.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class PlannedStep:
         Raises:
             Unmeasurable: out_of_memory: there is not enough slow memory.
         """
-        self.graphs: list[torch.cuda.CUDAGraph] = []  # first: they are freed before their pools
-        self._sequence: list[Callable[[], None]] = []  # replays of graphs, and the copies between them
+        self.graphs: list[torch.cuda.CUDAGraph] = []  # created first, so that graphs are freed before pools
+        self._sequence: list[Callable[[], None]] = []  # replays of graphs, with copies between them
         self._capture, self._slow, self._make_memory, self._device = player.capture, slow, memory, player.device
         first = memory()
         self.memories = [first]
@@ -215,12 +215,12 @@ class PlannedStep:
         first.check_room(*sizes.values())
         hosts = {number: first.host_bytes(sizes[number]) for number in sizes.keys() - slow}
         self.movers = [Mover(move, hosts[move.tensor], self._device) for move in moves]
-        self._actions: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by call
+        self._actions: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by index of the call
         for actions in zip(*(mover.actions() for mover in self.movers), strict=True):
             for index, action in actions:
                 self._actions[index].append(action)
         self.player = player.with_copies(slow, first.copied) if slow else player
-        self._outputs: dict[int, Outputs] = {}  # by call
+        self._outputs: dict[int, Outputs] = {}  # by index of the call
         self.stayed_fast: set[int] = set()
         self._kept: list[Rebuilt] = []
 
@@ -241,16 +241,16 @@ class PlannedStep:
         return Run(time_us, half_width_us, graphs, stayed_fast, len(moved), sum(moved), launch_us)
 
     def forget(self) -> None:
-        """Free the graphs."""
+        """Delete the graphs."""
         self._sequence.clear()
         self.graphs.clear()
 
     def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
-        """Run a call for the first time, and find out how it writes its slow outputs to slow memory."""
+        """Run a call for the first time, and find out how it can write its slow outputs to slow memory."""
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.tensors[number].size_bytes]
         wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
-        # All of them, or else as many as work when added one by one, the largest first.
+        # Try all outputs at once. If that fails, add single outputs as long as they work, the largest first.
         slow = tuple(sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes))
         found = self._attempt(operator, slow) if slow else None
         if found is None:
@@ -266,7 +266,7 @@ class PlannedStep:
         return self._run(call, operator)
 
     def _attempt(self, operator: Rebuilt, wanted: tuple[int, ...]) -> tuple[Outputs, SlowMemory] | None:
-        memory = self._make_memory()  # for this attempt: a failed one frees it
+        memory = self._make_memory()  # of this attempt: it is freed if the attempt fails
         try:
             outputs = slow_outputs(operator, wanted, memory)
             outputs.run(operator)()  # checks that the outputs are in slow memory
@@ -274,12 +274,12 @@ class PlannedStep:
             if error.reason != "not_available":
                 raise
             return None
-        except torch.OutOfMemoryError:  # no room for its pool
+        except torch.OutOfMemoryError:  # not enough memory for the pool
             return None
         return outputs, memory
 
     def replayed(self) -> Callable[[], None]:
-        """Prepare the step; the result runs it once more."""
+        """Prepare the step; return a function that runs it once."""
         self.player.play(self.prepare, once=True)
         if self._device.type != "cuda":
             return lambda: self.player.play(
@@ -291,7 +291,7 @@ class PlannedStep:
         return functools.partial(_run_all, self._sequence)
 
     def _copies(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> Sequence[Callable[[], None]]:
-        """The actions before a call, or after the last."""
+        """Return the actions before call `index`; the number of calls means the end of the step."""
         for mover in self.movers:
             if mover.move.out == index:
                 mover.found(memory.get(mover.move.tensor))
@@ -302,7 +302,7 @@ class PlannedStep:
         return operator.run() if outputs is None else outputs.run(operator)()
 
     def _captured(self) -> bool:
-        """Capture the step; False if a call could not be captured as prepared: its outputs now stay fast."""
+        """Capture the step as graphs. Return False if one call failed; its outputs then stay in fast memory."""
         self.forget()
         self._kept.clear()
         pools = {index: outputs.pool for index, outputs in self._outputs.items() if outputs.pool is not None}
@@ -351,13 +351,13 @@ def _run_all(actions: Iterable[Callable[[], None]]) -> None:
 
 
 class _CallNotCaptured(Exception):
-    """Its argument is the call."""
+    """A call could not be captured in its own memory pool. The argument is the call."""
 
 
 def _timed(
     run: Callable[[], None], device: torch.device, window_s: float, meanwhile: Callable[[], None] | None = None
 ) -> list[float]:
-    """Time each of many consecutive runs. Unit: us. On a GPU, ``meanwhile`` is called repeatedly during the runs."""
+    """Return the time of each of many consecutive runs in us. On a GPU, call ``meanwhile`` during the runs."""
     began_s, runs = time.perf_counter(), 0
     while runs == 0 or time.perf_counter() - began_s < min(WARM_UP_S, window_s):
         run()
@@ -372,7 +372,7 @@ def _timed(
             moments_s.append(time.perf_counter())
         return [(after - before) * 1e6 for before, after in itertools.pairwise(moments_s)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    run()  # the card works while the next run is launched
+    run()  # keeps the card busy while Python launches the next run
     events[0].record()
     for before, after in itertools.pairwise(events):
         run()

@@ -1,4 +1,4 @@
-"""Tensors of a step that are in slow memory while they wait, and what a card measured: plain values, no torch."""
+"""Moves of a step's inactive tensors to slow memory, and measured results of copies and runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from farm.training.tensor_lifetime import Inactive, Life
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor in slow memory for one period. Each moment is the index of the call before which something happens;
-    the number of calls stands for the end of the step.
+    """One tensor that is in slow memory for one inactive period. Each attribute except `tensor` is the index of a call:
+    the event happens before that call. The number of calls means the end of the step.
 
     Attributes:
         out: the copy to slow memory begins.
-        gone: the copy to slow memory must be done: other tensors use the room.
-        back: the copy back begins. It is at or before `out` if it is in the next step; so are `gone` and `used`.
-        used: the copy back must be done.
+        gone: the copy to slow memory must be complete, because other tensors then use the fast memory.
+        back: the copy back begins. `gone`, `back` and `used` are at or before `out` if they are in the next step.
+        used: the copy back must be complete.
     """
 
     tensor: int
@@ -29,8 +29,8 @@ class Move:
 
 
 def moves_of(life: Life, moved: Iterable[tuple[int, int]], bytes_per_s: float) -> list[Move]:
-    """The moves of a plan (`OffloadPlan.moved`). A copy out begins at once; a copy back ends just before the tensor is
-    used."""
+    """Return the moves of a plan (`OffloadPlan.moved`). A copy out begins when the inactive period begins; a copy back
+    ends just before the next use."""
     moves = []
     for tensor, index in moved:
         period = life.periods[tensor][index]
@@ -40,8 +40,8 @@ def moves_of(life: Life, moved: Iterable[tuple[int, int]], bytes_per_s: float) -
 
 
 def away_while(life: Life, period: Inactive, copy_us: float) -> list[tuple[int, int]]:
-    """The calls, as ranges [first, behind), during which a tensor is in slow memory, if one copy takes `copy_us`; two
-    ranges if the period crosses the end of the step."""
+    """Return ranges [first, end) of the calls during which a tensor is in slow memory, if one copy takes `copy_us`.
+    There are two ranges if the period crosses the end of the step."""
     gone_us, back_us = period.begin_us + copy_us, period.end_us - copy_us
     begins, calls, ranges = life.begins_us, len(life.times_us), []
     for shift_us in (0.0, life.step_us) if period.over_the_end else (0.0,):
@@ -54,14 +54,14 @@ def away_while(life: Life, period: Inactive, copy_us: float) -> list[tuple[int, 
 
 @dataclass(frozen=True)
 class Offload:
-    """The memory that a step saves if inactive tensors are elsewhere, at one bandwidth each way.
+    """The memory that a step saves if inactive tensors are in slow memory, with the same bandwidth in both directions.
 
     Attributes:
         periods: all inactive periods of the step.
-        long_enough: the number of periods that are longer than the two copies.
-        hidden: the long periods for whose copies the link has time, by byte-seconds, most first.
-        moved_bytes: bytes that are copied out, and back, in one step.
-        link_share: the share of the step in which the link is busy, for each way.
+        long_enough: number of periods that are longer than the two copies.
+        hidden: these long periods as far as the link has time for their copies, the most byte-seconds first.
+        moved_bytes: bytes that one step copies out; it copies as many back.
+        link_share: the share of the step in which the link is busy, for each direction.
         held_bytes: bytes in fast memory during each call.
     """
 
@@ -81,8 +81,8 @@ class Offload:
 def offload(life: Life, bytes_per_s: float) -> Offload:
     """Estimate the memory that copies to slow memory save.
 
-    Copies of both ways run beside the calls and beside each other, each at full bandwidth. All copies of one way
-    together take no longer than the step.
+    The estimate assumes that calls, copies out and copies back run at the same time, at full bandwidth. All copies of
+    one direction together take no longer than the step.
     """
     sizes = life.sizes_bytes
     periods = [period for found in life.periods.values() for period in found if sizes[period.tensor]]
@@ -104,10 +104,10 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
 
 @dataclass(frozen=True)
 class Copied:
-    """The bandwidth of consecutive copies, one way or both ways at once; None for a way without copies.
+    """The bandwidth of consecutive copies, in one direction or both at once; None for a direction without copies.
 
     Attributes:
-        step_us: the time of the step that ran meanwhile; None if no step ran.
+        step_us: the time of the step that ran at the same time; None if no step ran.
     """
 
     out_bytes_per_s: float | None
@@ -125,7 +125,7 @@ class Wire:
 
     Attributes:
         step_us: the time of the step without copies.
-        beside: empty on a CPU, which does not copy beside its calls.
+        beside: copies during the step; empty on a CPU, which copies between its calls.
     """
 
     step_us: float
@@ -134,22 +134,22 @@ class Wire:
 
     @property
     def bytes_per_s(self) -> float:
-        """The lowest bandwidth during the step: a plan can count on it."""
+        """The lowest measured bandwidth; plans use it."""
         return min(rate for one in self.beside or self.alone for rate in one.rates)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A step as a card ran it.
+    """The result of running a step on a card.
 
     Attributes:
         half_width_us: half-width of the 95 % interval.
         graphs: graphs launched for one step; 0 if Python launches the calls.
-        stayed_fast: numbers of tensors that the plan has in slow memory and the card could not put there.
-        moves: moves in one step.
-        moved_bytes: bytes copied out, and back, by these moves.
-        launch_us: time in which Python launches one step on an idle card. If it exceeds `time_us`, the card waited for
-            Python.
+        stayed_fast: numbers of the tensors that the plan puts in slow memory, but that had to stay in fast memory.
+        moves: number of moves in one step.
+        moved_bytes: bytes that these moves copy out; they copy as many back.
+        launch_us: time that Python needs to launch one step on an idle card. If it exceeds `time_us`, the card waited
+            for Python.
     """
 
     time_us: float
@@ -163,11 +163,11 @@ class Run:
 
 @dataclass(frozen=True)
 class AsRun:
-    """A step as a card ran it, with all tensors fast and under each plan.
+    """The results of running a step on a card: with all tensors in fast memory, and under each plan.
 
     Attributes:
         slow_memory: the name of the slow memory.
-        plans: in the plans' order; the reason, for a plan that could not be run.
+        plans: one result for each plan, in order; a text with the reason if the plan could not be run.
     """
 
     slow_memory: str
