@@ -1,7 +1,7 @@
 """The client of a benchmark process: it starts the process, sends requests, waits for answers and cleans up. No torch.
 
-A process that crashes, hangs or poisons its CUDA context is ended with its process group; the next request starts a new
-one.
+If a process crashes, hangs or poisons its CUDA context, the client kills its process group. The next request starts a
+new process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from farm.types.reading import Reading, Verification
 A = TypeVar("A")
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
-KEPT_LINES = 40  # of standard error
+KEPT_LINES = 40  # last lines of standard error
 POLL_S = 0.005
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured item. `observed` is the capture on the card, as JSON, of a verified variant."""
+    """One measured item. For a verified variant, `observed` is the capture on the card as JSON if it was unexpected."""
 
     reading: Reading
     software: Software
@@ -48,10 +48,10 @@ class Measured:
 
 
 class BenchmarkProcess:
-    """One benchmark process for one card. It is started when needed, and again after it was lost.
+    """One benchmark process for one card. A request starts the process if it does not run.
 
-    Use it from one thread at a time. Start it from a thread that lives as long as the process must: the kernel ends the
-    child when the thread that started it ends.
+    Use it from one thread at a time. Start it from a thread that outlives it: Linux kills the process when the thread
+    that started it ends.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class BenchmarkProcess:
         """
         Args:
             env: environment variables for the process, added to this process's environment.
-            verify_apart: verify variants in a process of its own; the default is True on GPUs.
-            verifier: be that process: it imports PyTorch, and creates no CUDA context before the first request.
-            peer_id: another GPU of the host, whose lock is held: its memory is the slow memory, instead of the host's.
+            verify_apart: verify variants in a second process, the verifier; the default is True on GPUs.
+            verifier: this process is a verifier: it imports PyTorch, and creates no CUDA context before a request.
+            peer_id: another GPU, whose lock the caller holds. Its memory is the slow memory, instead of the host's.
         """
         self.card_id, self._peer_id = card_id, peer_id
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
-        # Tearing down and setting up the profiler's driver part between uses takes long and is known to crash.
+        # Without this, the profiler unloads CUPTI after each use: this takes long and is known to crash.
         verifier_env = {**self._env, "TEARDOWN_CUPTI": "0"}
         self._verifier = BenchmarkProcess(card_id, verifier_env, verify_apart=False, verifier=True) if apart else None
         self._is_verifier = verifier
@@ -98,14 +98,14 @@ class BenchmarkProcess:
         return "\n".join(self._complaints)
 
     def start(self) -> None:
-        """Start the process and return at once; it gets ready in the background."""
+        """Start the process and return at once. The process imports its modules in the background."""
         if self.alive:
             return
         self.kill()
         self._events = queue.Queue()
         self._complaints.clear()
         environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
-        # Set before Python starts. For a CPU card CUDA is hidden, so that no library creates a context.
+        # Set this before Python starts. For a CPU it hides all GPUs, so that no library creates a CUDA context.
         gpus = [self.card_id, *([self._peer_id] if self._peer_id else [])] if self.card_id.startswith("GPU-") else []
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         command = [sys.executable, "-m", "farm.benchmark_process.server", "--card", self.card_id]
@@ -129,9 +129,9 @@ class BenchmarkProcess:
         self._start_verifier()
 
     def _start_verifier(self) -> None:
-        """Let the verifier import its modules now, so that a verification need not wait for them."""
+        """Start the verifier, if there is one: it imports its modules before a verification needs them."""
         if self._verifier is not None:
-            with contextlib.suppress(OSError):  # the verification starts it again
+            with contextlib.suppress(OSError):  # a verification will try to start it again
                 self._verifier.start()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
@@ -151,18 +151,18 @@ class BenchmarkProcess:
 
     @property
     def unhealthy(self) -> str:
-        """Why the card failed the health check at the process's start; "" if it passed."""
+        """The fault that the health check found at the process's start; "" if the card passed."""
         return str(self._ready.get("unhealthy", "")) if self._ready is not None else ""
 
     @property
     def card(self) -> Card:
-        """The card as the process found it; only after `wait_ready`."""
+        """The description of the card that the process sent. Call `wait_ready` first."""
         if self._ready is None:
             raise RuntimeError("the benchmark process is not ready yet")
         return Card.from_json(self._ready["card"])
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close the process's input, which ends it; kill it if it still runs after `timeout_s`."""
+        """Close the process's input, so that it ends. Kill it if it still runs after `timeout_s`."""
         if self._verifier is not None:
             self._verifier.close(timeout_s)
         if self._process is not None:
@@ -171,14 +171,14 @@ class BenchmarkProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process and everything that it started, and reap it."""
+        """Kill the process and all processes that it started, and reap it."""
         if self._verifier is not None:
             self._verifier.kill()
         process = self._process
         if process is None:
             return
-        # Kill its group even if the process has ended: its children may still run. It is reaped only afterwards, so
-        # that its id cannot belong to another process yet.
+        # Kill the group even if the process has ended: its children may still run. Reap the process only afterwards:
+        # until then, the kernel gives its id to no other process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -197,23 +197,23 @@ class BenchmarkProcess:
         """Send a request and return its answer.
 
         Args:
-            timeout_s: for the request, without the start of the process. Unit: s.
-            on_phase: called with each phase as it begins. An exception that it raises ends the process.
+            timeout_s: longest time for the request, without the start of the process. Unit: s.
+            on_phase: called at the begin of each phase. If it raises an exception, the process is killed.
 
         Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; then the process has ended.
+            Unmeasurable: the process sent a reason; or it crashed or hung, and has ended.
         """
         self.wait_ready()
         with contextlib.ExitStack() as stack:
             if request.uses_slow_memory:
-                # The cards of a host share it: on two H200s, readings beside each other took up to 16 % longer.
+                # The cards of a host share slow memory: when two H200s used it at once, times rose by up to 16 %.
                 try:
                     stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
                 except (CardBusy, SettingsError) as error:
                     raise Unmeasurable("not_available", error.message, error.next_step) from error
             deadline_s = time.monotonic() + timeout_s
             request_id = next(self._ids)
-            self._complaints.clear()  # a crash must not quote an earlier item
+            self._complaints.clear()  # the message about a crash must not quote an earlier item's output
             try:
                 self._send(request, request_id)
                 while True:
@@ -230,7 +230,7 @@ class BenchmarkProcess:
                         raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
             except Unmeasurable:
                 raise
-            except BaseException:  # a signal or a time limit: the item is half-done, so the process must go
+            except BaseException:  # a signal or a time limit: the process is still busy with the item
                 self.kill()
                 raise
 
@@ -245,12 +245,12 @@ class BenchmarkProcess:
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one item; verify a variant on the card first.
+        """Measure one item. Verify it first if it is a variant with a prediction.
 
         Args:
-            predicted: for a variant, the tuples that it is expected to have.
-            verify: whether to verify; the default is to verify if there is a prediction.
-            timeout_s: for verifying and for measuring, each. Unit: s.
+            predicted: for a variant, its expected tuples: tuple id -> number of calls.
+            verify: True to verify, False to omit it; by default verify if there is a prediction.
+            timeout_s: longest time of the verification, and also of the measurement. Unit: s.
             on_phase: see `call`.
 
         Raises:
@@ -264,17 +264,17 @@ class BenchmarkProcess:
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         if verified is None:
             return Measured(reading, software, card)
-        self._start_verifier()  # now, and not while the card measures
+        self._start_verifier()  # start it now, so that its imports do not disturb the next measurement
         if isinstance(verified, str):
             return Measured(reading.noting(unverified=verified), software, card)
         return Measured(reading, software, card, verified.observed, verified.verification)
 
     def _verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified | str:
-        """Verify a variant on the card, or return why it cannot be verified; it can be measured nevertheless.
+        """Verify a variant on the card. If this fails, return the reason: the variant can still be measured.
 
-        On a GPU, a process of its own verifies and then ends. Verifying needs PyTorch's profiler; after that, each
-        kernel that the process launches takes 0.1 to 0.2 us longer. Beside the measuring process the verifier has less
-        memory, and a card that admits one process only refuses it.
+        On a GPU, a separate verifier process verifies and then ends. The reason: after a process has used PyTorch's
+        profiler, each of its kernel launches takes 0.1 to 0.2 us longer. The verifier has less memory, because the
+        measuring process uses the card, too; it fails if the card allows only one process.
         """
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
@@ -288,9 +288,9 @@ class BenchmarkProcess:
                         raise
                     if error.reason != "crashed" or lost:
                         return f"{error.reason}: {error.message}"
-                    lost = True  # it may have been lost before the request: try once more
+                    lost = True  # the verifier may have crashed before the request: try once more
         finally:
-            self._verifier.close()  # only the measuring process may be on the card while it measures
+            self._verifier.close()  # no other process may use the card during the measurement
 
     def _send(self, request: ProcessRequest[Any], request_id: int) -> None:
         assert self._process is not None
@@ -337,7 +337,7 @@ class BenchmarkProcess:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """True if a child has ended. It is not reaped: its id and its group's id stay its own until then."""
+    """True if a child has ended. The child is not reaped, so that its process id and group id stay reserved."""
     if process.returncode is not None:
         return True
     try:

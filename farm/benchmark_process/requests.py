@@ -1,7 +1,7 @@
-"""Requests to a benchmark process: one dataclass each, with the type of its answer. The server has a handler for each.
+"""Requests to a benchmark process. Each kind is a dataclass that names the type of its answer.
 
-A request and its answer travel as JSON, one object a line. pydantic derives the JSON from the fields; classes that are
-also stored have their own `to_json` and `from_json`. No torch.
+A request or an answer is sent as a JSON object on one line. pydantic derives the JSON from the fields; classes that are
+also stored have their own `to_json` and `from_json`. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ A = TypeVar("A", covariant=True)  # the type of the answer
 
 @dataclass(frozen=True)
 class Verified:
-    """The tuples that a variant has on the card."""
+    """The result of a verification of a variant on the card."""
 
     observed: dict[str, Any] | None  # the capture on the card, as JSON, if it differs from the prediction
     verification: Verification
@@ -29,12 +29,12 @@ class Verified:
 
 @dataclass(frozen=True)
 class ProcessRequest(Generic[A]):
-    """A request whose answer is an `A`."""
+    """A request with an answer of type `A`."""
 
-    name: ClassVar[str]  # on the wire
+    name: ClassVar[str]  # the value of "request" in the JSON
     answer: ClassVar[Any]  # the type of the answer
-    doing: ClassVar[str]  # what the process does, for messages: "The process did not `doing` in time"
-    uses_slow_memory: ClassVar[bool] = False  # no other card of the host may use slow memory meanwhile
+    doing: ClassVar[str]  # a verb phrase for messages: "The process did not `doing` in time"
+    uses_slow_memory: ClassVar[bool] = False  # True: the client locks the host's slow memory during the request
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class SubjectRequest(ProcessRequest[A]):
 
 @dataclass(frozen=True)
 class FingerprintRequest(ProcessRequest[dict[str, Any]]):
-    """Take the card's rates, power levels and sensor delays (`farm.benchmark.checks`)."""
+    """Measure the card's rates, power levels and sensor delays (`farm.benchmark.fingerprinting`)."""
 
     name, answer, doing = "fingerprint", dict[str, Any], "take the card's fingerprint"
 
 
 @dataclass(frozen=True)
 class VerifyRequest(SubjectRequest[Verified]):
-    """Compare a variant's tuples on the card with its predicted ones (`farm.benchmark.verification`)."""
+    """Compare a variant's tuples on the card with the predicted tuples (`farm.benchmark.verification`)."""
 
     name, answer, doing = "verify", Verified, "verify"
     predicted: Mapping[str, int] | None = None  # tuple id -> calls
@@ -83,26 +83,26 @@ class InSituRequest(SubjectRequest[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class StepCaptureRequest(SubjectRequest[dict[str, Any]]):
-    """Capture a training step as the card runs it, as JSON (`farm.slow_memory.planned_step.extract_step`)."""
+    """Capture a training step on the card. The answer is JSON (`farm.slow_memory.planned_step.extract_step`)."""
 
     name, answer, doing = "step_capture", dict[str, Any], "capture the step"
 
 
 @dataclass(frozen=True)
 class WireRequest(SubjectRequest[Wire]):
-    """Measure the bandwidth of copies alone and beside a step (`farm.slow_memory.planned_step.measure_wire`)."""
+    """Measure the bandwidth of copies, alone and during a step (`farm.slow_memory.planned_step.measure_wire`)."""
 
     name, answer, doing, uses_slow_memory = "wire", Wire, "time copies", True
 
 
 @dataclass(frozen=True)
 class PlannedStepRequest(SubjectRequest[AsRun]):
-    """Run a step with all tensors fast, and under plans (`farm.slow_memory.planned_step.compare`)."""
+    """Run a step with all tensors in fast memory, and under each plan (`farm.slow_memory.planned_step.compare`)."""
 
     name, answer, doing, uses_slow_memory = "planned_step", AsRun, "run the step", True
     calls: tuple[str, ...]  # the tuple ids of the step's calls
-    plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the slow tensors
-    moves: tuple[tuple[Move, ...], ...] = ()  # for each plan
+    plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the tensors in slow memory
+    moves: tuple[tuple[Move, ...], ...] = ()  # for each plan, the copies between slow and fast memory
 
 
 REQUESTS: dict[str, type[ProcessRequest[Any]]] = {
@@ -120,7 +120,7 @@ REQUESTS: dict[str, type[ProcessRequest[Any]]] = {
 
 
 def to_json(value: Any) -> Any:
-    """The plain JSON of a request or an answer."""
+    """A request or an answer as JSON values (dicts, lists, strings, numbers)."""
     if hasattr(value, "to_json"):
         return value.to_json()
     return TypeAdapter(type(value)).dump_python(value, mode="json")
@@ -130,7 +130,7 @@ def from_json(kind: Any, data: Any) -> Any:
     """The request or answer of type `kind` from its JSON.
 
     Raises:
-        ValueError: the JSON does not fit; pydantic's message names the field.
+        ValueError: the JSON does not match the type; pydantic's message names the field.
         FarmError: a field has a value that is not allowed.
     """
     if hasattr(kind, "from_json"):

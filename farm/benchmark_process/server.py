@@ -2,13 +2,13 @@
 
     python -m farm.benchmark_process.server --card ID
 
-With --verifier it waits, without a CUDA context, while another process measures. Its only request is to verify a
-variant; then it is ended (`farm.benchmark_process.client`). With --peer it has access to a second GPU, whose memory is
-the slow memory.
+With --verifier, the process only verifies variants. It creates no CUDA context before its first request, and the client
+ends it after the verification (`farm.benchmark_process.client`). With --peer, the process also uses a second GPU: the
+slow memory is the memory of that GPU.
 
-It reads one JSON object a line from standard input and writes one a line to what was standard output at its start.
-After that, standard output is redirected to standard error: nothing that a model prints can pass for an answer. The
-process ends when its input ends, even during a measurement, and when its parent dies.
+The process reads JSON objects from standard input and writes events as JSON to its original standard output, one object
+per line. It redirects standard output to standard error, so that the output of a model cannot be mistaken for an event.
+The process ends when its input ends, even during a measurement, and when its parent dies.
 
     in   {"request": name, "id", and the fields of the request}     `farm.benchmark_process.requests`
     out  {"event": "ready", "pid", "card", "software", "capabilities", "unhealthy"}
@@ -64,14 +64,14 @@ from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
 
 PR_SET_PDEATHSIG = 1
-#: An item is preceded by a health check if the last check is longer ago. Unit: s.
+#: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0
 
 Handler = Callable[[Any, OnPhase], Any]  # called with the request and the function that announces phases
 
 
 class EventWriter:
-    """Writes events to the private output: whole lines only, from any thread."""
+    """Writes events to the process's original standard output. Any thread may use it: lines never mix."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="use the memory of the second visible GPU as slow memory")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     options = parser.parse_args()
-    gc.disable()  # imported objects are not garbage: collecting would take a seventh of the start
+    gc.disable()  # imports create no garbage: collections would take a seventh of the start time
     events = EventWriter(_private_output())
     _die_with_parent(options.parent)
     # If the host runs out of memory, the kernel should end this process, not the worker or the database.
@@ -110,7 +110,7 @@ def main() -> None:
             runner = SimulatedRunner(device)
         else:
             runner = TorchVerifier(device) if options.verifier else TorchRunner(device, options.peer)
-        gc.freeze()  # some hundred thousand objects that live as long as the process: exclude them from collections
+        gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
         gc.enable()
         unhealthy = "" if options.verifier else runner.check()
     except Exception as error:
@@ -130,13 +130,13 @@ def main() -> None:
     )
     while _serve(requests.get(), runner, events):
         pass
-    # Not sys.exit: a poisoned context may hang in its destructors.
+    # Do not use sys.exit: the destructors of a poisoned CUDA context may hang.
     sys.stderr.flush()
     os._exit(0)
 
 
 def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
-    """Answer one request; False if this process must not measure any more."""
+    """Answer one request. Return False if the CUDA context is poisoned: the process must then end."""
     item_id = data.pop("id")
     poisoned, next_step = False, ""
 
@@ -151,7 +151,7 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         return True
     except Unmeasurable as error:
         if error.reason == "raised":
-            traceback.print_exc()  # for the worker's log; the item keeps one line
+            traceback.print_exc()  # for the worker's log; the item stores only one line
         poisoned = error.reason == "crashed" or (error.reason in ("raised", "not_capturable") and runner.poisoned())
         reason, message, next_step = error.reason, error.message, error.next_step
     except FarmError as error:
@@ -166,23 +166,24 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
 
 
 class Runner:
-    """Handles requests: with torch on a real card, without torch on a simulated one."""
+    """Handles requests: with torch on a real card, without torch on a simulated card."""
 
     device: Device
     software: Software
-    handlers: Mapping[type[ProcessRequest[Any]], Handler]  # for each kind of request that this runner answers
+    handlers: Mapping[type[ProcessRequest[Any]], Handler]  # kinds of requests that this runner supports
     check_every_s = CHECK_EVERY_S
     _checked_s = float("-inf")
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        """
+        """Run the handler of a request and return its answer.
+
         Raises:
-            Unmeasurable: the request cannot be fulfilled.
+            Unmeasurable: this runner does not support the request, or its handler failed.
         """
         if (handler := self.handlers.get(type(request))) is None:
             raise Unmeasurable("not_available", f"It cannot {request.doing}: this card has no slow memory.")
         if isinstance(request, MeasureRequest) and self.check_due and (unfit := self.check()):
-            # As if the process had crashed: the next process starts with the same check, and its result decides.
+            # Report a crash: the farm starts a new process, which repeats the health check at its start.
             raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
         if isinstance(request, VerifyRequest):
             on_phase("verify", {})
@@ -193,17 +194,17 @@ class Runner:
         return time.monotonic() - self._checked_s >= self.check_every_s
 
     def check(self) -> str:
-        """Run the health check and note the time."""
+        """Run the health check and store its time. Return the fault; "" if the card is healthy."""
         found = self.unhealthy()
         self._checked_s = time.monotonic()
         return found
 
     def unhealthy(self) -> str:
-        """What is wrong with the card (`farm.benchmark.checks`); "" if it is healthy."""
+        """The fault that the health check finds (`farm.benchmark.checks`); "" if the card is healthy."""
         return ""
 
     def poisoned(self) -> bool:
-        """True if the CUDA context can no longer be used: only a new process can measure."""
+        """True if the CUDA context can no longer be used. Then only a new process can measure."""
         return False
 
 
@@ -244,7 +245,7 @@ class SimulatedRunner(Runner):
 
 
 class TorchVerifier(Runner):
-    """Verifies with torch, on "cuda:0" or on the CPU. CUDA_VISIBLE_DEVICES has this card, and maybe a peer."""
+    """Verifies with torch, on "cuda:0" or on the CPU. Only this card, and a peer if given, are visible to CUDA."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -278,7 +279,7 @@ class TorchVerifier(Runner):
         if self._torch_device.type == "cuda":
             try:
                 self._torch.cuda.synchronize()
-                # A random number: after a failed graph capture the generator may still be in capture mode.
+                # Draw a random number: after a failed graph capture the generator may still be in capture mode.
                 self._torch.zeros(1, device=self._torch_device).normal_().item()
             except RuntimeError:
                 return True
@@ -291,19 +292,19 @@ class TorchRunner(TorchVerifier):
     def __init__(self, device: Device, peer: bool = False) -> None:
         from farm.benchmark.sampler import Sampler
 
-        idle = Sampler(device).start()  # the card idles while torch is imported: its idle power costs no extra time
+        idle = Sampler(device).start()  # the card is idle during the import of torch: measure its idle power meanwhile
         super().__init__(device)
         from farm.benchmark import checks, fingerprinting, measure
         from farm.slow_memory import in_situ, memory_tier, offload, planned_step
 
         idle.stop()
-        # The later half: a card that has just worked takes seconds to reach its idle power.
+        # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
         self._health = functools.cache(lambda: checks.HealthCheck(target))
         cuda = device.card.kind == "cuda"
         bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload.offload)
-        if peer:  # after the bench, which identifies this process as the new one on the card, and chooses its stream
+        if peer:  # after the bench, which finds this process's id on the card and chooses the stream
             memory_tier.take_from_peer(target)
         self.handlers = {
             **self.handlers,
@@ -337,7 +338,7 @@ def _software(torch: Any, card: Card) -> Software:
 
 
 def _private_output() -> TextIO:
-    """Keep standard output for events alone, and redirect everything else that is printed to standard error."""
+    """Redirect standard output to standard error. Return the original standard output, for events only."""
     private = os.dup(1)
     os.set_inheritable(private, False)
     os.dup2(2, 1)
@@ -346,7 +347,7 @@ def _private_output() -> TextIO:
 
 
 def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
-    """Queue requests. The end of the input ends the process at once, whatever the card is doing."""
+    """Read requests from standard input and queue them. At the end of the input, end the process at once."""
     for line in sys.stdin.buffer:
         try:
             data = json.loads(line)
@@ -362,13 +363,13 @@ def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    # The parent handles Ctrl-C, and a SIGTERM to all processes of a service: it ends its item first.
+    # Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item, then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
-        os._exit(0)  # it died before the line above
+        os._exit(0)  # the parent died before the call of prctl
 
 
 if __name__ == "__main__":

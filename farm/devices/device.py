@@ -1,8 +1,8 @@
 """The interface to a card: its description (`Card`) and its sensors (`Device`).
 
-The farm uses cards through this interface alone: the same code measures a GPU without an energy counter, a CPU and a
-simulated card. A value that a card does not provide is None and is missing from `Device.capabilities`; it is never
-zero. No torch: workers and the command line list cards without it.
+The farm accesses cards only through this interface, so the same code measures any GPU, a CPU and a simulated card.
+If a card does not provide a value, the getter returns None (never zero), and `Device.capabilities` lacks its name.
+This module does not import torch: workers and the command line list cards without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
-#: The version of fingerprints (`farm.benchmark.checks`); a card with an older one gets a new one.
+#: The version of fingerprints (`farm.benchmark.fingerprinting`). Workers replace fingerprints of older versions.
 FINGERPRINT_VERSION = 2
 
 
@@ -24,10 +24,10 @@ class Card:
     """One physical card.
 
     Attributes:
-        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Only cards with a
-            refusal have other ids: "MIG-..." is an instance of a GPU, "NVIDIA-<host>-<n>" a GPU whose UUID is unknown,
-            "NVIDIA-<host>" all GPUs of a driver that does not count them.
-        refusal: why the card cannot be measured, and what to do; "" if it can.
+        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Cards with a refusal
+            may have other ids: "MIG-..." is a MIG instance of a GPU, "NVIDIA-<host>-<n>" a GPU with unknown UUID,
+            "NVIDIA-<host>" all GPUs of the host if the driver cannot count them.
+        refusal: the reason why the farm cannot measure on the card, and what to do; "" if it can.
     """
 
     id: str
@@ -51,7 +51,7 @@ class Card:
 
 
 class Device(ABC):
-    """The sensors of one card. A getter returns None if the card does not have the sensor.
+    """The sensors of one card. A getter returns None if the card lacks the sensor.
 
     Getters may be called from any thread, and release the GIL while they wait for a driver.
     """
@@ -68,7 +68,7 @@ class Device(ABC):
         return None
 
     def power_instant_w(self) -> float | None:
-        """Instantaneous power, averaged as little as the card offers. Unit: W."""
+        """Instantaneous power, averaged over the shortest period that the card offers. Unit: W."""
         return None
 
     def power_average_w(self) -> float | None:
@@ -92,19 +92,19 @@ class Device(ABC):
         return None
 
     def power_limit_w(self) -> float | None:
-        """The power limit: above it the card lowers its clocks. Unit: W."""
+        """The power limit. The card lowers its clocks to stay below it. Unit: W."""
         return None
 
     def throttle_reasons(self) -> tuple[str, ...] | None:
-        """Why the clocks are reduced: words such as "power_cap" or "thermal"; () if they are not."""
+        """The reasons why the clocks are reduced, such as "power_cap" or "thermal"; () if they are not reduced."""
         return None
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Ids of the processes that compute on the card: ids of the host, even inside a container."""
+        """Ids of the processes that compute on the card. In a container these are still the ids on the host."""
         return None
 
     def foreign_cpu_s(self) -> float | None:
-        """For a CPU: time of other processes per core, on the cores that this process may use. Unit: s."""
+        """For a CPU: the time per core that other processes used on the cores of this process. Unit: s."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most devices have nothing to release

@@ -1,6 +1,6 @@
-"""The cards and the software of this host, and the live device of a card.
+"""Find the cards and the software of this host, and open the device of a card.
 
-No torch: importing it takes seconds, and it may be broken. Its version is read from its files.
+This module does not import torch, which takes seconds and may be broken. It finds torch's version in torch's files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from farm.types.protocol import Software
 
 
 def discover(settings: Settings) -> list[Card]:
-    """The cards of this host: simulated ones if the settings ask for them, else its GPUs, else its CPU.
+    """The cards of this host: simulated cards if the settings request them, else its GPUs, else its CPU.
 
-    GPUs that CUDA_VISIBLE_DEVICES hides (Slurm sets it) are left out. A GPU that cannot be measured (it is in MIG mode
-    or does not answer) is listed with its `refusal`; the CPU does not replace it.
+    The list has no GPUs that CUDA_VISIBLE_DEVICES hides (Slurm sets it). A GPU that cannot be measured (it is in MIG
+    mode, or its driver fails) is in the list with its `refusal`: the CPU is listed only if there is no GPU.
     """
     if settings.simulated_cards:
         return simulated.simulated_cards(settings)
@@ -57,10 +57,10 @@ def find_card(card_id: str, settings: Settings) -> Card:
 
 
 def open_device(card: Card) -> Device:
-    """The live device of a card.
+    """Open the device of a card, which provides its sensors.
 
     Raises:
-        NoSuchCard: the card cannot be measured, or is gone.
+        NoSuchCard: the card has a refusal, or no longer responds.
     """
     devices = {"cuda": nvidia.NvidiaDevice, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
     return devices[_measurable(card).kind](card)
@@ -81,7 +81,7 @@ class Installed:
 
 
 def installed_torch() -> Installed | None:
-    """The torch that would be imported; None if there is none."""
+    """The version of the torch package that `import torch` would find; None if there is none."""
     found = importlib.util.find_spec("torch")
     for folder in (found.submodule_search_locations or []) if found else []:
         with contextlib.suppress(OSError, SyntaxError):
@@ -91,9 +91,9 @@ def installed_torch() -> Installed | None:
 
 
 def torch_version() -> str:
-    """The version of the torch that would be imported ("2.11.0+cu130").
+    """The version of the torch package that `import torch` would find ("2.11.0+cu130").
 
-    The package's metadata may lack the build after the plus sign, which decides which kernels run.
+    The package's metadata may lack the part after the plus sign. This part names the build, which decides the kernels.
 
     Raises:
         importlib.metadata.PackageNotFoundError: torch is not installed.
@@ -103,7 +103,7 @@ def torch_version() -> str:
 
 
 def program_versions() -> dict[str, str]:
-    """The versions of the farm, Python, torch and torchvision on this host; packages that are missing are left out."""
+    """The versions of the farm, Python, torch and torchvision on this host, without packages that are not installed."""
     found = {"farm": __version__, "Python": platform.python_version()}
     if torch := installed_torch():
         found["torch"] = torch.version
@@ -113,13 +113,13 @@ def program_versions() -> dict[str, str]:
 
 
 def is_installed(software: Software, card: Card) -> bool:
-    """True if the software that a worker of this host's card registered is still installed; False if unknown."""
+    """True if `software`, which a worker registered for this card, is still installed; False if it is unknown."""
     torch = installed_torch()
     if torch is None or card.kind != "cuda":
         return torch is not None and software.torch == torch.version
-    cudnn = None  # if it was installed another way (conda, a system package), its version is known only after loading
+    cudnn = None  # unknown if cuDNN comes from conda or the system: only loading it would tell its version
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        package = f"nvidia-cudnn-cu{(torch.cuda or '').partition('.')[0]}"  # required by the wheels of torch
+        package = f"nvidia-cudnn-cu{(torch.cuda or '').partition('.')[0]}"  # torch's wheels require this package
         major, minor, patch = map(int, importlib.metadata.version(package).split(".")[:3])
         cudnn = str(major * 10_000 + minor * 100 + patch)  # 9.19.0 is "91900"
     installed = (torch.version, torch.cuda, cudnn, card.driver)
@@ -168,15 +168,16 @@ class _Package:
 
 
 class CpuDevice(Device):
-    """The sum of RAPL's package domains; no energy if the kernel hides them (virtual machines, missing permission).
+    """A CPU as a device. Its energy counter is the sum over RAPL's package domains.
 
-    A CPU always runs foreign processes: it reports their CPU time, not their ids.
+    Virtual machines have no RAPL, and reading it needs permission. Other processes always use a CPU, so the device
+    reports their CPU time instead of their ids.
     """
 
     def __init__(self, card: Card, powercap: Path = POWERCAP) -> None:
         self.card = card
         self._packages: list[_Package] = []
-        # "intel-rapl:0" is a socket (AMD uses the same names); "intel-rapl:0:0" is a part of it, already counted.
+        # "intel-rapl:0" is a socket (AMD uses the same names); it includes its part "intel-rapl:0:0".
         folders = [folder for folder in sorted(powercap.glob("intel-rapl:*")) if folder.name.count(":") == 1]
         with contextlib.suppress(OSError, ValueError):  # since 2020 only root may read the counter
             self._packages = [_Package(at) for at in folders if (at / "name").read_text().startswith("package")]
@@ -204,7 +205,7 @@ class CpuDevice(Device):
 
 
 def no_slow_memory(card: Card, nodes: Path = NODES) -> str:
-    """Why a card of this host has no slow memory; "" if it has, or if only the card itself can tell."""
+    """The reason why a card of this host has no slow memory; "" if it has, or if this is unknown (GPUs)."""
     return ONE_NODE if card.kind == "cpu" and farthest_node(nodes) is None else ""
 
 
