@@ -18,6 +18,7 @@ from farm.errors import BelowTarget
 from farm.jobs.jobs import Progress
 from farm.settings import settings
 from farm.store import tables
+from farm.store.database import read_clock_s
 from tests.report import rows
 
 GOLDEN = Path(__file__).parent.parent / "report" / "golden"
@@ -172,8 +173,15 @@ def test_lists_bear_what_is_missing_and_what_is_long():
 NARROW = pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
 
 
-def test_the_age_of_a_job_goes_by_the_clock_of_the_database():
+def test_the_age_of_a_job_goes_by_the_clock_of_the_database(farm, database, monkeypatch):
     assert "5 min" in text(lists.jobs([{"id": "a", "created_at_s": NOW_S - 300}], NOW_S))
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    job_id = rows.model_job(database)
+    with database.write() as session:
+        session.get_one(tables.Job, job_id).created_at_s = read_clock_s(session) - 330
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    assert "5 min" in farm("jobs").stdout
 
 
 @NARROW

@@ -12,7 +12,7 @@ from farm.exchange.filters import parse
 from farm.exchange.packaged import database_of
 from farm.report.lookup import lookup
 from farm.settings import settings
-from farm.store.database import Database
+from farm.store.database import Database, read_clock_s
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -46,6 +46,14 @@ def test_the_costliest_come_first_with_where_they_are_from(any_database):
     assert newest == sorted(newest, reverse=True)
     assert {row.operator for row in found(any_database, "batch=2")} == {""}  # whole models
     assert "" not in {row.operator for row in found(any_database, "time_us>0", limit=100)}
+
+
+def test_the_age_of_a_reading_is_by_the_clock_of_the_database(database, monkeypatch):
+    filled.fill(database, created_at_s=1.7e9)
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    row = found(database, "Conv2d")[0]
+    with database.read() as session:
+        assert row.age_s == pytest.approx(read_clock_s(session) - row.created_at_s, abs=60)
 
 
 def test_what_there_is_not_names_the_nearest(database):
