@@ -1,1 +1,1 @@
-"""Where models come from: one file a source."""
+"""The catalog of models and its sources: one module per source."""

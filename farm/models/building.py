@@ -1,4 +1,4 @@
-"""What the sources build their models and example inputs with; needs torch."""
+"""Functions and classes with which the sources build models and example inputs; needs torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from farm.types.protocol import Variant
 class EmptyOnMeta(TorchFunctionMode):
     """While active, ``torch.empty`` makes meta tensors.
 
-    Modules get their parameters from it. Everything else (stochastic-depth schedules that read values back, index
-    buffers) is computed for real and moved afterwards. ``torch.device("meta")`` as a context fails on 15 of 80 models
-    of torchvision, this on none.
+    Modules create their parameters with it. Everything else (stochastic-depth schedules that read values, index
+    buffers) is computed on the CPU and moved afterwards. The context ``torch.device("meta")`` fails on 15 of 80 models
+    of torchvision, this class on none.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +65,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class ByPosition(nn.Module):
-    """A model that takes all arguments by position: ``positional`` ones, then those of ``names``."""
+    """Wraps a model to take all arguments by position: ``positional`` ones, then the keyword arguments ``names``."""
 
     def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -79,15 +79,15 @@ class ByPosition(nn.Module):
 class Decoding(nn.Module):
     """A decoder of transformers with a filled static cache, called with the ids of one token per sequence: (batch, 1).
 
-    The cache has room for ``size`` tokens, at least as many as the model has layers, and holds standard normal keys and
-    values. They are buffers: they move with the model, and a recorder sees them.
+    The cache has room for ``size`` tokens, at least as many as the model has layers, and contains standard normal keys
+    and values. They are buffers: they move with the model, and a recorder sees them.
 
-    A layer of the cache counts its tokens in a tensor of its own, in place. Here all layers share one counter, which
-    one call creates before each pass: separate counters would need an extra kernel per layer to reset them. With each
-    layer the token is one position further, in a model of ``depth`` layers up to the last position. The calls of all
-    layers are equal, also in a model that is cut to fewer layers. A layer with a window copies the number of its last
-    position from the host at each token, which a CUDA graph cannot record; here the number is on the card from the
-    start, as after such a model is compiled.
+    In transformers each layer of the cache counts its tokens in its own tensor. Here all layers share one counter,
+    which one call creates before each pass: separate counters would need an extra kernel per layer to reset them. Each
+    layer increments it, so the token's position grows by one per layer; after ``depth`` layers it is the last position.
+    The calls of all layers are equal, even if the model is cut to fewer layers. A layer with a window copies the number
+    of its last position from the host at each token, which a CUDA graph cannot record. Here the number is on the card
+    from the start, as in a compiled model.
     """
 
     def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:
@@ -124,7 +124,7 @@ class Decoding(nn.Module):
 
 
 def _heads_and_width(config: Any) -> tuple[int, int]:
-    """The number of heads of the keys and values that one token adds in one layer, and the features of each."""
+    """The number of key and value heads in one layer, and the number of features per head."""
     config = config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -1,7 +1,7 @@
-"""The catalog of models: from a name to a module and its example inputs, from any source.
+"""The catalog of models: builds the module and the example inputs of a model by name, from any source.
 
-A name may include its source (``timm/mobilevit_s``). Without one it means torchvision's model or the user's own if
-there is one, otherwise the only model of that name. Finding and listing needs neither torch nor the packages of the
+A name may include its source (``timm/mobilevit_s``). A name without a source means the model of torchvision or the user
+if one exists, otherwise the only model of that name. Finding and listing needs neither torch nor the packages of the
 sources. Nothing is downloaded: weights are random, seeded, and equal wherever the same torch builds them.
 """
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: These win a name; a name of the other sources must be unambiguous.
+#: A name without a source means their model first; a name of the other sources must be unambiguous.
 _PREFERRED = cast(tuple[Source, ...], (torchvision, own))
 SOURCES = (*_PREFERRED, *cast(tuple[Source, ...], (transformers, timm)))
 
-_MOST_SIZES = 2  # of a model's own inputs in a title
+_MOST_SIZES = 2  # number of input sizes in a title
 
 
 def _entries(source: Source) -> Mapping[str, ModelEntry]:
@@ -57,12 +57,12 @@ def names(task: str | None = None, source: str | None = None) -> list[str]:
 
 
 def _shortest(source: Source, name: str) -> str:
-    """The name of a source's model: without the source, unless that means another model."""
+    """The name of a source's model: without the source, unless the short name means another model."""
     return name if _owner(name) is source else f"{source.NAME}/{name}"
 
 
 def _owner(name: str) -> Source | None:
-    """The source that a name without one means; None if several sources have it, or none."""
+    """The source of the model that a short name means; None if no source has the name, or several sources have it."""
     having = (one for one in SOURCES if name in _entries(one) or name in one.REFUSED)
     first = next(having, None)
     return first if first in _PREFERRED or next(having, None) is None else None
@@ -76,7 +76,7 @@ def is_pattern(name: str) -> bool:
 def matching(name: str) -> list[str]:
     """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; a plain name matches itself.
 
-    Case is ignored. Without a source: the models of torchvision and the user, or if none matches, of other sources.
+    Case is ignored. Without a source, a pattern matches models of torchvision and the user; if none, of all sources.
 
     Raises:
         UnknownModel: no model matches.
@@ -109,11 +109,11 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
 
 
 def find(name: str) -> ModelEntry:
-    """The entry of a model, with the name that its variants have; needs no torch.
+    """The entry of a model; its ``name`` is the name that variants have. Needs no torch.
 
     Raises:
         UnknownModel: there is no such model; suggests the nearest names.
-        UnsupportedModel: a source has it but refuses it; gives the reason.
+        UnsupportedModel: its source refuses the model; the message gives the reason.
     """
     return _found(name)[1]
 
@@ -124,12 +124,12 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     Imports torch for a user's model with an input size.
 
     Args:
-        fields: of a `Variant`; None stands for the default. ``text`` (a file) and ``tokenizer`` (a folder with a
-            `tokenizer.json`) give the input text: this process then holds its ids (`farm.models.texts.tokens_of_text`).
+        fields: fields of a `Variant`; None means the default. ``text`` (a file) and ``tokenizer`` (a folder with a
+            `tokenizer.json`) give the input text; this process then stores its ids
+            (`farm.models.texts.tokens_of_text`).
 
     Raises:
-        UsageError: the model does not take one of them, or has no use for it; see
-            `farm.models.texts.user_text.tokenize`.
+        UsageError: the model does not accept or use one of the fields; see `farm.models.texts.user_text.tokenize`.
         UnknownModel, UnsupportedModel: see `find`.
     """
     entry = find(name)
@@ -139,7 +139,7 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
         there, absent = ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
         raise UsageError(f"{there} needs {absent}.", "Give both, or neither for the farm's own text.")
     for key in ("length", "cache", "layers"):
-        if given.get(key) == 0:  # in a variant 0 stands for the default
+        if given.get(key) == 0:  # in a variant 0 means the default
             raise UsageError(f"--{key} is 0; it must be at least 1.", f"Leave --{key} away for the model's own.")
     if entry.origin == own.NAME and "input_size" in given and own.given_inputs(entry.own_name) is not None:
         raise UsageError(
@@ -157,9 +157,9 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
 def build(
     model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0, real_buffers: bool = False
 ) -> nn.Module:
-    """The module of a variant; a name stands for the model's default variant.
+    """Builds the module of a variant; a model's name means its default variant.
 
-    On meta it has shapes and no memory. Elsewhere it has random weights, equal for equal seeds.
+    On meta the module has shapes and no memory. On other devices it has random weights, equal for equal seeds.
 
     Args:
         real_buffers: on meta, keep the values of tensors that are not made by ``torch.empty`` (caches, masks).
@@ -189,7 +189,7 @@ def build(
 
 
 def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
-    """The variant (of a name: the default), its source and entry; `UnsupportedModel` without the source's package."""
+    """The variant, its source and entry; raises `UnsupportedModel` if the source's package is not installed."""
     chosen = variant(model) if isinstance(model, str) else model
     source, entry = _found(chosen.model)
     if not is_installed(source):
@@ -215,7 +215,7 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta",
 
 
 def meta_inputs(variant: Variant) -> tuple[Any, ...]:
-    """As `example_inputs` on meta, but integers (token ids, masks) have their values: a model may read them."""
+    """As `example_inputs` on meta, but integer tensors (token ids, masks) have values: a model may read them."""
     import torch
 
     found = example_inputs(variant)
@@ -225,7 +225,7 @@ def meta_inputs(variant: Variant) -> tuple[Any, ...]:
 
 
 def title_of(variant: Variant) -> str:
-    """The title of a variant. A user's model with its own inputs is titled by their sizes: 'bert 8x128 float32'.
+    """The title of a variant. For a user's model with its own inputs it shows the input sizes: 'bert 8x128 float32'.
 
     Imports torch for a user's model only.
     """
@@ -235,7 +235,7 @@ def title_of(variant: Variant) -> str:
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:
-    """The title of a variant with its own inputs, by their sizes."""
+    """The title of a variant with the sizes of these inputs."""
     sizes = ["x".join(map(str, value.shape)) for value in inputs if getattr(value, "shape", ())]
     shown = list(dict.fromkeys(sizes))
     more = ["…"] if len(shown) > _MOST_SIZES else []

@@ -1,4 +1,4 @@
-"""A model of the catalog with the checks of its variants, and the interface of a source of models. No torch."""
+"""`ModelEntry` describes a model and checks its variants; `Source` is the interface of a source of models. No torch."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class ModelEntry:
     """A model of the catalog.
 
     Attributes:
-        input_size: the default side of the square input, in pixels; 0: it takes no images. A user's model with its own
-            example inputs ignores the sizes.
-        smallest_size: the smallest size that it takes.
-        fixed_size: it takes the default size only.
+        input_size: the default side of the square input, in pixels; 0 for a model without images. A user's model with
+            its own example inputs ignores the sizes.
+        smallest_size: the smallest size that the model accepts.
+        fixed_size: True if the model accepts the default size only.
         origin: the name of its source.
         parameters, flops: counts; FLOPs of one pass at batch 1 and the default size; None if not counted.
-        length: the default length of a sequence, in tokens, or in values of a sound; 0: it takes no sequences.
+        length: the default length of a sequence, in tokens, or in values of a sound; 0 for a model without sequences.
         shortest, longest: the least and greatest length; 0 for any.
-        fixed_length: it takes the default length only.
+        fixed_length: True if the model accepts the default length only.
         phases: its phases, the default first.
-        masked: it takes padded sequences.
-        depth: the number of its layers, which a variant may cut; 0: it cannot be cut.
+        masked: True if the model accepts padded sequences.
+        depth: the number of its layers, which a variant may cut; 0 if they cannot be cut.
     """
 
     name: str
@@ -66,14 +66,14 @@ class ModelEntry:
 
     @property
     def generates(self) -> bool:
-        """Whether it continues a text: its default pass is over a prompt."""
+        """True if the model generates text: the default phase is prefill."""
         return self.phases[:1] == ("prefill",)
 
     def check_size(self, input_size: int | None) -> int:
-        """The size to use; None stands for the default.
+        """Checks an input size and returns it; None means the default.
 
         Raises:
-            UsageError: the model does not take it.
+            UsageError: the model does not accept the size.
         """
         if input_size is None or input_size == self.input_size:
             return self.input_size
@@ -92,10 +92,10 @@ class ModelEntry:
         raise UsageError(f"{self.name} {problem}", step)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a variant of this model: as given, with the model's own defaults for the others.
+        """The fields of a variant of this model: the given ones, with the model's defaults for the others.
 
         Raises:
-            UsageError: the model does not take a field, or has no use for it.
+            UsageError: the model does not accept or use a field.
         """
         phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
@@ -197,11 +197,11 @@ class Source(Protocol):
         """The models that can be measured, by name."""
 
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-        """The module in the variant's dtype, with random weights of torch's generator.
+        """The module in the variant's dtype, with random weights from torch's generator.
 
         Args:
-            device: its destination. For meta, ``torch.empty`` makes meta tensors during this call. The module may be
-                made elsewhere; the caller moves it.
+            device: the module's destination. If it is meta, ``torch.empty`` makes meta tensors during this call. The
+                module may be made on another device; the caller moves it.
         """
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:

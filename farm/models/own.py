@@ -44,7 +44,7 @@ def loss(name: str) -> Callable[[Any], Any] | None:
     """The loss of a user's model: takes the model's output and returns a scalar. None if none is registered.
 
     Raises:
-        SettingsError: it has another form, or could not be imported.
+        SettingsError: the setting is malformed, or the function could not be imported.
     """
     target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
     try:
@@ -95,9 +95,9 @@ _folders: dict[str, Path] = {}  # top-level name of the module of a registered f
 
 
 class _SourceLoader(SourceFileLoader):
-    """Loads a module from its source and keeps that.
+    """Loads a module from its source file and stores the text in ``text``.
 
-    A .pyc file is not read: it still counts as valid after an edit within one second that leaves the size as it was.
+    It ignores .pyc files: Python takes them as valid if an edit within one second does not change the file size.
     """
 
     text: str
@@ -109,7 +109,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds modules as the other finders do, but loads the user's with `_SourceLoader`."""
+    """Finds modules with the other finders, but loads the user's modules with `_SourceLoader`."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         others = (one for one in sys.meta_path if one is not self)
@@ -137,7 +137,7 @@ def _functions(name: str, step: str) -> list[str]:
 
 
 def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
-    """The user's modules that a model's functions import, as far as loaded.
+    """The loaded modules of the user that a model's functions import, directly or indirectly.
 
     Yields:
         The name of the module, the text of its source (as loaded, if known) and its syntax tree (None: not Python).
@@ -177,7 +177,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def forget_edited(name: str, step: str) -> None:
-    """Let the next use of a model import its modules again if a file of them is not what was loaded."""
+    """If a file of a model's modules changed since it was loaded, import the modules again at the next use."""
     found = {one: text for one, text, _ in _loaded(name, step)}
 
     def is_current(one: str, text: str) -> bool:
@@ -210,10 +210,10 @@ def entries() -> Mapping[str, ModelEntry]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    """The module, which takes the values of `inputs` by position.
+    """Creates the module; it takes the values of `inputs` by position.
 
     Raises:
-        SettingsError: it could not be made, or is not a module.
+        SettingsError: the function raises an error, or does not return a module.
     """
     from farm.models.building import ByPosition, dtype_of
 
@@ -261,7 +261,7 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 
 def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
-    """An example input with the dtype and on the device; a meta tensor gets random values."""
+    """An example input moved to the dtype and device; a meta tensor gets random values."""
     import torch
 
     from farm.models.building import random_normal
@@ -282,7 +282,7 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
 
     target = _targets()[name]
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # its output is not output of this program
+        with contextlib.redirect_stdout(sys.stderr):  # text that it prints is not output of this program
             made = _imported(target)()
     except (Exception, SystemExit) as error:
         raise SettingsError(

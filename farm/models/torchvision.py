@@ -60,7 +60,7 @@ _REASONS = {
 }
 
 _FRAMES = 16
-# Models that need another size than the default of their task, or take only one size.
+# Models whose input size differs from the default of their task, or is fixed.
 _SIZES: dict[str, int] = {"inception_v3": 299, "mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 224}
 _SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
 _FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "maxvit_t", "mvit_v1_b", "mvit_v2_s"})
@@ -111,10 +111,10 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 @functools.cache
 def torchvision_models() -> Any:
-    """``torchvision.models``, also if torchvision lacks its compiled operators.
+    """Imports ``torchvision.models``, even if torchvision lacks its compiled operators.
 
-    A torchvision of the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does not
-    exist. In that case this function defines the schemas of the two missing operators; no model here calls them.
+    A torchvision from the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does
+    not exist. In that case this function defines the schemas of the two missing operators; no model here calls them.
     """
     import torch
 
@@ -137,6 +137,6 @@ _libraries: list[Any] = []
 
 
 def imported_after_torchvision(package: str) -> Any:
-    """A package that imports torchvision, which may need the fix of `torchvision_models` first."""
+    """Imports a package that imports torchvision; applies the fix of `torchvision_models` first."""
     torchvision_models()
     return importlib.import_module(package)

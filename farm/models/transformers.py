@@ -1,7 +1,7 @@
 """Models of transformers, made from their own configurations with the sizes of well-known checkpoints.
 
-``transformers.json`` lists for each name the class, its configuration and its inputs; nothing is downloaded, and
-weights are random. The kind of a model decides its inputs:
+``transformers.json`` lists the class, the configuration and the inputs of each name; nothing is downloaded, and weights
+are random. The kind of a model decides its inputs:
 
     encoder, pair            tokens, read at once (for CLIP with an image)           phase encode
     decoder                  a prompt, or one token with a cache                     phases prefill, decode
@@ -49,7 +49,7 @@ _TASK |= dict.fromkeys(("decoder", "prompt", "choices"), "language model")
 _TASK |= dict.fromkeys(("sound", "frames"), "sound encoder")
 _LENGTH = {"encoder": 128, "both": 128}
 _PROMPT = 512  # tokens, by default
-_CHOICES = 2  # for a model with double heads
+_CHOICES = 2  # choices per sample, for a model with double heads
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 _MEL_BINS = 80
@@ -132,7 +132,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
-    # Clones: a view of another tensor is another input.
+    # Clone, because a view of a larger tensor has another layout.
     call: dict[str, Any] = {"input_ids": ids[: variant.batch].clone()}
     if variant.padded:
         call["attention_mask"] = mask[: variant.batch].clone()
@@ -150,7 +150,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
 
 
 def _specials(name: str) -> Specials:
-    """The ids of a model that are not text."""
+    """The special ids of a model: ids that are not text."""
     about = _TABLE[name].get("specials", {}).items()
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in about}
     return Specials(**values)
@@ -173,14 +173,14 @@ def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) 
 
 
 def _rows(entry: ModelEntry, variant: Variant) -> int:
-    """The number of rows of tokens: an encoder-decoder needs twice as many, half of them for its decoder."""
+    """The number of rows of tokens; an encoder-decoder needs a second row per sample for its decoder."""
     kind = _TABLE[entry.own_name]["kind"]
     each = _CHOICES if kind == "choices" else 2 if kind == "both" and variant.phase != "encode" else 1
     return each * variant.batch
 
 
 def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask (0 for padding) of a text's rows: (rows, length), int64."""
+    """Ids and mask (0 for padding) of the rows of a text, both of shape (rows, length), int64."""
     import torch
 
     rows, vocabulary = _rows(entry, variant), _vocabulary(entry.own_name)
@@ -198,16 +198,16 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
         specials = Specials() if variant.phase == "decode" else _specials(entry.own_name)
         kind = _TABLE[entry.own_name]["tokenizer"]
         found = token_ids(kind, vocabulary, rows, variant.length, padded=variant.padded, specials=specials)
-    order = [row % found.batch for row in range(rows)]  # with another batch, a user's text starts again
+    order = [row % found.batch for row in range(rows)]  # a larger batch starts a user's text again
     return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
 
 
 def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Callable[..., Any]:
-    """A pass that has a mask only if there is padding, also while a CUDA graph is recorded.
+    """Wraps ``forward`` to use a mask only if there is padding, even while a CUDA graph is recorded.
 
-    A model of transformers reads its mask to see whether it is needed, and in training its positions, to see whether
-    texts are packed into one row. It cannot read while a graph is recorded: it then keeps the mask, or makes one, and
-    runs a slower attention than an eager pass. The values that it would read are known here.
+    A model of transformers reads its mask to check whether it needs one, and in training its positions, to check
+    whether a row contains several texts. While a graph is recorded it cannot read values: it then uses a mask and a
+    slower attention than an eager pass. This function knows the values, so the model need not read them.
     """
 
     @functools.wraps(forward)
@@ -223,7 +223,7 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
                 stack.enter_context(replaced(masking_utils, "find_packed_sequence_indices", lambda _: None))
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
                 if not padded and (decides := getattr(masking_utils, name, None)):
-                    without_mask = functools.partial(_without_mask, decides)  # also without one that the model makes
+                    without_mask = functools.partial(_without_mask, decides)  # the model must not create one either
                     stack.enter_context(replaced(masking_utils, name, without_mask))
             return forward(*args, **kwargs)
 
@@ -247,7 +247,7 @@ def _quietly() -> Iterator[None]:
 
 
 def class_name(name: str) -> str:
-    """The class of a model. Models of one class are one architecture in several sizes."""
+    """The class name of a model. Models of one class are sizes of one architecture."""
     return _TABLE[name.rpartition("/")[2]]["class"]
 
 

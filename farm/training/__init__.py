@@ -1,1 +1,1 @@
-"""The extraction of a variant, and training steps: their stages, captures and the life of every tensor."""
+"""Extracts the operators of a variant; builds and captures training steps, with the lifetime of their tensors."""

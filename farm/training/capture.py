@@ -1,14 +1,14 @@
-"""Captures one training step at the dispatcher: every aten operator that costs anything, its owner, and the life of
+"""Captures one training step at the dispatcher: every aten operator that runs a kernel, its owner, and the lifetime of
 tensors.
 
 Requirements:
 
 - The second step is recorded: the first creates the optimizer's state.
-- Autograd's sequence numbers tell whose backward an operator is: an owner of the forward gets the numbers that are
-  given out while it runs, and each node of the backward has one of them. Operators that run between two nodes
-  accumulate gradients.
-- Watching must not change what runs. Under a dispatch mode autograd adds the gradients of several users into new
-  memory; unwatched it writes to the first of them if nothing else holds it. The recorder does the latter.
+- Autograd's sequence numbers identify the owner of a backward operator: each node of the backward has the sequence
+  number that autograd assigned while its owner ran in the forward. Operators that run between two nodes accumulate
+  gradients.
+- Watching must not change what runs. Autograd sums the gradients of several users in the first gradient's memory if
+  nothing else refers to it; under a dispatch mode it allocates new memory. The recorder restores the former.
 - Operators of `prim` and of the profiler run no kernel; views and allocations do not either.
 """
 
@@ -49,7 +49,7 @@ from farm.operators.encoding import (
 from farm.training.step import TrainingStep
 
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
-_HELD_BY_AUTOGRAD = 3  # references to a storage that only autograd's buffer holds
+_HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
 
 
 def capture_step(
@@ -58,11 +58,11 @@ def capture_step(
     """Runs two steps and records the second; the tensors may be fake.
 
     Args:
-        warmed_up: the first step has run already; its FLOPs are then not counted.
-        around: entered around every aten operator.
+        warmed_up: the first step has already run; FLOPs are then not counted.
+        around: returns the context to enter around each aten operator.
 
     Raises:
-        CaptureError: the step raised, or changes the model's structure.
+        CaptureError: the step raises an error, or changes the model's structure.
     """
     flops = None
     parameters = {name for name, _ in step.model.named_parameters()}
@@ -107,18 +107,18 @@ def _structure(model: nn.Module) -> dict[str, int]:
 
 
 class StepRecorder(Recorder):
-    """Follows one training step; each aten operator that costs anything becomes a call."""
+    """Records one training step; each aten operator that runs a kernel becomes a call."""
 
     def __init__(self, step: TrainingStep, device_type: str, around: Around | None = None) -> None:
         super().__init__(step.model, device_type, around)
         self.step = step
         self.now = "zero_grad"  # the stage
         self.owners: list[Owner] = []
-        self.open: int | None = None  # the owner whose call runs
-        self.to_recompute: dict[tuple[str, str], list[int]] = {}  # owners of the forward by path and name, in order
+        self.open: int | None = None  # index of the owner whose call runs
+        self.to_recompute: dict[tuple[str, str], list[int]] = {}  # (path, name) -> forward owners, in order
         self.begins: list[int] = []  # the first sequence number of each owner; `ends` has its end and index
         self.ends: list[tuple[int, int]] = []
-        self.node: Any = None  # of the backward, while it runs
+        self.node: Any = None  # the node of the backward that runs
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
 
@@ -132,7 +132,7 @@ class StepRecorder(Recorder):
             with self.owner(cls.__name__):
                 return original.__func__(cls, *args, **kwargs)
 
-        # Custom autograd functions call the dispatcher, but are not functions of PyTorch's own.
+        # Custom autograd functions call the dispatcher, but are not public functions of PyTorch.
         custom = replaced(torch.autograd.Function, "apply", classmethod(apply))
         functions, operators = WatchedFunctions(self.call_function), WatchedOperators(self.call_aten)
         with watched_modules(self.call_module), custom, functions, operators:
@@ -165,7 +165,7 @@ class StepRecorder(Recorder):
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is torch.Tensor.backward:  # hooks tell when each node of the graph begins and ends
+        if func is torch.Tensor.backward:  # hooks record when each node of the graph begins and ends
             visited, waiting = {None}, [args[0].grad_fn]
             while waiting:
                 if (node := waiting.pop()) not in visited:
@@ -182,7 +182,7 @@ class StepRecorder(Recorder):
 
     @contextlib.contextmanager
     def owner(self, what: str) -> Iterator[None]:
-        """Takes the slot while a leaf module or a function runs, unless it is taken."""
+        """While active, a leaf module or a function has the slot, unless an outer call has it."""
         if self.open is not None:
             yield
             return
@@ -199,7 +199,7 @@ class StepRecorder(Recorder):
         finally:
             if not recomputes:
                 waiting.append(self.open)
-                if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
+                if self.ends and begin < self.ends[-1][0]:  # each thread has its own sequence numbers
                     self.overlaps.append(
                         f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, "
                         "and do not tell its backward from others'"
@@ -222,7 +222,7 @@ class StepRecorder(Recorder):
         return None
 
     def _part(self) -> tuple[str, int | None] | None:
-        """The part that runs now and its owner; None if it belongs to no part."""
+        """The part that runs now and the index of its owner; None if it belongs to no part."""
         if self.now in ("optimizer", "zero_grad"):
             return "optimizer", None
         if self.now in ("forward", "loss"):
@@ -243,7 +243,7 @@ class StepRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
-            # Between two nodes, autograd adds in place to a gradient that only its own buffer holds.
+            # Between two nodes, autograd adds in place to a gradient that only its own buffer refers to.
             if added and self.open is None and self.node is None:
                 alone = torch._C._storage_Use_Count(storage_key(args[0])) <= _HELD_BY_AUTOGRAD
                 func = torch.ops.aten.add_.Tensor if alone else func
@@ -311,10 +311,11 @@ _WEIGHT_OF = {
 
 
 def _as_computed(func: Any, args: Any, out: Any) -> Any:
-    """The output of an operator as a device returns it, where fake tensors differ; real outputs are unchanged.
+    """Corrects the dtype or layout of a fake output to match a device; returns real outputs unchanged.
 
-    Under autocast the statistics of a normalization have the dtype of its weights. The gradient of a layer norm's input
-    is contiguous, that of a batch norm's has the layout of the input, that of a hardswish's the layout of a product.
+    Under autocast the statistics of a normalization have the dtype of its weights. The gradient of the input is
+    contiguous for a layer norm, has the layout of the input for a batch norm, and the layout of a product for
+    hardswish.
     """
     if func in _WEIGHT_OF:
         weight = args[_WEIGHT_OF[func]]
@@ -360,13 +361,13 @@ class _StepStorages(Storages):
                     self.integers[number] = tensor.untyped_storage()
 
     def release(self, index: int) -> None:
-        """Notes which storages were released since the call before ``index``."""
+        """Records that storages released since the previous check were last held by the call before ``index``."""
         for number in [number for number in self.held if self.references[number].expired()]:
             self.held.discard(number)
             self.change(number, released=max(index - 1, self.tensors[number].born))
 
     def set_roles(self, calls: list[CapturedCall]) -> None:
-        """Gives roles to what the step made: gradients; activations, which the forward makes and the backward reads."""
+        """Sets the roles of tensors that the step made: gradients, and activations that the backward reads."""
         for name, parameter in _with_gradients(self.step.model):
             if (number := self.numbers.get(storage_key(parameter.grad))) is not None:
                 self.change(number, role="gradient", name=f"{name}.grad")

@@ -1,7 +1,6 @@
-"""Extracts the operator tuples of a model variant without a card: of its forward pass or of a training step.
+"""Extracts the operator tuples of a model variant's forward pass or training step, without a card.
 
-The model is built on meta and runs on fake tensors, which computes nothing but small integers
-(`farm.operators.fake_pass`).
+The model is built on meta and runs on fake tensors; only small integers are computed (`farm.operators.fake_pass`).
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.label import label_of
 from farm.types.protocol import Variant
 
-MOST_PLACES = 3  # listed per reason
+MOST_PLACES = 3  # places listed per reason
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
 _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """What a variant consists of.
+    """The operators of a variant and their costs.
 
     Attributes:
-        costs: by tuple id, of one call.
-        model_flops: PyTorch's own count for the whole model, to compare the sum of the tuples with.
-        least_peak_bytes: the memory that a training step needs at its peak at least; 0 for a forward pass.
+        costs: tuple id -> cost of one call.
+        model_flops: FLOPs of the whole model by PyTorch's counter, to check the sum over the tuples.
+        least_peak_bytes: a lower bound of a training step's peak memory; 0 for a forward pass.
     """
 
     capture: CapturedPass
@@ -57,11 +56,11 @@ class Extraction:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that all calls read and write at least."""
+        """The minimum of bytes that all calls read and write."""
         return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
 
     def refusal(self, name: str) -> CaptureError | None:
-        """Why the model ``name`` cannot be summed from its operators; None if it can."""
+        """An error if the model ``name`` cannot be summed from its operators; else None."""
         gaps, overlaps = self.capture.gaps, self.capture.overlaps
         if gaps or overlaps:
             step = "Its sum would miss these calls. Write the part with public PyTorch functions and modules."
@@ -77,12 +76,12 @@ class Extraction:
 
 
 def _by_reason(texts: Iterable[str]) -> str:
-    """The texts of gaps and overlaps, each reason once with its places."""
+    """Joins the messages of gaps and overlaps: each reason once, with its places."""
     places: dict[str, dict[str, None]] = {}
     for text in texts:
         where, _, reason = text.partition(": ")
         _, _, call = where.partition(" at ")
-        # The name of the call says more than those of the aten operators inside.
+        # The name of the call is clearer than the names of its aten operators.
         places.setdefault(reason, {})[f"at {call}" if " in " in call else where] = None
     parts = []
     for reason, found in places.items():
@@ -92,14 +91,13 @@ def _by_reason(texts: Iterable[str]) -> str:
 
 
 def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> Extraction:
-    """The operator tuples of a variant as it would run on a kind of device; `Extraction.refusal` tells whether they are
-    complete.
+    """Extracts the operator tuples that a variant runs on a kind of device; see `Extraction.refusal` for completeness.
 
-    A forward pass that needs values other than small integers is run on the CPU, with at most `MOST_RUN_BYTES` of
-    parameters and buffers.
+    If a forward pass depends on values other than small integers, the model runs on the CPU; its parameters and buffers
+    may have at most `MOST_RUN_BYTES`.
 
     Args:
-        grad: keep what a backward pass needs; a training step always does.
+        grad: run the forward pass with grad enabled; a training step always does.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
@@ -116,7 +114,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             flops = model_flops(model, inputs)
             captured = predict(model, inputs, device_type=device_type, grad_enabled=grad)
         except CaptureError as error:
-            if catalog.find(variant.model).origin == "torchvision":  # these read no values
+            if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
                 raise
             needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
             if needed > MOST_RUN_BYTES:
@@ -141,9 +139,9 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
 
 
 def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
-    """One training step of a variant, in train mode, as a kind of device would run it; nothing is computed.
+    """Captures one training step of a variant as a kind of device would run it, in train mode; nothing is computed.
 
-    Without a CUDA context the operators are the CPU's, with the optimizer implementation that a GPU uses.
+    Without a CUDA context it records the operators of the CPU, with the optimizer implementation that a GPU uses.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
@@ -176,7 +174,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 
 
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
-    """A variant's training step on a device, with seeded random weights, to run and measure; grad must be enabled.
+    """Builds a variant's training step on a device with seeded random weights and runs it once; grad must be enabled.
 
     For a CUDA graph, Adam and AdamW keep their step count on the card.
 
@@ -199,7 +197,7 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
-    """The loss that the variant is trained with: the user's own if the settings register one, otherwise by its
+    """The loss of a variant: the loss that the user registered for the model, otherwise one chosen by the model's
     output."""
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
@@ -209,5 +207,5 @@ def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
 
 
 def implementation(optimizer: str, device_type: str) -> str:
-    """On a GPU PyTorch updates all parameters at once, unless another implementation is given."""
+    """The optimizer's name with its implementation: on a GPU foreach, unless the name has a suffix."""
     return optimizer if "-" in optimizer or device_type == "cpu" else f"{optimizer}-foreach"

@@ -1,5 +1,5 @@
-"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the losses that models
-get."""
+"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the choice of a model's
+loss."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from torch.nn import functional
 from farm.errors import UnsupportedModel, UsageError
 from farm.operators.encoding import tensors_in
 
-#: So small that weights do not change over thousands of steps, in every dtype.
+#: The weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12
 
-#: The first loss scale under autocast to float16: no gradient of the first step is infinite. A fused SGD whose first
-#: step is skipped starts with uninitialized momentum.
+#: The initial loss scale under autocast to float16. It is small enough that no gradient of the first step is infinite:
+#: fused SGD would have uninitialized momentum if its first step were skipped.
 SCALE = 2.0**10
 
-IGNORED = -100  # PyTorch's: a position without a target
-AUXILIARY_WEIGHT = 0.3  # of intermediate outputs (GoogLeNet's; Inception's reference training takes 0.4)
+IGNORED = -100  # PyTorch's value for a position without a target
+AUXILIARY_WEIGHT = 0.3  # loss weight of intermediate outputs, as for GoogLeNet (Inception's reference training: 0.4)
 MASKED_SHARE = 0.15  # of the tokens in BERT's training
 
-#: Called with a stage's name; entered while the stage runs.
+#: Given a stage's name, returns the context to enter while the stage runs.
 AroundStage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """``of(output, targets)`` is a scalar; ``targets`` are tensors that exist before the step."""
+    """A loss: ``of(output, targets)`` returns a scalar; ``targets`` are tensors that exist before the step."""
 
     name: str
     targets: tuple[torch.Tensor, ...]
@@ -42,10 +42,10 @@ class Loss:
 
 
 class TrainingStep:
-    """A model with all that one iteration of its training needs.
+    """A model with its inputs, optimizer and loss: everything that one training iteration needs.
 
     Attributes:
-        loss: made from the model's output in the first step; None before.
+        loss: created from the model's output in the first step; None before.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class TrainingStep:
     ) -> None:
         """
         Args:
-            optimizer: sgd, adam or adamw; with the suffix -fused or -foreach that implementation, otherwise PyTorch's
-                choice.
-            amp: the dtype of autocast. float16 needs a gradient scaler and a fused optimizer, which does not wait for
-                the card to tell whether a gradient is infinite.
+            optimizer: sgd, adam or adamw. The suffix -fused or -foreach selects the implementation; without it PyTorch
+                does.
+            amp: the dtype of autocast. float16 uses a gradient scaler and needs a fused optimizer, which checks for
+                infinite gradients on the card, without waiting.
             accumulate: forward and backward passes per optimizer step.
             capturable: the optimizer keeps its step count on the card, for a CUDA graph.
 
@@ -105,10 +105,10 @@ class TrainingStep:
                 self.scaler.update()
 
     def count_from_one(self) -> None:
-        """Makes the next step the second one, whichever it is: Adam's factors depend on the count, and a tuple holds
-        them.
+        """Resets the step count, so that the next step is the second one: Adam's factors depend on the count, and
+        tuples contain the factors.
 
-        A count on the card is a tensor operand, and no tuple depends on its value.
+        A count on the card is not reset: it is a tensor operand, and no tuple depends on its value.
         """
         for state in self.optimizer.state.values():
             if isinstance(count := state.get("step"), torch.Tensor) and count.device.type == "cpu":
@@ -131,13 +131,13 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
 
 
 def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
-    """Makes modules run again in the backward instead of keeping their activations, until the result is closed.
+    """Recomputes modules in the backward instead of storing their activations, until the returned stack is closed.
 
-    The state of the random generator is not restored for the second run: no CUDA graph can hold that, and dropout costs
-    the same whichever values it drops.
+    The state of the random generator is not restored for the second run: a CUDA graph cannot record that, and dropout
+    costs the same whichever values it drops.
 
     Args:
-        recompute: the paths of the modules, separated by commas; "blocks" stands for those of `blocks_of`, "" for none.
+        recompute: the paths of the modules, separated by commas; "blocks" means the result of `blocks_of`, "" none.
 
     Raises:
         UsageError: there is no such module.
@@ -159,10 +159,10 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The paths of a model's blocks in their order, over all its stages.
+    """The paths of a model's blocks in order, over all its stages.
 
-    Blocks are the modules whose class fills the list of equal modules with the most parameters: a decoder's layers, for
-    example.
+    Among lists of modules of one class, choose the list with the most parameters, such as a decoder's layers. Blocks
+    are all modules of its class.
 
     Raises:
         UsageError: there is no such list.
@@ -189,7 +189,7 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
 
     Args:
         causal: the logits of each position predict the next token.
-        masked: the logits predict the token at the position itself, at some of the positions.
+        masked: the logits at some positions predict the token at the same position.
 
     Raises:
         UnsupportedModel: no tensor of the output requires a gradient.

@@ -1,8 +1,8 @@
-"""The life of every tensor of a step over time: when it is held, when it is used, and when it is inactive.
+"""The lifetime of every tensor of a step: when it exists, when it is used, and when it is inactive.
 
-The caller gives the time of each call. A tensor is *active* while a call reads or writes it, and *inactive* while it is
-held and no call does. A tensor that exists before and after the step is also inactive over the end of the step: from
-its last use to its first use in the next step.
+The caller gives the time of each call. A tensor is *active* while a call reads or writes it. It is *inactive* while it
+exists and no call uses it. If it exists before and after the step, it is also inactive from its last use to its first
+use in the next step.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Inactive:
     """A period in which a tensor waits for its next use.
 
     Attributes:
-        begin: the first call that does not use it; the number of calls if the last call did.
-        end: the call that uses it next; not after ``begin`` if that call is in the next step.
+        begin: the index of the first call that does not use the tensor; the number of calls if the last call uses it.
+        end: the index of the next call that uses it. If this call is in the next step, ``end`` is at most ``begin``.
     """
 
     tensor: int
@@ -36,13 +36,13 @@ class Inactive:
 
     @property
     def end_us(self) -> float:
-        """Counted from the start of the step in which it began."""
+        """The end of the period in µs since the start of the step in which it began."""
         return self.begin_us + self.time_us
 
 
 @dataclass(frozen=True)
 class PeriodInterval:
-    """The inactive periods in a range of lengths or sizes, from ``least`` to below the next interval's."""
+    """The inactive periods in a range of lengths or sizes, from ``least`` to below the next ``least``."""
 
     least: float
     periods: int
@@ -59,7 +59,7 @@ class Life:
 
     @functools.cached_property
     def begins_us(self) -> tuple[float, ...]:
-        """When each call begins, and when the step ends, if calls run one after another."""
+        """The begin of each call and the end of the step in µs, if calls run one after another."""
         return tuple(itertools.accumulate(self.times_us, initial=0.0))
 
     @property
@@ -68,17 +68,17 @@ class Life:
 
     @functools.cached_property
     def tensors(self) -> tuple[CapturedTensor, ...]:
-        """The tensors that are held during at least one call; gradients of the previous step are not."""
+        """The tensors that exist during at least one call; without the gradients of the previous step."""
         return tuple(one for one in self.capture.tensors if self.capture.last_held(one) >= max(one.born, 0))
 
     @functools.cached_property
     def sizes_bytes(self) -> Mapping[int, int]:
-        """By the tensor's number."""
+        """Tensor number -> size in bytes."""
         return {tensor.number: tensor.size_bytes for tensor in self.tensors}
 
     @functools.cached_property
     def periods(self) -> Mapping[int, tuple[Inactive, ...]]:
-        """The inactive periods of each tensor, by its number."""
+        """Tensor number -> inactive periods."""
         return {tensor.number: tuple(self._periods(tensor)) for tensor in self.tensors}
 
     def _periods(self, tensor: CapturedTensor) -> Iterable[Inactive]:
@@ -94,19 +94,19 @@ class Life:
 
     @functools.cached_property
     def inactive_byte_s(self) -> Mapping[int, float]:
-        """Size times inactive time of each tensor, by its number."""
+        """Tensor number -> size times inactive time, in byte seconds."""
         sizes = self.sizes_bytes
         return {one: sizes[one] * sum(period.time_us for period in self.periods[one]) / 1e6 for one in sizes}
 
     @functools.cached_property
     def held_by_role(self) -> Mapping[str, tuple[int, ...]]:
-        """Bytes held during each call, by role."""
+        """Role -> for each call, bytes of the tensors that exist during it."""
         groups = {role: [tensor for tensor in self.tensors if tensor.role == role] for role in ROLES}
         return {role: self.capture.held_bytes(group) for role, group in groups.items() if group}
 
     @functools.cached_property
     def active_by_role(self) -> Mapping[str, tuple[int, ...]]:
-        """Bytes of the tensors that each call reads or writes, by role."""
+        """Role -> for each call, bytes of the tensors that it reads or writes."""
         rows = {role: [0] * len(self.times_us) for role in self.held_by_role}
         for tensor in self.tensors:
             for index in tensor.uses:
@@ -123,7 +123,7 @@ class Life:
 
     @functools.cached_property
     def peak(self) -> int:
-        """The first call during which the most is held."""
+        """The index of the first call at which memory reaches its peak."""
         return max(range(len(self.held_bytes)), key=lambda index: self.held_bytes[index])
 
     @property
@@ -132,7 +132,7 @@ class Life:
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.outlives)
 
     def at_peak(self) -> list[CapturedTensor]:
-        """The tensors held at the peak, the largest first."""
+        """The tensors that exist at the peak, the largest first."""
         there = [one for one in self.tensors if max(one.born, 0) <= self.peak <= self.capture.last_held(one)]
         return sorted(there, key=lambda tensor: -tensor.size_bytes)
 
@@ -155,11 +155,11 @@ class Life:
 
 
 def allocated_peak_bytes(capture: CapturedPass) -> int:
-    """The most that is held at once, with sizes rounded as PyTorch's allocator rounds them on a card."""
+    """The peak memory in bytes, with sizes rounded up as by PyTorch's allocator on a card."""
     return max(capture.held_bytes(capture.tensors, rounded_to=ALLOCATED_BYTES))
 
 
-#: A CPU makes larger tensors for these than a card: masks of numbers instead of bits, attention with all its scores.
+#: On a CPU these make larger tensors than on a card: masks of numbers instead of bits, attention with all its scores.
 _SMALLER_ON_A_CARD = words(
     """
     Dropout Dropout1d Dropout2d Dropout3d dropout dropout_ dropout1d dropout2d dropout3d
@@ -169,8 +169,8 @@ _SMALLER_ON_A_CARD = words(
 
 
 def least_peak_bytes(capture: CapturedPass) -> int:
-    """A lower bound of the memory that a card needs at the peak, from a capture without that card: it leaves out the
-    tensors that the operators of `_SMALLER_ON_A_CARD` make."""
+    """A lower bound of a card's peak memory in bytes, from a capture without the card. It leaves out the tensors that
+    calls of `_SMALLER_ON_A_CARD` create."""
 
     made = ((one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors)
     return max(capture.held_bytes(one for one, owner in made if owner not in _SMALLER_ON_A_CARD))

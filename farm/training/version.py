@@ -1,6 +1,6 @@
-"""The version of a user's own model: a hash of its calls and of its source, which decides what its name stands for.
+"""The version of a user's own model: a hash of its calls and of its source code.
 
-Models of the catalog have none: the installed package and PyTorch decide what they compute. Torch is imported for a
+Models of other sources have no version: the installed package and PyTorch determine them. Torch is imported for a
 user's model only.
 """
 
@@ -16,10 +16,10 @@ from farm.types.protocol import Variant
 
 
 def versioned(variant: Variant) -> Variant:
-    """The variant with the version of the user's model as its files are now. Edited files are imported again.
+    """The variant with the version of the user's model from its present files. Edited files are imported again.
 
-    The source decides beside the calls: code between the calls takes time in the whole model. Other variants are
-    returned as they are, also those of models that the catalog does not have.
+    The source is part of the hash because code between the calls takes time in the whole model. All other variants are
+    returned unchanged, even if the catalog does not have their model.
     """
     entry = None
     with contextlib.suppress(UsageError):
@@ -30,7 +30,7 @@ def versioned(variant: Variant) -> Variant:
 
     own.forget_edited(entry.own_name, variant.step)
     plain, calls = dataclasses.replace(variant, version=""), None
-    with contextlib.suppress(FarmError):  # who uses the model says what is wrong with it
+    with contextlib.suppress(FarmError):  # using the model raises this error again
         calls = [(call.tuple_id, call.module_path, call.part) for call in extract(plain).capture.calls]
     return dataclasses.replace(plain, version=content_id([calls, own.code(entry.own_name, variant.step)])[:12])
 
@@ -38,7 +38,7 @@ def versioned(variant: Variant) -> Variant:
 def check_version(variant: Variant) -> None:
     """
     Raises:
-        Unmeasurable: the files of this host make another version of the user's model than the job was submitted with.
+        Unmeasurable: the version of the user's model on this host differs from the version in the submitted job.
     """
     if variant.version and (here := versioned(variant).version) != variant.version:
         raise Unmeasurable(

@@ -1,17 +1,17 @@
-"""The token ids that a language model reads: of a small corpus that ships with the farm, or of a user's text. No torch.
+"""Token ids as inputs of language models: from the farm's own small corpus or from a user's text. No torch.
 
 Requirements:
 
-- Ids have the distribution of a text, not a uniform one, because of a card's cache: few rows of an embedding are read
-  very often, most almost never, and new ones appear more and more slowly.
-- Ids are equal on every machine, since a variant's id depends on them. So the corpus is stored as the ids of four
+- Ids have the distribution of a text, not a uniform one, because it affects a card's cache: a text reads few rows of an
+  embedding very often and most almost never; new rows become rarer.
+- Ids are equal on every machine, because a variant's id depends on them. So the corpus is stored as the ids of four
   tokenizers of different kinds that were trained on it once (`benchmarks/text_ids.py`).
 - Ids fit a model's own vocabulary, which is larger than a vocabulary trained on a small corpus.
 
-So a token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get a
-model's lowest ids that are not special: vocabularies of all kinds are nearly sorted by frequency. The ids of rare
-tokens are spread over the rest of the vocabulary. A text longer than the corpus starts the corpus again, with rare
-tokens from a larger choice, which grows with the square root of the text's length (Heaps' law).
+The corpus stores each token as its *rank* by frequency. Tokens that occur at least `COMMON_FROM` times get a model's
+lowest ids that are not special: vocabularies of all kinds are nearly sorted by frequency. The ids of rare tokens are
+spread over the rest of the vocabulary. A text longer than the corpus starts the corpus again, with rare tokens from a
+larger choice, which grows with the square root of the text's length (Heaps' law).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDER = Path(__file__).parent
-#: The kinds of tokenizers: of BERT; of GPT-2, RoBERTa and Llama 3; of T5, ALBERT and XLNet; of Llama 2.
+#: The kinds of tokenizers, in order: BERT's; GPT-2's, RoBERTa's and Llama 3's; T5's, ALBERT's and XLNet's; Llama 2's.
 KINDS = ("wordpiece", "byte_level", "unigram", "bpe")
-#: A token that occurs so often in the corpus is common: its id never changes.
+#: A token with at least this many occurrences in the corpus is common: its id never changes.
 COMMON_FROM = 5
 
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids of a model that are not text.
+    """The special ids of a model: ids that are not text.
 
     ``first`` and ``last`` surround each row (BERT: 101 and 102), ``pad`` fills it on the side ``padding``; ``others``
     occur in no row.
@@ -77,7 +77,7 @@ class _Corpus:
 def token_ids(
     kind: str, vocabulary: int, batch: int, length: int, *, padded: bool = False, specials: Specials | None = None
 ) -> Tokens:
-    """``batch`` rows of ``length`` ids below ``vocabulary``, of the farm's own corpus; equal on every machine.
+    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine.
 
     Args:
         padded: rows hold whole paragraphs and are padded to the length; see `row_spans`.
@@ -108,7 +108,7 @@ def room_for_text(length: int, around: int) -> int:
 
 
 def in_rows(rows: list[np.ndarray], length: int, specials: Specials) -> Tokens:
-    """Rows of text alone, with the special ids around them."""
+    """Adds the special ids and the padding to rows of text ids."""
     import numpy as np
 
     whole = [np.concatenate([specials.first, row, specials.last]).astype(np.int64) for row in rows]
@@ -125,7 +125,7 @@ def _corpus(kind: str) -> _Corpus:
 
 
 def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials) -> np.ndarray:
-    """The ids in a model's vocabulary of the tokens at these places of an endless text."""
+    """The ids in a model's vocabulary of the tokens at the positions ``places`` of the endlessly repeated corpus."""
     import numpy as np
 
     free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
@@ -137,18 +137,18 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
         raise UsageError(
             f"The special id {outside[0]} is not in a vocabulary of {vocabulary}.", "Give the model's own ids."
         )
-    # In a vocabulary smaller than that of the corpus, one id stands for several tokens.
+    # In a vocabulary smaller than that of the corpus, several tokens share one id.
     common, others = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
     passes, place = np.divmod(places, len(text.ranks))
     rank, rare = text.ranks[place], text.used - text.common
-    # Only whole numbers: the last digit of a float differs between machines.
+    # Use integers only: the last digit of a float may differ between machines.
     choice = np.array([math.isqrt(rare * rare * (number + 1)) for number in range(passes.max() + 1)])
     number = (rank - text.common + passes * rare) % choice[passes]
     return np.where(rank < text.common, common[rank % len(common)], others[number * _step(len(others)) % len(others)])
 
 
 def _step(size: int) -> int:
-    """The step from one rare id to the next: it visits all of ``size`` ids, and spreads even a few evenly."""
+    """The step from one rare id to the next. It visits all ``size`` ids, and spreads even a few of them evenly."""
     step = max(1, round(size * 0.618))
     while math.gcd(step, size) > 1:
         step += 1
@@ -156,7 +156,7 @@ def _step(size: int) -> int:
 
 
 def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[tuple[int, int]]:
-    """The begin and end of the text of each row, in tokens of an endless text.
+    """The begin and end of the text of each row, as token positions in an endlessly repeated text.
 
     Args:
         ends: the ends of the text's paragraphs.
@@ -179,16 +179,16 @@ def corpus() -> list[str]:
     return [part for part in (FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n") if part.strip()]
 
 
-#: The ids of users' texts that this process holds, by their content id; a variant has that id alone. They come from a
-#: new text, the database, or a request to measure.
+#: Content id -> token ids of a user's text. A variant stores only the content id. The token ids come from a new text,
+#: the database, or a request to measure.
 _held: dict[str, Tokens] = {}
 
 
 def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Hold the ids of a text in this process, and return their content id.
+    """Store the token ids of a text in this process, and return their content id.
 
     Args:
-        alone: drop all others, in a long-lived process that gets the ids with each request.
+        alone: remove all others; for a long-lived process that gets the ids with each request.
     """
     if alone:
         _held.clear()
@@ -201,10 +201,10 @@ def holds_tokens(text: str) -> bool:
 
 
 def tokens_of_text(text: str) -> Tokens:
-    """The ids with this content id.
+    """The stored token ids with this content id.
 
     Raises:
-        UsageError: this process does not hold them. An export has no ids of texts, so the text itself is needed.
+        UsageError: this process has not stored them. Exports contain no token ids, so the user must give the text.
     """
     if text not in _held:
         step = "Give the text again, with --text and --tokenizer."

@@ -1,7 +1,7 @@
 """Turn paragraphs into ids with a user's `tokenizer.json`, in a separate process: a script that imports no farm.
 
-A tokenizer's file is data, but it may need more time or memory than there is (an expression that never ends, one
-character that becomes a million), or crash the process that reads it. So a process of its own reads it, within limits.
+A tokenizer's file may need too much time or memory (an endless regular expression, one character that becomes a
+million), or crash the process that reads it. So a separate process reads it, within limits.
 
 Standard input: one JSON object with ``tokenizer`` (the text of the file), ``paragraphs``, ``needed`` (the number of ids
 after which no further paragraph is read) and ``most_bytes`` (of memory). Standard output: a line of JSON with ``first``

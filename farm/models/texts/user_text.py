@@ -43,8 +43,8 @@ def tokenize(
 ) -> Tokens:
     """``batch`` rows of ``length`` ids of a text, for a model of ``vocabulary`` entries.
 
-    Rows are cut as by `farm.models.texts.row_spans`; a text that is too short for all rows starts again. The tokenizer
-    gives the special ids around a row, unless it is ``bare``; the model's ``specials`` give the padding.
+    `farm.models.texts.row_spans` cuts the rows; a text that is too short for all rows starts again. The tokenizer gives
+    the special ids around each row (``bare``: none); the model's ``specials`` give the padding.
 
     Raises:
         UsageError: a file is missing, too large or malformed; the text is too short for one row, or does not fit the
