@@ -1,8 +1,8 @@
-"""From a request to items and back: planning, the life of jobs and items, moving, closing a round, the cards.
+"""Jobs, their items and the cards: planning a job, measuring its items, moving items, closing its rounds.
 
-In the order of a job's life: `create` captures a model and opens a job; `rounds` makes the items of a round and
-`balance` places them on cards; `item_driver` measures items on one card, with claims and results from `items` and the
-transitions of `item_state`, and keeps readings in a spool while the database is away; `moving` moves items between
-cards; `rounds` judges a round and plans the next. `jobs` finds, cancels and retries jobs. `cards` registers cards and
-selects those of a command, and `listing` lists jobs and cards.
+In the order of a job's life: `create` captures a model and opens a job. `rounds` creates the items of a round and
+`balance` chooses their cards. `item_driver` measures items on one card and keeps readings in a spool if the database
+is unreachable; `items` writes claims and results, `item_state` defines the transitions. `moving` moves items between
+cards. `rounds` writes the verdict of a round and plans the next round. `jobs` finds, cancels and retries jobs. `cards`
+registers cards and selects the cards of a command. `listing` lists jobs and cards.
 """

@@ -1,8 +1,8 @@
-"""Place items on cards and move them, by expected seconds and the slowness of each card; how long a job will take.
+"""Choose the card of each item, from expected seconds and the slowness of each card; estimate when a job ends.
 
-Expectations are wrong, cards differ, and cards come and go. So the first placement only has to be good. While cards
-work, waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and
-`balance_groups` are arithmetic without a database, so that a simulation of a hundred cards runs the same code.
+Expected seconds are estimates, cards differ, and cards come and go. So the first placement need not be optimal. While
+cards work, waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and
+`balance_groups` use no database: the simulation of a hundred cards calls the same functions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sqlmodel import Session, col, func, select
 from farm.store.database import database_now, in_batches
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
-#: The slowness of a card follows from its newest items, at most this old and this many; from fewer it is unknown.
+#: Items that `slowness` uses: ended within RECENT_S seconds, at most NEWEST per card, and at least FEWEST of them.
 RECENT_S, NEWEST, FEWEST = 900.0, 200, 3
-#: The longest pause between two items that follow each other; in a longer one the card had nothing to do. Unit: s.
+#: A pause between two items counts as work up to this length. After a longer pause the card was idle. Unit: s.
 LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
 class QueuedItem:
-    """One waiting item and the seconds that it should take on a card of slowness 1."""
+    """One waiting item and its expected seconds on a card of slowness 1."""
 
     key: int
     expected_s: float
@@ -34,7 +34,7 @@ class QueuedItem:
 
 @dataclass
 class CardQueue:
-    """One card with its items. ``slowness`` is taken over expected seconds: 4.0 is four times slower than expected."""
+    """One card with its items. ``slowness`` is measured seconds / expected seconds: 4.0 is four times slower."""
 
     card_id: str
     waiting: list[QueuedItem] = field(default_factory=list)
@@ -49,7 +49,7 @@ class CardQueue:
 
 @dataclass(frozen=True)
 class MovableItem:
-    """An item that waits for one card, and the cards that may take it."""
+    """A waiting item, its present card, and the cards to which it may move (``takers``)."""
 
     id: int
     card_id: str
@@ -61,9 +61,9 @@ class MovableItem:
 def place(
     work: Iterable[QueuedItem], free_at_s: Mapping[str, float], slowness: Mapping[str, float] = {}
 ) -> dict[int, str]:
-    """Place each item, longest first, on the card that would end it first (LPT); key -> card id.
+    """Place each item, longest first, on the card that would finish it first (LPT); return key -> card id.
 
-    ``free_at_s``: card id -> when the card will be idle. ``slowness``: card id -> as in `CardQueue`; 1 if unknown.
+    ``free_at_s``: card id -> seconds until the card is idle. ``slowness``: card id -> as in `CardQueue`; 1 if missing.
     """
     ends_s = dict(free_at_s)
     placed = {}
@@ -75,14 +75,14 @@ def place(
 
 
 def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, str]:
-    """Move items from the fullest cards to cards that will be idle within ``idle_within_s``; key -> new card id.
+    """Move items from the fullest cards to cards that will be idle within ``idle_within_s``; return key -> new card id.
 
-    Cards with enough to do get nothing, since every move is a message. A move must gain more than it costs, so that
-    cards that end together do not pass the last items back and forth.
+    Other cards get no items, since every move costs a message. A move must gain more than it costs; otherwise cards
+    that end at about the same time would pass the last items back and forth.
     """
     ends_s = {queue.card_id: queue.ends_s for queue in queues}
     by_id = {queue.card_id: queue for queue in queues}
-    # Ascending by length: `_worth_moving` bisects.
+    # In ascending order of expected seconds: `_worth_moving` bisects.
     left = {queue.card_id: sorted(queue.waiting, key=lambda work: (work.expected_s, work.key)) for queue in queues}
     idle = {card_id for card_id, end_s in ends_s.items() if end_s < idle_within_s}
     moves: dict[int, str] = {}
@@ -109,14 +109,14 @@ def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, s
 def _worth_moving(
     waiting: Sequence[QueuedItem], giver_ends_s: float, taker_ends_s: float, slowness: float
 ) -> int | None:
-    """The position in the giver's items, ascending by length, of the item that a taker of this slowness should get.
+    """Return the position in ``waiting`` of the item that should move; None if no move gains enough.
 
-    None if no move gains enough.
+    ``waiting``: the giver's items in ascending order of expected seconds. ``slowness``: that of the taker.
     """
     room_s = (giver_ends_s - taker_ends_s) / 2
     position, by_s = bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1, giver_ends_s
     if position < 0:
-        # No item is that short: take the shortest if the taker would still end it before the giver ends all.
+        # No item is that short: move the shortest if the taker finishes it before the giver would be idle.
         position, by_s = 0, 0.9 * giver_ends_s
     return position if taker_ends_s + slowness * waiting[position].expected_s < by_s else None
 
@@ -124,13 +124,13 @@ def _worth_moving(
 def balance_groups(
     waiting: Sequence[MovableItem], open_s: Mapping[str, float], slowness: Mapping[str, float], *, idle_within_s: float
 ) -> dict[int, str]:
-    """`balance` for items that only some of the cards may take; item id -> new card id.
+    """`balance` for items that may move to some of the cards only; return item id -> new card id.
 
-    ``open_s``: card id -> expected seconds of all its open items, also of those that must stay.
+    ``open_s``: card id -> expected seconds of all its open items, including items that cannot move.
     """
     open_s = dict(open_s)
     moves: dict[int, str] = {}
-    # Groups with the fewest takers first; their moves count for the next group.
+    # Groups with the fewest takers first. Each move changes `open_s` for the next group.
     for group in sorted({item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))):
         queues = {card_id: CardQueue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0)) for card_id in group}
         movable = {item.id: item for item in waiting if item.takers == group and item.card_id in group}
@@ -147,9 +147,9 @@ def balance_groups(
 
 
 def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> float:
-    """Seconds until the job's open items are closed, if its cards stay as fast as lately. Older jobs come first.
+    """Estimate the seconds until all items of the job are closed, at the cards' recent speed. Older jobs come first.
 
-    ``open_s``: card id -> expected seconds of the job's open items there.
+    ``open_s``: card id -> expected seconds of the job's open items on that card.
     """
     if not open_s:
         return 0.0
@@ -166,16 +166,16 @@ def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> floa
 
 
 def together_s(session: Session, before_s: Mapping[str, float]) -> float:
-    """Seconds until cards with work (card id -> expected seconds) end together, if they stay as fast as lately."""
+    """Estimate the seconds until cards that share their work (card id -> expected seconds) end, at recent speed."""
     known = slowness(session, list(before_s))
     usual = statistics.mean(known.values()) if known else 1.0
     return sum(before_s.values()) / sum(1 / known.get(card_id, usual) for card_id in before_s)
 
 
 def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
-    """Taken over expected seconds of each card's newest tuples, pauses between them included; card id -> slowness.
+    """Return card id -> slowness: measured seconds / expected seconds of the newest tuples, with short pauses.
 
-    The one definition: balancing and the time that is left both go by it. Cards with too few items are left out.
+    Balancing and `time_left_s` both use this definition. Cards with too few items are left out.
     """
     query = (
         select(Item.card_id, Item.expected_s, Item.started_at_s, Item.ended_at_s)

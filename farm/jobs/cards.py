@@ -1,7 +1,7 @@
 """The cards in the database: registration, heartbeat, states, quarantine; also the names of workers and farms.
 
-A worker signs its card and its claims with its holder name. An embedded farm, which one command starts for itself, has
-a name of its own; its jobs and the holder names of its workers carry it.
+A worker writes its holder name into the row of its card and into the items that it claims. An embedded farm is started
+by one command for its own jobs. It has a name, which its jobs and the holder names of its workers contain.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from farm.types.protocol import Software
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
 
-#: A card is silent if it is idle and began nothing for this many heartbeats while published items wait for it. Longer
-#: than the reconciler needs to publish again what the broker lost.
+#: A card is silent if it is idle and began no item for this many heartbeats while published items wait for it. This is
+#: longer than the reconciler needs to publish items again whose messages the broker lost.
 SILENT_AFTER_HEARTBEATS = 6
 
-#: States that a person or a failed health check set and only a person ends. A worker that starts or stops keeps them.
+#: States that a person or a failed health check sets. Only a person ends them; the start or stop of a worker does not.
 KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
-    """The name of a worker as holder of its card and claims; it ends with the name of its embedded farm, if any."""
+    """Return the name with which a worker marks its card and its claims. It ends with the embedded farm, if any."""
     return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
 
 
 def holder_of_process(card_id: str, host: str, pid: int) -> str:
-    """The beginning of all holder names of a card's worker with this process id."""
+    """Return the common prefix of all holder names of a card's worker with this process id."""
     return f"{card_id}@{host}:{pid}:"
 
 
 def farm_of(holder: str) -> str:
-    """The embedded farm of a worker, "" for a worker of the shared farm. Each farm has its own broker."""
+    """Return the embedded farm of a worker; "" for a worker of the shared farm. Each farm has its own broker."""
     return holder.partition("/")[2]
 
 
 def farm_name(host: str, pid: int, tag: str) -> str:
-    """The name of a process's embedded farm: ``embedded:HOST:PID:START:TAG``, without START if there is no process."""
+    """Name the embedded farm of a process: ``embedded:HOST:PID:START:TAG``, without START if there is no process."""
     return ":".join([farm_prefix(host) + str(pid), *filter(None, (_started(str(pid)), tag))])
 
 
@@ -62,9 +62,9 @@ def farm_prefix(host: str) -> str:
 
 
 def is_gone(farm: str, host: str) -> bool:
-    """Whether the process of an embedded farm of this host has ended. False for other hosts and where /proc is missing.
+    """True if the process of an embedded farm of this host has ended. False for other hosts and hosts without /proc.
 
-    The start time distinguishes it from a later process with the same id; names without one go by the id alone.
+    The start time distinguishes the process from a later one with the same id. If the name has none, the id decides.
     """
     pid, *rest = farm.removeprefix(farm_prefix(host)).split(":")
     if not farm.startswith(farm_prefix(host)) or not pid.isdigit() or not Path("/proc/self").exists():
@@ -74,7 +74,7 @@ def is_gone(farm: str, host: str) -> bool:
 
 
 def _started(pid: str) -> str:
-    """When a process of this host started, in clock ticks since boot (field 22 of proc(5)); "" if there is none."""
+    """Return when a process of this host started, in clock ticks since boot (field 22 of proc(5)); "" if it ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -83,7 +83,7 @@ def _started(pid: str) -> str:
 
 @dataclass(frozen=True)
 class CardStatus:
-    """One card and what it does now."""
+    """One card with its present state and numbers of items."""
 
     card: CardRow
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
@@ -91,14 +91,14 @@ class CardStatus:
     waiting: int  # waiting and deferred items
     done_last_hour: int
     seen_ago_s: float
-    deferred: int = 0  # deferred items: another item measures their subject
-    silent_s: float = 0.0  # how long it began nothing while items wait, once that is too long
+    deferred: int = 0  # items that wait because another item measures the same subject
+    silent_s: float = 0.0  # seconds without a new item while items wait; 0 below SILENT_AFTER_HEARTBEATS
 
 
 def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
-    """Write ``holder`` as the card's worker before it can measure. The card is seen, and takes no items yet.
+    """Write ``holder`` as the worker of a card that starts: the card is listed, but measures no items yet.
 
-    ``card`` is None if the host does not find it: then only a registered card is written.
+    ``card`` is None if the host does not find the card. Then its row is changed only if it exists.
     """
     with database.write() as session:
         row = _described(session, card) if card else locked(session, CardRow, card_id)
@@ -109,9 +109,9 @@ def announce(database: Database, card_id: str, card: Card | None, *, holder: str
 def register(
     database: Database, card: Card, software: Software, *, holder: str, queue: str, capabilities: Sequence[str] = ()
 ) -> str:
-    """Write the card as served by ``holder`` and ready to measure; return its software id.
+    """Register the card with its worker ``holder``, ready to measure; return the id of its software.
 
-    A drain or a quarantine outlives its worker.
+    A card that is draining or quarantined stays so.
     """
     with database.write() as session:
         row = _described(session, card)
@@ -121,7 +121,7 @@ def register(
 
 
 def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
-    """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
+    """Create the card's row, to which readings refer, if there is none. No job is planned on such a card."""
     if session.get(CardRow, card.id) is None:
         row = _described(session, card)
         row.software_id = store_software(session, software) if software else None
@@ -130,7 +130,7 @@ def ensure_card(session: Session, card: Card, software: Software | None = None) 
 
 
 def _described(session: Session, card: Card) -> CardRow:
-    """The locked row of a card with its newest description, new if there was none."""
+    """Return the locked row of a card after updating its description; a new row if there was none."""
     row = locked(session, CardRow, card.id) or CardRow(id=card.id, kind=card.kind, model=card.model)
     for name in ("kind", "model", "memory_bytes", "driver", "host", "index"):
         setattr(row, name, getattr(card, name))
@@ -141,7 +141,7 @@ def _described(session: Session, card: Card) -> CardRow:
 
 
 def _serve(session: Session, row: CardRow, holder: str, queue: str, state: CardState) -> None:
-    """Write the worker of a card, and its state unless a drain or a quarantine keeps it."""
+    """Write the worker of a card, and its state unless the card is draining or quarantined."""
     row.worker, row.queue = holder, queue
     if row.state not in KEPT:
         row.state, row.state_reason = state, ""
@@ -150,7 +150,7 @@ def _serve(session: Session, row: CardRow, holder: str, queue: str, state: CardS
 
 
 def stored_state(database: Database, card_id: str) -> str:
-    """The state as last written, heartbeat or not; "" if the card is not registered."""
+    """Return the state in the card's row, without checking its heartbeat; "" if the card is not registered."""
     with database.read() as session:
         row = session.get(CardRow, card_id)
         return row.state if row is not None else ""
@@ -163,7 +163,7 @@ def seen(database: Database, holder: str) -> None:
 
 
 def stopped(database: Database, holder: str) -> None:
-    """Record that a worker stopped in order. `holder`: its full name, or `holder_of_process`."""
+    """Record that a worker shut down normally. `holder`: its holder name, or the prefix from `holder_of_process`."""
     own = col(CardRow.worker).startswith(holder, autoescape=True)
     with database.write() as session:
         session.execute(update(CardRow).where(own, col(CardRow.state).not_in(KEPT)).values(state=CardState.STOPPED))
@@ -171,7 +171,7 @@ def stopped(database: Database, holder: str) -> None:
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
-    """Let a card finish its item and take no other. Waiting items move to its peers, or wait.
+    """Let a card finish its item and start no other. Waiting items move to cards of the same model, or wait.
 
     Raises:
         NoSuchCard: the card is not registered.
@@ -187,8 +187,8 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
     """Keep a card from measuring until a person releases it.
 
     Args:
-        farm: the embedded farm that found the card unhealthy, for itself alone; the next one tries it again
-            (`end_embedded_quarantines`).
+        farm: the embedded farm that found the card unhealthy. The next embedded farm ends this quarantine and checks
+            the card again (`end_embedded_quarantines`). "": only a person ends the quarantine.
 
     Raises:
         NoSuchCard: the card is not registered.
@@ -198,13 +198,13 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
         if row.state != CardState.QUARANTINED:
             row.quarantined_by = farm
         elif not farm:
-            row.quarantined_by = ""  # a quarantine for all outlasts that of one embedded farm
+            row.quarantined_by = ""  # from now on only a person ends the quarantine
         row.state, row.state_reason = CardState.QUARANTINED, storable_text(reason[:500])
         session.add(row)
 
 
 def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
-    """End the quarantines that an embedded farm set in an earlier run; returns the cards, which need a new check."""
+    """End the quarantines that earlier embedded farms set; return the ids of these cards. The caller checks them."""
     with database.write() as session:
         own = col(CardRow.id).in_(card_ids), col(CardRow.state) == CardState.QUARANTINED
         rows = session.exec(select(CardRow).where(*own, col(CardRow.quarantined_by) != "")).all()
@@ -215,9 +215,9 @@ def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> lis
 
 
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
-    """End a drain or, with ``quarantined``, a quarantine; False if there was none.
+    """End a drain or, with ``quarantined``, a quarantine; return False if there was none.
 
-    A card that leaves quarantine takes items only after its worker has checked and registered it again.
+    After a quarantine, the card's worker checks the card and registers it before it measures items.
 
     Raises:
         NoSuchCard: the card is not registered.
@@ -234,10 +234,10 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
 
 
 def find(session: Session, name: str) -> CardRow:
-    """The only registered card that matches a word (`farm.requests.card_selection.matching_cards`).
+    """Return the registered card that matches a name (`farm.requests.card_selection.matching_cards`).
 
     Raises:
-        NoSuchCard: no card matches, or several do.
+        NoSuchCard: no card or several cards match.
     """
     own = select(CardRow).where(CardRow.origin == "")
     found = matching_cards(session.exec(own.order_by(col(CardRow.id))).all(), name)
@@ -254,7 +254,7 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
 
 
 def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
-    """All registered cards with what they do now."""
+    """Return the status of all registered cards."""
     now = read_clock_s(session)
     waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
     hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
@@ -289,9 +289,9 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
 
 
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
-    """How long each of these cards has begun nothing although published items of its farm wait for it. Unit: s.
+    """Return card id -> seconds since the card last began an item although published items of its farm wait for it.
 
-    Counted from the last item that it began or that was published for it. Cards without waiting items are left out.
+    If an item was published later, count from that time. Cards without published items are left out.
     """
     farms = {card.id: farm_of(card.worker) for card in found}
     if not farms:
@@ -312,9 +312,9 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
-    """The lost cards of all hosts, with the time since they were last seen. Unit: s.
+    """Return the lost cards of all hosts, each with the seconds since its last heartbeat.
 
-    Cards of embedded farms are left out: if the command was killed, nobody waits for them.
+    Cards of embedded farms are left out: their command was killed, and nobody waits for them.
     """
     now_s = read_clock_s(session)
     return [
@@ -325,7 +325,7 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
 
 
 def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
-    """The cards that take items now."""
+    """Return the cards that measure items now or are ready to."""
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
@@ -347,7 +347,7 @@ def _counts(session: Session, state: ItemState, since_s: float | None = None) ->
 
 
 def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
-    """Whether the card lacks a fingerprint taken with this driver. Simulated cards need none."""
+    """True if the card has no fingerprint from this driver. Simulated cards need none."""
     with database.read() as session:
         card = session.get(CardRow, card_id)
         if card is None or card.kind == "simulated":
@@ -370,7 +370,7 @@ Say = Callable[[str], None]
 
 
 def all_own_cards() -> list[Card]:
-    """Every card of this host with its CPU, including cards that cannot be measured on."""
+    """Return every card of this host and its CPU, including cards on which the farm cannot measure."""
     found = discover(settings())
     if not any(card.kind in ("cpu", "simulated") for card in found):
         found.append(cpu_card(settings()))
@@ -378,7 +378,7 @@ def all_own_cards() -> list[Card]:
 
 
 def own_cards(say: Say) -> list[Card]:
-    """Every card of this host that can be measured on. The others are reported through `say`."""
+    """Return every card of this host on which the farm can measure. `say` reports the others."""
     own = all_own_cards()
     usable = _usable(own, say)
     if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
@@ -394,7 +394,7 @@ def _usable(found: Sequence[Card], say: Say) -> list[Card]:
 
 
 def kind_of_cards() -> str:
-    """The kind of card that a job would use: of this host or, if the host has only a CPU, of its farm."""
+    """Return the kind of card that a job would use. If this host has only a CPU, the cards of its farm count too."""
     there = [card for card in all_own_cards() if not card.refusal]
     if settings().broker_url and all(card.kind == "cpu" for card in there):
         with contextlib.suppress(FarmUnavailable), open_database().read() as session:
@@ -403,10 +403,10 @@ def kind_of_cards() -> str:
 
 
 def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
-    """The cards of this host that ``--card`` options name; without any, all of the most frequent model.
+    """Return the cards of this host that ``--card`` options name; by default, all cards of the most frequent model.
 
     Raises:
-        NoSuchCard: nothing matches, or the matching cards cannot be measured on; says why.
+        NoSuchCard: no card matches, or the farm cannot measure on the matching cards; the message has the reason.
     """
     if not wanted:
         return choose_cards(own_cards(say), [])
@@ -417,16 +417,16 @@ def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
 
 
 def as_card(row: CardRow) -> Card:
-    """The card of a row of the database."""
+    """Convert a row of the database to a card."""
     names = ("id", "kind", "model", "memory_bytes", "driver", "index", "host")
     return Card(**{name: getattr(row, name) for name in names})
 
 
 def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
-    """The farm's cards that a worker serves now. ``wanted``: the ``--card`` options.
+    """Return the farm's cards that a worker serves now. ``wanted``: the ``--card`` options, which are checked.
 
     Raises:
-        NoWorker: there are none, or no worker serves a wanted card; names the cards that are served.
+        NoWorker: no worker serves any card, or no worker serves a wanted card; the message names the served cards.
     """
     with database.read() as session:
         states = {as_card(view.card): str(view.state) for view in views(session, settings().heartbeat_s)}

@@ -1,9 +1,9 @@
-"""From a request to a job: capture the model, check the requested operators, choose the scope, plan the first round.
+"""Create a job from a request: capture the model, check the requested operators, choose the scope, plan a first round.
 
-Also the dry run of a job: the same code plans it in a temporary database, into which cards, captures and readings are
-copied; the farm's database is only read.
+A dry run of a job uses the same code: it copies cards, captures and readings into a temporary database and plans there.
+It never writes to the farm's database.
 
-Torch is imported only if a model has to be captured; a variant with a capture in the database costs one query.
+Torch is imported only if a model must be captured. If the database has a capture of the variant, one query is enough.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tuples:
-    """The operator tuples of a model, all of them stored."""
+    """The operator tuples of a model, which the database contains."""
 
-    calls: Mapping[str, int]  # tuple id -> calls of it in one pass
+    calls: Mapping[str, int]  # tuple id -> number of calls in one pass
     capture_id: int
 
 
@@ -62,9 +62,9 @@ class OpenedJob:
     tuples: int
     calls: int
     new: int  # items to measure now
-    reused: int  # items that a reading served
-    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> impossible combinations of a sweep
-    changed: str = ""  # for people: how a user's own model differs from its newest earlier job
+    reused: int  # items closed with an existing reading
+    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> number of impossible combinations of a sweep
+    changed: str = ""  # text for people: how a user's own model differs from that of its newest earlier job
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -89,18 +89,18 @@ def open_job(
     ready: Callable[[], None] = lambda: None,
     grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None,
 ) -> OpenedJob:
-    """Create the job of a request with its first round; nothing is published.
+    """Create the job of a request with its first round, without publishing it.
 
-    The tuples of a sweep are added in batches, each in its own transaction, so that the first are measured while the
-    others are built. KeyboardInterrupt cancels the job; `continue_planning` continues a planning that was interrupted
-    otherwise.
+    The tuples of a sweep are added in batches, each in its own transaction: workers can measure the first batches while
+    later batches are built. KeyboardInterrupt cancels the job. If the process is interrupted in another way,
+    `continue_planning` continues.
 
     Args:
-        tuples: the tuples of a model, if `tuples_of` was called before.
+        tuples: the tuples of a model, if the caller has called `tuples_of`.
         title: the title of a model that is not in the catalog.
         farm, pinned: see `jobs.create`.
         grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
-        ready: called after the capture and before the cards are looked up: workers may start meanwhile.
+        ready: called between the capture and the query of the cards. It may wait for workers to start.
 
     Raises:
         UnknownOperator, CaptureError: see `tuples_of`.
@@ -132,10 +132,10 @@ def open_job(
 
 
 def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:
-    """How a user's own model differs from its newest earlier job; "" if it does not.
+    """Describe how a user's own model differs from that of its newest earlier job; "" if it does not.
 
     Args:
-        others: the variant ids of its other versions.
+        others: the variant ids of the model's other versions.
     """
     its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
     newest = session.exec(its.limit(1)).first()
@@ -146,12 +146,12 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
     now.subtract(before or now)
     told = [f"{number:+} {plural('call', abs(number))} of {name}" for name, number in sorted(now.items()) if number]
     if not told and not session.get_one(tables.ModelVariant, newest.variant_id).version:
-        return ""  # of a farm without versions: the code is unknown
+        return ""  # an older program stored that job without a version: its code is unknown
     return f"{variant.model} changed since job {newest.id}: {', '.join(told) or 'as many calls, other code or sizes'}"
 
 
 def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Counter[str]:
-    """Operator type -> calls in the newest predicted capture of a variant."""
+    """Return operator type -> number of calls in the newest predicted capture of a variant."""
     capture = tables.Capture
     newest = select(func.max(capture.id)).where(
         capture.variant_id == variant_id, capture.device_type == device_type, capture.origin == "predicted"
@@ -163,7 +163,7 @@ def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Count
 def continue_planning(
     database: Database, job: Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
 ) -> OpenedJob:
-    """Continue the interrupted planning of a sweep's job. Harmless while another process plans it.
+    """Continue the interrupted planning of a sweep's job. Safe even if another process plans the job at the same time.
 
     ``grown``: see `open_job`.
     """
@@ -210,7 +210,7 @@ def _plan_sweep(
 
 
 def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
-    """Compute the outputs of tuples before a transaction needs them: that imports torch and runs the operators."""
+    """Compute the outputs of tuples before the transaction that needs them, since this imports torch and takes long."""
     from farm.operators.replay import offloadable
 
     for spec in specs:
@@ -218,7 +218,7 @@ def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
 
 
 def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> PlannedRound:
-    """Add tuples to a job. Raises `NoSuchJob` if it has ended meanwhile."""
+    """Add tuples to a job. Raises `NoSuchJob` if the job has ended."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state != JobState.OPEN:
@@ -229,10 +229,10 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
 
 
 def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: CardLike | None = None) -> Tuples:
-    """The tuples of a model, captured now unless the database has them; checks the operators of the request.
+    """Return the tuples of a model and check the operators of the request. Capture the model if the database has none.
 
     Args:
-        card: the card with the least memory, if the cards are not registered yet.
+        card: the card with the least memory. None: query the registered cards for it.
 
     Raises:
         UnknownOperator: none of the named operators is in the model.
@@ -260,10 +260,10 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
 
 
 def capture_all_layers(database: Database, request: Request, card_ids: Sequence[str]) -> None:
-    """Capture all layers of a model of which only some are measured: its report has a sum for all layers."""
+    """If a request measures only some layers of a model, capture all layers: the report has a sum for all layers."""
     if request.variant is None or not request.variant.layers:
         return
-    # Without running it for its values: all layers may not fit on any machine.
+    # Do not run the model for its activation values: all layers together may not fit on any machine.
     protocol = request.protocol.with_data("normal")
     whole = request.replace(variant=dataclasses.replace(request.variant, layers=0), protocol=protocol)
     device_type, torch = _device_and_torch(database, card_ids)
@@ -274,7 +274,7 @@ def capture_all_layers(database: Database, request: Request, card_ids: Sequence[
 
 
 def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
-    """(device type, torch version) to capture for: those of the cards, if they are registered."""
+    """Return (device type, torch version) for the capture. Cards that are not registered get this host's version."""
     local = torch_version()
     with database.read() as session:
         card = session.get(tables.CardRow, card_ids[0]) if card_ids else None
@@ -285,7 +285,7 @@ def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str,
 
 
 def _first_scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
-    """The operator types of the first round."""
+    """Return the operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
     roofline = roofline_on(
@@ -298,15 +298,15 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
 def capture_for(
     database: Database, request: Request, *, device_type: str, torch: str, card: CardLike | None = None
 ) -> int:
-    """The id of the capture of the request's model, captured now unless the database has one.
+    """Return the id of the capture of the request's model. Capture the model if the database has no capture.
 
     Args:
-        card: the card whose memory a training step must fit.
+        card: the card in whose memory a training step must fit.
 
     Raises:
         CaptureError: the model cannot be captured without gaps.
         UsageError: a training step needs more memory than the card has.
-        Unreadable: the ids of the model's own text are not on this host.
+        Unreadable: the request has a text whose token ids are neither in this process nor in the database.
     """
     assert request.variant is not None
     if request.variant.text:
@@ -334,7 +334,7 @@ def capture_for(
 
 
 def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
-    """Store the values of the activations of each call, from a run of the model, unless they are stored."""
+    """Run the model once and store the activation values of each call, unless the database has them."""
     unseen = select(tables.Call.call_index).where(tables.Call.capture_id == capture_id, col(tables.Call.data).is_(None))
     with database.read() as session:
         if session.exec(unseen).first() is None:
@@ -354,15 +354,15 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
 
 @dataclass(frozen=True)
 class JobPreview:
-    """The plan of a job. Items that an earlier job of the same command measures are not new in a later one."""
+    """The plan of a job. If two jobs of a command would measure the same item, it is new in the first job only."""
 
     title: str
     cards: tuple[str, ...]  # ids
     tuples: int
     calls: int
     new: int  # items to measure
-    reused: int  # items that a reading serves
-    expected_s: float  # without other work, if the cards stay as fast as lately
+    reused: int  # items with an existing reading, or measured by an earlier job of the command
+    expected_s: float  # if the cards have no other work and keep their recent speed
 
     def to_json(self) -> dict[str, Any]:
         keys = {"new": "items_new", "reused": "items_reused"}
@@ -371,12 +371,12 @@ class JobPreview:
 
 @contextmanager
 def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
-    """A dry run of the jobs of one command.
+    """Provide a dry run of the jobs of one command.
 
     Args:
-        database: None if it does not exist yet.
-        own: cards of this host whose workers would start with the jobs. They reuse only readings of the software that
-            is installed here.
+        database: the farm's database; None if it does not exist yet.
+        own: cards of this host whose workers would start with the jobs. Only readings of the software that is installed
+            here are reused for them.
     """
     with tempfile.TemporaryDirectory(prefix="farm-dry-run-") as folder:
         scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")
@@ -393,7 +393,7 @@ class DryRun:
     def __init__(self, database: Database | None, scratch: Database, own: Collection[Card]) -> None:
         self.database = database
         self.scratch = scratch
-        self.met: set[tuple[str, str, str]] = set()  # subjects that earlier jobs of this command measure
+        self.met: set[tuple[str, str, str]] = set()  # items that earlier jobs of this command measure, see `preview`
         for table in (tables.SoftwareRow, tables.CardRow, tables.ProtocolRow, tables.SignificantOperator):
             self._copy(table)
         with self.scratch.write() as session:
@@ -401,7 +401,7 @@ class DryRun:
                 _renew(session, card)
 
     def preview(self, request: Request, card_ids: Sequence[str]) -> JobPreview:
-        """Plan a job. Raises as `open_job`."""
+        """Plan a job and return the plan. Raises the errors of `open_job`."""
         tuples = None
         if request.variant is not None:
             captures = select(tables.Capture.id).where(tables.Capture.variant_id == request.variant.id)
@@ -446,7 +446,7 @@ class DryRun:
 
 
 def _renew(session: Session, card: Card) -> None:
-    """Write a card of this host as its worker would register it, as far as that is known without the worker."""
+    """Register a card of this host in place of its worker; without software if the stored one is not installed."""
     row = session.get(tables.CardRow, card.id)
     if row is None:
         row = tables.CardRow(

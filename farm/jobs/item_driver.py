@@ -1,8 +1,8 @@
 """Measure items on one card: the same steps for the worker, for `farm.measure_model` and for studies.
 
-The steps: lock the card, start its benchmark process, check its health, claim an item, measure it, store what the card
-observed of a model, drop the tuples that the card does not run, store the reading. `hold_card` does the first three for
-callers that measure without items. `ItemDriver` does all but the lock.
+The steps: lock the card, start its benchmark process, check the card's health, claim an item, measure it, store the
+operator calls observed on the card, drop the tuples that the card does not run, store the reading. `hold_card` does the
+first three steps for callers that measure without items. `ItemDriver` does all steps but the first.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def check_health(process: BenchmarkProcess) -> Software:
     """Wait until a benchmark process is ready and return its software.
 
     Raises:
-        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next one checks
-            again.
-        Unmeasurable: the process does not get ready.
+        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next benchmark
+            process checks the card again.
+        Unmeasurable: the process failed to start.
     """
     software = process.wait_ready()
     if reason := process.unhealthy:
@@ -62,18 +62,18 @@ def check_health(process: BenchmarkProcess) -> Software:
 
 @contextlib.contextmanager
 def hold_card(card: Card, database: Database | None = None) -> Iterator[BenchmarkProcess]:
-    """Lock a card of this host and start its benchmark process, for as long as the block lasts.
+    """Lock a card of this host and run its benchmark process until the block ends.
 
     Args:
-        database: where the state of the card is kept. A card that fails its health check is put in quarantine there,
-            until a person releases it or the next command that starts its own farm tries it again. None: the state is
-            unknown.
+        database: stores the state of the card. A card that fails its health check is put in quarantine until a person
+            releases it, or until the next command with an embedded farm checks it again. None: the state is neither
+            checked nor stored.
 
     Raises:
         CardBusy: a worker or another command holds the card.
         CardUnavailable: the card is in quarantine.
         UnhealthyCard: the card fails its health check.
-        Unmeasurable: the benchmark process does not get ready.
+        Unmeasurable: the benchmark process fails to start.
     """
     with CardLock(card.id, settings().lock_dir):
         if database is not None:
@@ -107,7 +107,7 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
 
 
 def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> ReadingRow:
-    """Store a reading that belongs to no item, with its card."""
+    """Store a reading without an item, and its card; return the row of the reading."""
     reading = answer.reading
     trace = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
@@ -121,7 +121,7 @@ def keep_reading(database: Database, answer: Measured, subject: Subject, protoco
 
 @contextlib.contextmanager
 def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
-    """Call `beat` every few seconds in a thread until the block ends. Errors of it are logged."""
+    """Call `beat` every few seconds in a thread until the block ends. The thread logs the errors of `beat`."""
     current = settings()
     ended = threading.Event()
 
@@ -144,10 +144,10 @@ def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What became of an item that `ItemDriver.run` was given.
+    """The result of `ItemDriver.run`.
 
-    `declined`: another has it, or nothing is left to do. `fenced`: measured, but the claim was lost meanwhile.
-    `spooled`: measured, and the reading waits on disk because the database is away.
+    `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was lost meanwhile.
+    `spooled`: measured, and the reading waits on disk because the database is unreachable.
     """
 
     status: Literal["done", "reused", "failed", "spooled", "declined", "fenced"]
@@ -157,21 +157,21 @@ class ItemOutcome:
 
 @dataclass
 class ItemDriver:
-    """Measures items on one card, one after the other. A subclass overrides the hooks at the end of the class.
+    """Measures items on one card, one after the other. A subclass overrides the methods in the section "hooks".
 
-    The caller renews the leases of `holder` while this measures (`heartbeat`, `farm.jobs.items.renew`).
+    The caller renews the leases of `holder` during a measurement (`heartbeat`, `farm.jobs.items.renew`).
     """
 
     card_id: str
     holder: str
     database: Database
     benchmark: BenchmarkProcess
-    spool: Spool | None = None  # where readings wait while the database is away; None: `ask` waits for it
-    software: Software | None = None  # the software that the card is registered with; None: not registered
+    spool: Spool | None = None  # stores readings while the database is unreachable; None: `ask` waits for the database
+    software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
 
     def register(self) -> Software:
-        """Wait for the benchmark process and write the card with its software.
+        """Wait for the benchmark process, register the card with its software, and return the software.
 
         Raises:
             UnhealthyCard, Unmeasurable: see `check_health`.
@@ -190,10 +190,10 @@ class ItemDriver:
         return software
 
     def ready(self) -> Software:
-        """Return the software of the card if it can measure now. A card that cannot is put in quarantine.
+        """Register the card and return its software. If the card cannot measure, put it in quarantine.
 
         Raises:
-            UnhealthyCard: the card failed its health check, or its benchmark process did not get ready twice.
+            UnhealthyCard: the card failed its health check, or its benchmark process failed to start twice.
             CardUnavailable: this process is ending.
         """
         for last in (False, True):
@@ -204,7 +204,7 @@ class ItemDriver:
                 break
             except Unmeasurable as error:
                 failure = error
-                if self.ending():  # the benchmark process ends with this one, which is not a fault of the card
+                if self.ending():  # the benchmark process ended because this process ends: no fault of the card
                     self.software = None
                     raise CardUnavailable("The worker is stopping.") from error
                 if not last:
@@ -220,19 +220,19 @@ class ItemDriver:
         raise UnhealthyCard(failure.message, failure.next_step) from failure
 
     def run(self, item_id: int) -> ItemOutcome:
-        """Claim an item and measure it. If the benchmark process crashes, repeat this while attempts are left.
+        """Claim an item and measure it. If the benchmark process crashes, try again until the last attempt.
 
         Raises:
-            UnhealthyCard, CardUnavailable: the card cannot measure, see `ready`, or is in quarantine.
+            UnhealthyCard, CardUnavailable: the card cannot measure (see `ready`), or is in quarantine.
             DatabaseUnreachable: see `ask`.
         """
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
-            # A new claim would invalidate the token of the reading that waits on disk.
+            # Write the spooled reading of this item first: a new claim would invalidate its token.
             for closed in self.ask(self.spool.flush, self.database, self.card_id, claimed=False):
                 self.follow_up(closed)
         while True:
-            if self.software is None:  # no process is started for the messages of a card in quarantine
+            if self.software is None:  # if the card is in quarantine, do not start a benchmark process
                 self.ask(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED, claimed=False)
             claimed = self.ask(
                 items.claim,
@@ -261,7 +261,7 @@ class ItemDriver:
             return ItemOutcome("failed", item.reason, item.message) if item else ItemOutcome("declined")
 
     def measure(self, claimed: Claim) -> Measured:
-        """Measure a claimed item in the benchmark process. A whole model is verified first if the job has not done so.
+        """Measure a claimed item in the benchmark process. For a whole, first verify its capture once per job.
 
         Raises:
             Unmeasurable: see `BenchmarkProcess.measure`.
@@ -270,7 +270,7 @@ class ItemDriver:
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
             if not verify and self.benchmark.card.kind != "simulated":
-                predicted = None  # only a simulated card makes its figures from them
+                predicted = None  # without verification, only a simulated card needs the predicted calls
         return self.benchmark.measure(
             claimed.subject,
             claimed.protocol,
@@ -282,14 +282,14 @@ class ItemDriver:
         )
 
     def ask(self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any) -> T:
-        """Return ``query(*arguments, **options)``; wait while the database is away, since the card depends on it.
+        """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try again.
 
         Args:
-            claimed: this driver holds a claim whose outcome must be written: it waits even if the process must stop.
+            claimed: this driver has a claim and must write its outcome, so it waits even if the process must stop.
 
         Raises:
-            DatabaseUnreachable: the database was away for as long as an item may take, or this process is to stop. A
-                claim then ends with its lease.
+            DatabaseUnreachable: the database was unreachable for the time limit of an item, or this process must stop.
+                Another worker may claim the item after its lease.
         """
         deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
         pauses_s = _pauses_s(2.0)
@@ -309,7 +309,7 @@ class ItemDriver:
         """Called after the card was registered with new software."""
 
     def follow_up(self, closed: Closed) -> None:
-        """Publish what the closing of an item asks for. Without a broker the reconcilers of other farms find it."""
+        """Publish the messages that follow from a closed item. Without a broker, the reconcilers of other farms do so."""
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         """Called when a phase of the measurement begins."""
@@ -328,7 +328,7 @@ class ItemDriver:
     # -------------------------------------------------------------------------------- one attempt
 
     def _attempt(self, claimed: Claim) -> ItemOutcome | None:
-        """One attempt at a claimed item; None if the item may be tried again."""
+        """Measure a claimed item once and return its outcome; None if the benchmark process crashed."""
         try:
             answer = self.measure(claimed)
         except Unmeasurable as error:
@@ -352,10 +352,10 @@ class ItemDriver:
         return ItemOutcome("done" if closed.accepted else "fenced")
 
     def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
-        """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
+        """Write the reading into the database; if the database is unreachable, write it into the spool, return None.
 
-        If the disk of the spool is full too, the reading waits in memory until one of them has room; its token decides
-        whether it is accepted then. A reading that the database refuses for another reason is spooled too.
+        If the spool's disk is full too, keep the reading in memory and try both again; the token decides whether the
+        database accepts it. If the database raises another error, spool the reading and raise that error.
         """
         about: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
         complete = partial(items.complete, self.database, claimed, answer.reading, **about)
@@ -382,7 +382,7 @@ class ItemDriver:
 
 
 def _pauses_s(most_s: float) -> Iterator[float]:
-    """Pauses between tries: each twice as long as the one before, up to a limit. Unit: s."""
+    """Yield the pauses between tries: each twice as long as the previous one, up to ``most_s``. Unit: s."""
     pause_s = 0.1
     while True:
         yield pause_s
@@ -398,10 +398,10 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.unreadable = folder / "unreadable"
-        self._stuck: set[Path] = set()  # files that this process could neither use nor move
+        self._stuck: set[Path] = set()  # files that this process could not move; `flush` skips them
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading atomically; returns its file.
+        """Write one reading atomically; return its file.
 
         Raises:
             OSError: the disk is full, or the folder is not writable.
@@ -415,18 +415,18 @@ class Spool:
         return sum(1 for _ in self.folder.glob("*.json"))
 
     def items(self) -> set[int]:
-        """The ids of the items whose readings are in the spool."""
+        """Return the ids of the items whose readings are in the spool."""
         numbers = [path.name.partition("-")[0] for path in self.folder.glob("*-*.json")]
         return {int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 19}
 
     def put_aside(self) -> list[Path]:
-        """The files that could not be used: unreadable ones, and readings that the database refused."""
+        """Return the files that `flush` moved out of the way: unreadable files, and readings the database refused."""
         return [*sorted(self.unreadable.glob("*")), *sorted(self.folder.glob("*.refused"))]
 
     def flush(self, database: Database, card_id: str) -> list[Closed]:
-        """Write the readings of one card into the database, and remove their files whether accepted or not.
+        """Write the readings of one card into the database and remove their files, even if a token is no longer valid.
 
-        A file that cannot be read, or that the database refuses for ever, is put aside, so that it blocks no other.
+        If a file is unreadable, or the database refuses it, rename it, so that it does not block the others.
 
         Raises:
             DatabaseUnreachable: the database is still away; the remaining files stay.
@@ -437,7 +437,7 @@ class Spool:
             with contextlib.ExitStack() as stack:
                 try:
                     file = stack.enter_context(open(path, encoding="utf-8", opener=_open_file))
-                    # One process of this host at a time: a reading that is written twice would count as repeated work.
+                    # One process of this host at a time: writing a reading twice would count as repeated work.
                     fcntl.flock(file, fcntl.LOCK_EX)
                     if not os.fstat(file.fileno()).st_nlink:
                         continue  # written by another process just now
@@ -458,7 +458,7 @@ class Spool:
     def _write(
         self, path: Path, database: Database, card_id: str, claimed: Claim, reading: Reading, software_id: str
     ) -> Closed | None:
-        """Write the reading of one file; None if the database refuses it."""
+        """Write the reading of one file into the database; return None if the database refuses it."""
         try:
             closed = complete(database, claimed, reading, card_id=card_id, software_id=software_id)
         except DatabaseUnreachable:
@@ -471,7 +471,7 @@ class Spool:
         return closed
 
     def _move(self, path: Path, target: Path | None) -> None:
-        """Move a file, or remove it. If that fails, this process leaves it alone from now on."""
+        """Move a file to ``target``; None: remove it. If that fails, this process skips the file from now on."""
         try:
             if target is None:
                 path.unlink()
@@ -479,19 +479,19 @@ class Spool:
                 target.parent.mkdir(exist_ok=True)
                 path.rename(target)
         except FileNotFoundError:
-            pass  # another process did
+            pass  # another process has moved or removed it
         except OSError as error:
             self._stuck.add(path)
             log.error("%s stays where it is: %s", path, error)
 
 
 _UNREADABLE = (OSError, FarmError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-#: Errors of the host, not of the file: it can be read later.
+#: Errors of the host, not of the file: the file may be readable later.
 _OF_THE_HOST = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 
 
 def _open_file(path: str, flags: int) -> int:
-    """Open a regular file; anything else would block, or is no reading."""
+    """Open a regular file. Raises ValueError for other kinds: opening a pipe would block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -500,7 +500,7 @@ def _open_file(path: str, flags: int) -> int:
 
 
 def _parse(text: str, card_id: str) -> tuple[Claim, Reading, str] | None:
-    """Claim, reading and software of a file; None if it belongs to another card."""
+    """Parse a file of the spool into (claim, reading, software id); None if it belongs to another card."""
     data = json.loads(text)
     if data["card_id"] != card_id:
         return None
@@ -512,10 +512,10 @@ _PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping":
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write a JSON file atomically; its folder is created if necessary.
+    """Write a JSON file atomically; create its folder if necessary.
 
     Raises:
-        OSError: the disk is full, or the folder is not writable; nothing is left then.
+        OSError: the disk is full, or the folder is not writable; no partial file is left.
     """
     make_private(path.parent)
     unfinished = path.with_suffix(".part")
