@@ -309,7 +309,7 @@ class ItemDriver:
         """Called after the card was registered with new software."""
 
     def follow_up(self, closed: Closed) -> None:
-        """Publish the messages that follow from a closed item. Without a broker, the reconcilers of other farms do so."""
+        """Publish the messages that follow from a closed item. Without a broker, other farms' reconcilers do."""
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         """Called when a phase of the measurement begins."""

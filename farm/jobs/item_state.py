@@ -1,9 +1,9 @@
 """The states of an item: every transition from one state to the next, and the columns that it writes.
 
-Nothing else sets an item's state, the import of jobs included. A row that others may change at the same time is changed
-by `Transition.update`, which repeats the states that the transition begins in; the caller goes by the number of changed
-rows. A row that is new or that the caller has locked is changed by `Transition.apply`; `Transition.values` gives the
-columns of an INSERT of many. The caller checks all other conditions of a transition.
+All code that sets an item's state uses these transitions, also the import of jobs. `Transition.update` changes rows
+that other processes may change at the same time: it changes only rows in a state in which the transition begins, and
+the caller checks the number of changed rows. `Transition.apply` changes a new row or a row that the caller has locked.
+`Transition.values` returns the columns for an INSERT of many rows. The caller checks all other conditions.
 
 ``docs/architecture.md`` shows this table; a test compares the two.
 """
@@ -22,9 +22,9 @@ from farm.store.database import database_now
 from farm.store.tables import OPEN, Item, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
-IN_WORK = (CLAIMED, CANCELLED)  # the states in which an item may be being measured, see `in_work`
+IN_WORK = (CLAIMED, CANCELLED)  # the states in which a worker may be measuring an item, see `in_work`
 
-#: The reason of a whole or a canary whose card left. Its row is used again if the card is needed after all.
+#: The reason of a whole or canary item whose card left the farm. If the card is needed again, so is the item's row.
 CARD_LEFT = "card_left"
 CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
 
@@ -32,9 +32,9 @@ CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
 NOT_RUN = "not_run"
 NOT_RUN_MESSAGE = "The model does not run this operator on this card."
 
-#: Nobody holds the claim any more; a late result of its last holder is still accepted by the token.
+#: The claim has ended. The token stays valid, so a late result of the last holder is still accepted.
 _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
-#: Nobody holds the claim any more, and no late result is accepted.
+#: The claim has ended, and no late result is accepted.
 _NO_CLAIM: Mapping[str, Any] = {"token": "", "holder": "", **_LEASE_ENDED}
 _ENDED: Mapping[str, Any] = {**_LEASE_ENDED, "ended_at_s": database_now()}
 
@@ -44,11 +44,11 @@ class Transition:
     """One event in the life of an item.
 
     Attributes:
-        found: the states that it begins in; empty if it creates an item.
-        next: the state that it leads to; None if the state stays.
-        when: the condition, for people.
-        writes: column -> value, besides the state.
-        given: columns whose values the caller gives.
+        found: the states in which it begins; empty if it creates an item.
+        next: the state after it; None if the state does not change.
+        when: the condition, as text for people.
+        writes: column -> value, except the state.
+        given: columns whose values the caller passes.
     """
 
     event: str
@@ -60,18 +60,18 @@ class Transition:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that it writes besides the state."""
+        """The columns that this transition writes, except the state."""
         return (*self.given, *self.writes)
 
     def update(self, *which: ColumnElement[bool], **given: Any) -> Update:
-        """The UPDATE of the matching items that are in a state it begins in. Objects in a session are not refreshed."""
+        """Return the UPDATE of matching items in a `found` state. It does not refresh objects in a session."""
         state = col(Item.state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
         statement = update(Item).where(*which, found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)
 
     def apply(self, item: Item, **given: Any) -> None:
-        """Change an item that is new or that this transaction has locked.
+        """Change a new item, or an item that this transaction has locked.
 
         Raises:
             ValueError: the transition does not begin in the item's state.
@@ -85,14 +85,14 @@ class Transition:
             setattr(item, column, value)
 
     def values(self, **given: Any) -> dict[str, Any]:
-        """Column -> value of everything that it writes; of a transition that creates an item, for an INSERT."""
+        """Return column -> value for all columns that this transition writes, the state included."""
         if set(given) != set(self.given):
             raise TypeError(f"'{self.event}' needs the columns {self.given}, not {tuple(given)}.")
         return {**({"state": self.next} if self.next else {}), **self.writes, **given}
 
 
 def why(reason: str, message: str) -> dict[str, str]:
-    """The columns with the reason why an item, or an attempt at it, ended without a reading."""
+    """Return the columns with the reason why an item, or an attempt at it, ended without a reading."""
     return {"reason": storable_text(reason), "message": storable_text(message[:2000])}
 
 
@@ -174,8 +174,8 @@ CANCEL = Transition(
     OPEN,
     CANCELLED,
     "its job is cancelled; if it is being measured, it keeps token, lease and key",
-    # A running measurement is finished and its reading kept. While its lease lasts it keeps its key, too: items of
-    # other jobs with the same subject go on waiting for that reading.
+    # A running measurement continues, and its reading is kept. During its lease the item keeps its key too: items of
+    # other jobs with the same subject continue to wait for that reading.
     {
         "claim_key": case(
             (and_(col(Item.state) == CLAIMED, col(Item.lease_until_s) >= database_now()), col(Item.claim_key)),
@@ -228,5 +228,5 @@ TABLE = tuple(value for value in list(globals().values()) if isinstance(value, T
 
 
 def in_work() -> ColumnElement[bool]:
-    """Being measured: claimed, or cancelled meanwhile and not ended."""
+    """SQL condition: a worker measures the item. It is claimed, or was cancelled during the measurement."""
     return or_(col(Item.state) == CLAIMED, and_(col(Item.state) == CANCELLED, col(Item.claim_key).is_not(None)))

@@ -1,13 +1,13 @@
 """Claims on items and their results, each in one transaction. The transitions are in `farm.jobs.item_state`.
 
-These rules make sure that each item is measured once and accepted once, whichever process dies:
+These rules make sure that each item gets one accepted reading, even if processes die:
 
-* A claim sets holder, token and lease. When the lease ends, another worker may take the item. **Only the token decides
+* A claim sets holder, token and lease. After the lease, another worker may claim the item. **Only the token decides
   whether a result is accepted**, in the transaction that writes the reading.
-* ``claim_key`` is unique while claimed. An item of a second job with the same subject is *deferred*. It closes with the
-  reading of the first if that is good enough for it; otherwise, or if the first fails, it wakes. An item that is
-  cancelled while it is measured keeps the key until that ends.
-* Attempts are counted here only. The claim after the last attempt closes the item as failed.
+* A claimed item has a unique ``claim_key``. If a second job has an item with the same subject, that item is *deferred*.
+  It closes with the reading of the first item if the reading is precise enough; otherwise, or if the first item fails,
+  the second item waits again. An item that is cancelled during its measurement keeps the key until that ends.
+* Only a claim counts attempts. The claim after the last attempt closes the item as failed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from farm.types.request import Request
 
 
 class DeclineReason(StrEnum):
-    """Why a claim was declined. The last three also closed the item just now."""
+    """Why a claim was declined. In the last three cases the claim also closed the item."""
 
-    GONE = "gone"  # the item is closed, held or moved, its job has ended, or its card takes no items
-    DEFERRED = "deferred"  # another item of the same subject is being measured
-    REUSED = "reused"  # a reading serves it
-    REFUSED = "refused"  # its rows cannot be read
-    EXHAUSTED = "exhausted"  # every attempt ended without an answer
+    GONE = "gone"  # the item is closed, claimed by another worker or moved; its job has ended; or its card is draining
+    DEFERRED = "deferred"  # a worker measures another item with the same subject
+    REUSED = "reused"  # an existing reading can be used
+    REFUSED = "refused"  # the rows of the item cannot be read
+    EXHAUSTED = "exhausted"  # every attempt ended without a result
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A worker's right to measure one item, with all it needs to do so."""
+    """A worker's right to measure one item, with everything that the measurement needs."""
 
     item_id: int
     job_id: str
@@ -63,7 +63,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Closed:
-    """What follows from closing an item: rounds to aggregate, and items to publish again."""
+    """The result of closing an item: ``rounds`` (job id, number) to aggregate, and ``woken`` items to publish again."""
 
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
@@ -72,7 +72,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Declined:
-    """A claim that was declined, and what follows from the item that closed or woke instead."""
+    """A claim that was declined. ``closed``: the rounds to aggregate and the items to publish because of it."""
 
     why: DeclineReason
     closed: Closed = Closed(False)
@@ -89,8 +89,8 @@ def claim(
 ) -> Claim | Declined:
     """Claim an item for a holder.
 
-    An item can be claimed while it waits or is deferred, after its lease has ended, and by its own holder (a holder
-    measures one item at a time, so its earlier process died).
+    An item can be claimed if it waits or is deferred, or if its lease has ended. Its present holder can claim it again:
+    a holder measures one item at a time, so its earlier pool process has died.
     """
     claimable = and_(
         col(Item.id) == item_id,
@@ -109,7 +109,7 @@ def claim(
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
                 taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held)
             break
-        except IntegrityError:  # another item has the key: it is being measured, or was until its lease ended
+        except IntegrityError:  # another item has the key: a worker measures it, or its lease has ended
             if not _free_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
@@ -133,8 +133,8 @@ def _claim(
     claimable: ColumnElement[bool],
     held: Mapping[str, Any],
 ) -> Claim | Declined:
-    """The claim or the reason against it, with the rounds that may have no open item any more."""
-    # One query for all three: on a busy card these queries are most of the pause between two items.
+    """Claim the item, or return why not; ``Closed.rounds`` may then contain rounds with open items."""
+    # One query for item, job and card: queries take most of the pause between two items of a busy card.
     found = session.exec(
         select(Item, Job, tables.CardRow.state)
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -161,7 +161,7 @@ def _claim(
 
 
 def _subject_key(item: Item, reuse: str, software_id: str) -> str:
-    """The key that items share if one reading serves them all."""
+    """Return the subject key of an item. One reading can close all items with the same key."""
     scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
@@ -191,13 +191,13 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
         label,
         short_name,
         Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens),
-        _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen` it differs from the job's
+        _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen`, items differ in protocol
         request.stopping,
         capture_id,
     )
 
 
-_protocols: dict[str, Protocol] = {}  # content-addressed and never changed, so a process reads each once
+_protocols: dict[str, Protocol] = {}  # cache: stored protocols never change
 
 
 def _protocol(session: Session, protocol_id: str) -> Protocol | None:
@@ -210,14 +210,14 @@ def _protocol(session: Session, protocol_id: str) -> Protocol | None:
 
 
 def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
-    """The subject key of an item, None if the item or its job was deleted."""
+    """Return the subject key of an item; None if the item or its job was deleted."""
     item = session.get(Item, item_id)
     job = session.get(Job, item.job_id) if item else None
     return _subject_key(item, job.asked.get("reuse", "none"), software_id) if item and job else None
 
 
 def _free_key(database: Database, item_id: int, software_id: str) -> bool:
-    """Take the item's key from a claim whose lease has ended. The token of that claim stays valid for its own item."""
+    """If a claim with the item's key has a lease that ended, remove its key; return whether. Its token stays valid."""
     with database.write() as session:
         key = _key_of(session, item_id, software_id)
         lapsed = (col(Item.id) != item_id, col(Item.lease_until_s) < database_now())
@@ -229,7 +229,7 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
         key = _key_of(session, item_id, software_id)
         if not key or not session.exec(item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
             return _GONE
-    # The other item may have closed meanwhile without seeing this one, which then wakes at once.
+    # The other item may have closed before this one was deferred. Then this one must wake at once.
     return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
 
 
@@ -237,12 +237,13 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
 
 
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
-    """Write the reading and close the item and the deferred items that the reading serves; other deferred items wake.
+    """Write the reading and close the item.
 
-    If the token is no longer that of the item, only the item's count `repeated` changes. If the item was cancelled
-    while it was measured, the reading is kept and the item stays cancelled.
+    Deferred items with the same key close too if the reading is precise enough for them; otherwise they wait again.
+    If the claim's token is no longer valid, only the item's count `repeated` grows. If the item was cancelled during
+    the measurement, the reading is stored and the item stays cancelled.
     """
-    packed = reading.trace.pack() if reading.trace is not None else None  # before other writers have to wait
+    packed = reading.trace.pack() if reading.trace is not None else None  # before the transaction, which blocks others
     with database.write() as session:
         item = _held(session, claimed)
         if item is None:
@@ -269,7 +270,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
 
 
 def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
-    """Whether a reading is good enough for the stopping rule of another job's request."""
+    """True if a reading is precise enough for the stopping rule of another job's request."""
     try:
         return satisfies(reading, Request.from_json(asked).stopping)
     except Unreadable:
@@ -277,9 +278,9 @@ def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
 
 
 def fail(database: Database, claimed: Claim, reason: str, message: str, *, again: bool = False) -> Closed:
-    """Close the item without a reading; items that are deferred to it wake and are tried themselves.
+    """Close the item without a reading. Items that are deferred to it wait again for their own measurement.
 
-    ``again``: it may be tried again, unless it was cancelled: only the reason why the attempt ended is written.
+    ``again``: if the item is not cancelled, keep it open for another attempt and write only the reason.
     """
     with database.write() as session:
         item = _held(session, claimed)
@@ -296,7 +297,7 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
 
 
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
-    """Cancel the predicted tuples that are not among the calls of the observed capture; returns their number."""
+    """Cancel waiting tuples of a job without a call in the observed capture ``capture_id``; return their number."""
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
     with database.write() as session:
@@ -305,11 +306,11 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
 
 
 def _held(session: Session, claimed: Claim) -> Item | None:
-    """The item if the claim is still valid; otherwise the work is counted as repeated.
+    """Lock the item and return it if the claim is valid; otherwise count repeated work and return None.
 
-    The item is locked together with the items deferred to it, in the order of ids. Otherwise the claim of a deferred
-    item would hold that item and wait for the key that this transaction frees, while this transaction waits for the
-    item.
+    The query locks the item and the items deferred to it, in the order of ids. Otherwise a deadlock is possible: the
+    claim of a deferred item locks that item and waits for the key, and this transaction has the key and waits for the
+    deferred item.
     """
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
@@ -327,11 +328,11 @@ def _held(session: Session, claimed: Claim) -> Item | None:
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Extend the leases of a holder that is alive; returns their number.
+    """Extend the leases of a living holder; return their number.
 
     Args:
-        item_ids: the items whose messages the holder has. A claim without one has lost its process and must end.
-            None: all items of the holder.
+        item_ids: the items whose messages the holder has. If it has no message of a claimed item, nobody measures the
+            item and its lease must end. None: all items of the holder.
     """
     lease_until_s = database_now() + lease_s
     held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
@@ -342,19 +343,19 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card; returns their number. Only the holder of the card's lock may do so."""
+    """End all leases on a card; return their number. Only the process that has the card's lock may call this."""
     with database.write() as session:
         return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
 
 
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
-    """Let the items of a stopped worker wait again without counting the attempt; returns their number.
+    """Let the items of a stopped worker wait again without counting the attempt; return their number.
 
-    Only the process that stopped the worker and saw it end may do so: a worker that died by itself made an attempt.
+    Only the process that stopped the worker may call this, after it ended. If a worker dies by itself, its attempt counts.
 
     Args:
-        worker: the holder name or its beginning (`farm.jobs.cards.holder_of_process`).
-        spooled: items whose reading waits on this host's disk; their tokens must stay valid.
+        worker: the holder name, or the prefix from `farm.jobs.cards.holder_of_process`.
+        spooled: items whose reading waits in the spool; their tokens must stay valid.
     """
     with database.write() as session:
         its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
@@ -368,13 +369,13 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
 def close_exhausted(
     database: Database, *, max_attempts: int, after_s: float, farm: str | None = None, job_id: str | None = None
 ) -> Closed:
-    """Close as failed the items that nobody measures any more and that have no attempt left.
+    """Close claimed items as failed if their lease has ended and no attempt is left.
 
-    A claim does the same, but none comes if the card is gone.
+    A claim closes them too, but an absent card makes no claims.
 
     Args:
-        after_s: how long the lease must have ended; a spooled reading has this time to arrive. Unit: s.
-        farm: only jobs of this farm; None: of all.
+        after_s: the least time since the end of the lease. A spooled reading can arrive during it. Unit: s.
+        farm: only jobs of this farm; None: jobs of all farms.
         job_id: only this job.
     """
     ended = (
@@ -401,11 +402,11 @@ def close_exhausted(
 def wake_orphans(
     database: Database, item_id: int | None = None, *, farm: str | None = None, job_id: str | None = None
 ) -> tuple[int, ...]:
-    """Wake deferred items whose subject nobody measures any more; returns their ids.
+    """Wake deferred items whose subject no worker measures any more; return their ids.
 
     Args:
         item_id: only this item.
-        farm: only jobs of this farm; None: of all. The messages of another farm go to another broker.
+        farm: only jobs of this farm; None: jobs of all farms. Each farm publishes to its own broker.
         job_id: only this job.
     """
     measuring = select(col(Item.subject_key)).where(item_state.in_work(), col(Item.lease_until_s) >= database_now())
@@ -423,7 +424,7 @@ def wake_orphans(
 
 
 def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
-    """A query for items, joined with their jobs, of one farm or job only, in the order of ids."""
+    """Join a query for items with their jobs, restrict it to one farm or job, and sort it by item id."""
     query = query.join(Job, col(Job.id) == col(Item.job_id)).order_by(col(Item.id))
     if farm is not None:
         query = query.where(Job.farm == farm)
@@ -431,25 +432,25 @@ def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
 
 
 def _last_reason(item: Item) -> dict[str, str]:
-    """The reason of an exhausted item: that of its last attempt, if any was noted."""
+    """Return the columns with the reason of an exhausted item: the stored reason of an attempt, if there is one."""
     message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
     return item_state.why(item.reason or "attempts_exhausted", message)
 
 
 def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
-    """Wake the matching items that are deferred at this moment."""
+    """Let matching deferred items wait again; return their ids."""
     return tuple(sorted(session.exec(item_state.WAKE.update(which).returning(col(Item.id))).scalars()))
 
 
 def _wake_behind(session: Session, item: Item) -> tuple[int, ...]:
-    """Wake the items that are deferred to an item."""
+    """Wake the items that are deferred to this item; return their ids."""
     return _wake(session, col(Item.subject_key) == item.subject_key)
 
 
 def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The rounds without open items.
+    """Return the rounds that have no open items.
 
-    Queried after the commit of the closing transaction: otherwise two items that close at once each see the other open.
+    Call this after the commit that closes an item. Otherwise two items that close at once each see the other open.
     """
     if not rounds:
         return ()
@@ -458,6 +459,6 @@ def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[s
 
 
 def open_items(session: Session, job_id: str, number: int) -> bool:
-    """Whether any item of the round is open. Queried after every item, so it must not count them all."""
+    """True if any item of the round is open. Called after every item, so it does not count all items."""
     query = select(Item.id).where(Item.job_id == job_id, Item.round == number, col(Item.state).in_(OPEN)).limit(1)
     return session.exec(query).first() is not None

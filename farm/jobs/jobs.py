@@ -1,4 +1,4 @@
-"""Jobs: create, find, progress, cancel, retry, take over. Each is one transaction; `tasks` publishes messages."""
+"""Create, find, cancel, retry and take over jobs, each in one transaction; report progress. `tasks` sends messages."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Progress:
     started_at_s: float
     elapsed_s: float
     message: str = ""
-    abandoned: bool = False  # still open, but the command that worked on it has died
+    abandoned: bool = False  # the job is open, but the command of its embedded farm has died
 
     @property
     def over(self) -> bool:
-        """Whether nobody works on the job any more."""
+        """True if the job has ended or is abandoned."""
         return self.state != JobState.OPEN or self.abandoned
 
     @property
@@ -89,8 +89,8 @@ def create(
     Args:
         scope, capture_id, operator_ids, whole: see `planning.add_round`.
         farm: the embedded farm that owns the job; "": any control worker of the shared farm may continue it.
-        pinned: a person named the cards; no other card takes items of the job.
-        title: the title for people. Default: that of the request.
+        pinned: a person named the cards, and no other card measures items of the job.
+        title: the title for people. Default: the title of the request.
 
     Raises:
         NoSuchCard, UsageError: see `planning.chosen_cards`.
@@ -116,10 +116,10 @@ def create(
 
 
 def find(session: Session, job_or_prefix: str) -> Job:
-    """The job with this id, or the only job whose id begins so.
+    """Return the job with this id, or the only job whose id has this prefix.
 
     Raises:
-        NoSuchJob: there is none, or several; or the id is empty, like an unset variable of a shell.
+        NoSuchJob: no job or several jobs match, or the id is empty (for example an unset shell variable).
     """
     if not job_or_prefix.strip():
         raise NoSuchJob("The id of a job is empty.", "Give its id or the beginning of it; `farm jobs` lists them.")
@@ -134,7 +134,7 @@ def find(session: Session, job_or_prefix: str) -> Job:
 
 
 def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
-    """The progress of a job now. ``heartbeat_s``: interval of heartbeats, by default that of the settings."""
+    """Return the present progress of a job. ``heartbeat_s``: the interval of heartbeats; None: from the settings."""
     job = session.get_one(Job, job_id)
     now = read_clock_s(session)
     if heartbeat_s is None:
@@ -154,7 +154,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         select(Item.card_id, tables.Operator.label)
         .select_from(Item)
         .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
-        # Without a valid lease nobody measures the item: its card died.
+        # If the lease has ended, no worker measures the item.
         .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
         .order_by(col(Item.card_id))
     ).all()
@@ -184,7 +184,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
 
 
 def cancel(database: Database, job_id: str) -> int:
-    """Cancel a job and its open items, whose messages then find nothing to do; returns the number of items."""
+    """Cancel a job and its open items; return the number of items. Workers ignore the messages of these items."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state != JobState.OPEN:
@@ -197,9 +197,9 @@ def cancel(database: Database, job_id: str) -> int:
 
 
 def retry_failed(database: Database, job_id: str) -> int:
-    """Let the failed and cancelled items of a job wait again with all attempts; returns their number.
+    """Let the failed and cancelled items of a job wait again with all attempts; return the number of open items.
 
-    Items that are still being measured since the cancel go on, and items with a reading are kept.
+    Cancelled items whose measurement still runs become claimed again. Cancelled items with a reading become done.
     """
     with database.write() as session:
         job = locked(session, Job, job_id)
@@ -211,7 +211,7 @@ def retry_failed(database: Database, job_id: str) -> int:
         kept = session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
         lasts = col(Item.lease_until_s) >= database_now()
         going_on = session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
-        # All in the newest round, whose verdict is made again.
+        # Put all items into the newest round, whose verdict is computed again.
         begun = session.exec(
             item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
         ).rowcount
@@ -219,7 +219,7 @@ def retry_failed(database: Database, job_id: str) -> int:
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
-            note_planning(session, job)  # if it was interrupted, the caller continues it now
+            note_planning(session, job)  # if planning was interrupted, the caller continues it now
             verdicts = select(tables.VerdictRow).where(
                 tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
             )
@@ -229,9 +229,9 @@ def retry_failed(database: Database, job_id: str) -> int:
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
-    """Give a job to another farm, which continues it; False if its present farm is alive.
+    """Transfer a job to ``farm``, which continues it; return False if the job's present farm is alive.
 
-    An embedded farm is alive if one of its workers was seen recently, unless its process is known to have ended.
+    An embedded farm is alive if one of its workers had a recent heartbeat and its process has not ended.
     """
     with database.write() as session:
         job = locked(session, Job, job_id)
@@ -249,7 +249,7 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
 
 
 def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
-    """What a job waits for if none of the cards of its open items works; "" otherwise."""
+    """Describe the first card that has open items of the job and does not work; "" if all cards work."""
     views = {view.card.id: view for view in card_views(session, heartbeat_s)}
     rows = session.execute(
         select(Item.card_id, func.count())
@@ -278,7 +278,7 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
-    """`Request.id` -> the newest job of the same request that is done without a failed item."""
+    """Return `Request.id` -> id of the newest job of that request that is done, without failed items."""
     wanted = [request.id for request in requests]
     asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
     with_failures = select(Item.job_id).where(
@@ -297,7 +297,7 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
 
 
 def _new_id(session: Session) -> str:
-    # Easy to read aloud and to type; lower case without look-alikes.
+    # Easy to say and to type: lower case, without characters that look alike.
     alphabet = "abcdefghjkmnpqrstuvwxyz23456789"
     while True:
         job_id = "".join(secrets.choice(alphabet) for _ in range(8))

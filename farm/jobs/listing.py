@@ -21,12 +21,12 @@ from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Jo
 
 #: Upper bounds of the histogram of item durations. Unit: s.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-#: The busy share is that of this time up to now. Unit: s.
+#: The busy share of a card is computed over this last span of time. Unit: s.
 BUSY_SPAN_S = 300.0
 
 
 def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
-    """The newest jobs with their newest verdicts. Accuracies and coverage are fractions, None without a verdict."""
+    """List the newest jobs and their newest verdicts. Accuracies and coverage are fractions, None without a verdict."""
     newest = session.exec(select(Job).order_by(col(Job.created_at_s).desc()).limit(limit)).all()
     ids = [job.id for job in newest]
     items, closed = Counter[str](), Counter[str]()
@@ -35,7 +35,7 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
         items[job_id] += number
         closed[job_id] += number if state in CLOSED else 0
     by_round = select(VerdictRow).where(col(VerdictRow.job_id).in_(ids)).order_by(col(VerdictRow.round))
-    # The details hold every tuple of the job.
+    # The details contain every tuple of the job; this query does not load them.
     without_details = by_round.options(defer(VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {verdict.job_id: verdict for verdict in session.exec(without_details)}
     theirs = select(ImportedVerdict.job_id, ImportedVerdict.origin)
@@ -50,7 +50,7 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
             "created_at_s": job.created_at_s,
             "ended_at_s": job.ended_at_s,
             "origin": origins.get(job.id, ""),
-            # As in its report: a cancelled job has no verdict.
+            # A cancelled job has no verdict in its report either.
             **(_judged(verdicts.get(job.id)) if job.state != JobState.CANCELLED else _judged(None, "none")),
         }
         for job in newest
@@ -66,7 +66,7 @@ def _judged(verdict: VerdictRow | None, outcome: str | None = None) -> dict[str,
 
 
 def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
-    """Every card that ever joined the farm, with what it does now."""
+    """List every card that ever joined the farm, with its present state."""
     described = ("id", "kind", "model", "host", "index", "memory_bytes", "driver")
     software = {row.id: row.model_dump() for row in session.exec(select(SoftwareRow))}
     return [
@@ -92,10 +92,10 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
 
 @dataclass
 class CardCounts:
-    """The items of one card in numbers. ``within`` is cumulative and belongs to `DURATION_BOUNDS_S`.
+    """Item counts of one card. ``within[i]``: measured items that took at most ``DURATION_BOUNDS_S[i]`` seconds.
 
-    `measured`, `reused` and the durations only grow. The other numbers fall when items are tried again, moved or handed
-    back.
+    `measured`, `reused` and the durations only grow. The other numbers decrease if items are tried again, moved or
+    handed back.
     """
 
     view: CardStatus
@@ -112,9 +112,9 @@ class CardCounts:
 
 
 def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCounts]:
-    """Count the items of the cards that registered from ``host``.
+    """Count the items of each card of ``host``.
 
-    The totals come from the database, so they survive restarts.
+    The totals come from the database, so they survive restarts of workers.
     """
     found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
     now = database_now()
@@ -138,7 +138,7 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
             entry.failed[reason or "unknown"] += number
         elif state in OPEN:
             entry.open[state] += number
-    # An item that is tried again waits from its newest message on.
+    # The waiting time of an item begins with its newest message.
     waiting_since_s = func.coalesce(col(Item.published_at_s), col(Item.created_at_s))
     for card_id, oldest_s in per_card(now - func.min(waiting_since_s), where=[Item.state == ItemState.WAITING]):
         found[card_id].oldest_waiting_s = max(0.0, float(oldest_s or 0.0))
@@ -153,7 +153,7 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
     began = case((col(Item.started_at_s) < begin, begin), else_=col(Item.started_at_s))
     busy_s = func.sum(func.coalesce(col(Item.ended_at_s), now) - began)
     running = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-    # The states are named so that the index is used instead of reading all items ever closed.
+    # With the states in the query, the database uses an index instead of reading all closed items.
     lately = or_(and_(col(Item.state).in_(CLOSED), col(Item.ended_at_s) > begin), running)
     for card_id, seconds in per_card(busy_s, where=[*measured, lately]):
         found[card_id].busy_share = min(1.0, max(0.0, float(seconds or 0.0) / BUSY_SPAN_S))
@@ -161,5 +161,5 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
 
 
 def open_jobs(session: Session) -> int:
-    """The number of open jobs."""
+    """Return the number of open jobs."""
     return session.exec(select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)).one()

@@ -1,10 +1,10 @@
 """Moving items between cards: away from cards that are lost, drained or quarantined, and to cards that will be idle.
 
-A move changes the card of an item in the database and publishes a new message; the old message finds its claim gone.
-Each function is a transaction that returns the ids of the items to publish.
+A move changes the card of an item in the database. The caller then publishes a new message; a worker that gets the old
+message declines it. Each public function is a transaction and returns the ids of the items to publish.
 
-Only tuples move, and only to cards that the person who submitted the job named, if any. A whole or a canary waits for
-its own card, and is given up only when its job waits for nothing else.
+Only tuples move. If the person who submitted the job named cards, tuples move only to these cards. A whole or canary
+item waits for its own card. It fails without a measurement if the card is absent and its job waits for nothing else.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ def move_items(
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
-    """Move a card's open tuples to its peers; returns the ids to publish.
+    """Move a card's open tuples to ``peers``: cards of the same model and software; return the ids to publish.
 
-    Each goes to the peer that is free first among those that its job may use. Late results of the old card are
-    rejected.
+    Each tuple moves to the allowed peer that will be idle first. Late results of the old card are rejected.
 
     Args:
-        in_work: also claimed items: right for a card that is gone, wrong for one that drains.
-        unseen_s: only if the card has not been seen for this long, and only items that it claimed before. A card that
-            is back keeps its items. Unit: s.
-        farm: only jobs of this farm, whose broker gets the messages.
+        in_work: also move items with a running lease. True for an absent card, False for a card that is draining.
+        unseen_s: move only if the card had no heartbeat for this time. Claimed items move only if their claim is older
+            than that: if the card is back, it keeps its new items. Unit: s.
+        farm: only jobs of this farm, since each farm has its own broker.
         job_id: only this job.
     """
     if not peers:
@@ -91,15 +90,15 @@ def give_up(
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
-    """Close the wholes and canaries of absent cards in jobs that wait for nothing else; returns the ids to publish.
+    """Close whole and canary items of absent cards if their job waits for nothing else; return the ids to publish.
 
-    The verdict uses the wholes that were measured. If there would be none, a working card measures one instead.
-    A job without a working card of the kind goes on waiting.
+    The verdict uses the wholes that were measured. If all wholes would be closed here, a working card measures one.
+    If no card of the same model and software works, the job continues to wait.
 
     Args:
-        away: cards that take no items.
-        working: cards that take items.
-        for_now: cards of `away` that may be back soon. A job whose sum has readings of them waits for them.
+        away: ids of absent, draining and quarantined cards.
+        working: cards that measure items.
+        for_now: cards of `away` that may be back soon. A job waits for such a card if its sum has readings of it.
         farm: only jobs of this farm.
         job_id: only this job.
     """
@@ -132,7 +131,7 @@ def give_up(
 
 
 def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Sequence[CardRow]) -> Sequence[Item]:
-    """Close the last open items of a job, whose cards are absent; returns items of another card to publish instead."""
+    """Close the last open items of a job, whose cards are absent; return new items of another card to publish."""
     own = {card.id: card for item in items if (card := session.get(CardRow, item.card_id)) is not None}
     kinds = {(card.model, card.software_id) for card in own.values()}
     takers = _takers(job, working)
@@ -152,7 +151,7 @@ def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Se
 
 
 def _contributors(session: Session, job_id: str) -> set[str]:
-    """The cards whose readings are in the sum of the job."""
+    """Return the ids of the cards whose readings are in the sum of the job."""
     query = (
         select(ReadingRow.card_id)
         .join(Item, col(Item.reading_id) == col(ReadingRow.id))
@@ -163,11 +162,11 @@ def _contributors(session: Session, job_id: str) -> set[str]:
 
 
 def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = "") -> list[int]:
-    """Move waiting tuples of the fullest cards to cards that will be idle; returns the ids to publish.
+    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to publish.
 
     Args:
         cards: working cards of one model and one software.
-        idle_within_s: a card with less work than this gets more. Unit: s.
+        idle_within_s: a card that has less work than this gets more work. Unit: s.
         farm: only jobs of this farm.
     """
     ids = [card.id for card in cards]
@@ -190,7 +189,7 @@ def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: fl
 
 
 def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
-    """The tuples that wait for the cards, each with the cards that may take it."""
+    """Return the tuples that wait for these cards, each with the cards to which it may move."""
     rows = session.execute(
         select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -211,7 +210,7 @@ def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[Mova
 
 
 def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[MovableItem]) -> list[int]:
-    """Move items (id -> card id); returns the ids of the moved items and of wholes that this makes necessary."""
+    """Move items (item id -> card id); return the ids of the moved items and of wholes that are needed in addition."""
     planned = [item for item in waiting if item.id in moves]
     with database.write() as session:
         still_open = lock_open_jobs(session, {item.job_id for item in planned})
@@ -224,7 +223,7 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[M
         moved: list[int] = []
         for (giver, taker), ids in ways.items():
             for batch in in_batches(ids):
-                # Only items that still wait there: the card goes on working, and another host may have moved them.
+                # Only items that still wait for the giver: it may have claimed some, or another host moved them.
                 its = (col(Item.id).in_(batch), col(Item.card_id) == giver, col(Item.state) == ItemState.WAITING)
                 moving = item_state.MOVE.update(*its, card_id=taker).returning(col(Item.id))
                 moved += [item_id for item_id in session.exec(moving).scalars() if item_id is not None]
@@ -236,13 +235,13 @@ def _ids(items: Iterable[Item]) -> list[int]:
 
 
 def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:
-    """The cards that may measure for a job: all of them, or only those that its person named."""
+    """Return the ids of the cards that may measure for a job: all, or only cards that the submitter named."""
     ids = frozenset(card.id for card in cards)
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
 
 
 def _missing_wholes(session: Session, moved: Iterable[Item]) -> list[Item]:
-    """Wholes for cards that now contribute tuples: the verdict compares each card with itself."""
+    """Create wholes for cards that now measure tuples: the verdict compares tuples and whole of the same card."""
     wanted: list[Item] = []
     for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
         wanted += wait_on_card(session, session.get_one(Job, job_id), card_id)

@@ -1,7 +1,7 @@
-"""The rounds of a job: plan the items of a round, close the round with a verdict, plan the next one.
+"""The rounds of a job: plan the items of a round, close the round with a verdict, plan the next round.
 
-Items with a reading that serves them are closed at once. Only the others are placed on cards, together with the whole
-model and a canary. All of this happens in the transaction of the caller that opens or continues the job.
+If an existing reading can be used for an item, the item is closed at once. The other items are placed on cards,
+together with items for the whole model and a canary. Planning runs in the transaction of the caller.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from farm.verdict.evidence import Evidence
 from farm.verdict.figures import Part
 from farm.verdict.verdict import Verdict
 
-#: The time of an item on a card besides window and warm-up: rebuilding, writing, the pause between items. Unit: s.
+#: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
 ITEM_OVERHEAD_S = 0.3
 
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """A planned round: the number of items to measure, and of items that readings serve."""
+    """A planned round: the number of ``new`` items to measure, and of items ``reused`` from existing readings."""
 
     job_id: str
     round: int
@@ -60,7 +60,7 @@ class PlannedRound:
 
 
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
-    """The cards with these ids, in this order, if one job can measure on all of them.
+    """Return the cards with these ids, in this order; check that one job can measure on all of them.
 
     Raises:
         NoSuchCard: a chosen card is not registered.
@@ -95,14 +95,14 @@ def add_round(
     reason: str,
     whole: bool = True,
 ) -> PlannedRound:
-    """Give a job its next round, in the caller's transaction: items that are closed, or placed on the cards of the job.
+    """Create the next round of a job in the caller's transaction. Its items are closed, or placed on the job's cards.
 
     Args:
         scope: short names of the operator types to measure, or ("all",).
-        capture_id: of a model: its calls.
-        operator_ids: of a sweep: its tuples.
-        reason: why there is this round, for people.
-        whole: these are all tuples of the round; otherwise `add_tuples` adds more until `note_planning` ends the
+        capture_id: the capture of a model.
+        operator_ids: the tuples of a sweep.
+        reason: why this round is needed, as text for people.
+        whole: True if the round has no further tuples. False: `add_tuples` adds more, and `note_planning` ends the
             planning.
 
     Raises:
@@ -148,7 +148,7 @@ def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
 def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:
     """Add tuples to the round of a sweep that is still being planned. The caller's transaction has locked the job.
 
-    Tuples that the job has already are left out.
+    Tuples that the job already has are left out.
 
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
@@ -163,7 +163,7 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
 
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
-    """Record progress in planning a job's newest round, or its end."""
+    """Record progress in planning a job's newest round; with ``ended``, the end of the planning."""
     values: dict[str, Any] = {"progress_at_s": database_now()}
     if ended:
         values["planned_at_s"] = database_now()
@@ -172,7 +172,7 @@ def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
 
 
 def roofline_on(card: CardRow, request: Request) -> Roofline:
-    """The roofline of a card for the dtype of a request."""
+    """Return the roofline of a card for the dtype of a request."""
     dtype = request.variant.computes_in if request.variant else "float32"
     return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)
 
@@ -180,13 +180,13 @@ def roofline_on(card: CardRow, request: Request) -> Roofline:
 def _tuples(
     session: Session, job: Job, request: Request, cards: Sequence[CardRow], operators: Sequence[tuple[Any, str]]
 ) -> list[Item]:
-    """Items of (operator, protocol id): closed if a reading serves them, or placed on a card."""
+    """Create an item for each (operator, protocol id): closed if a reading can be reused, else placed on a card."""
     roofline, stopping = roofline_on(cards[0], request), request.stopping
     now_s = read_clock_s(session)
     tuples = []
     for operator, protocol_id in operators:
         one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
-        # The window holds at least a dozen passes.
+        # The window has at least a dozen passes.
         expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + max(stopping.minimum_s, 12 * one_pass_s)
         subject = {"subject_kind": "operator", "subject_id": operator.id, "protocol_id": protocol_id}
         tuples.append(new_item(job, cards[0], "tuple", now_s, **subject, expected_s=expected_s))
@@ -200,7 +200,7 @@ def _tuples(
 def _wholes(
     session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item]
 ) -> list[Item]:
-    """Items of the whole model on every contributing card: cards that measure, and cards whose readings are reused."""
+    """Create a whole item for every card that measures tuples or whose readings of tuples are reused."""
     assert request.variant is not None
     mean_s = sum(item.expected_s for item in tuples) / max(1, len(tuples))
     subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": mean_s + 2.0}
@@ -212,14 +212,14 @@ def _wholes(
         whole = new_item(job, card, "whole", **subject)
         _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
-            wholes.append(whole)  # a card that was not chosen lends readings, but measures nothing
+            wholes.append(whole)  # a card that was not chosen measures nothing; only its readings are reused
     return wholes or [new_item(job, cards[0], "whole", **subject)]
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
-    """Let a job's whole wait on a card, and the items that were given up there; a new whole if the card has none."""
+    """Let a card measure a job's whole, and again the items that were given up on it; return items to publish."""
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
-    # These rows are used again: a second row would have the same unique key.
+    # Use the rows of given-up items again: a new row would violate the unique key.
     given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == item_state.CARD_LEFT)
     again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
     bound = session.exec(
@@ -235,16 +235,16 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     return wanted
 
 
-#: The columns of an item that say what is measured.
+#: The columns of an item that describe what is measured.
 _SUBJECT = {"subject_kind", "subject_id", "protocol_id", "expected_s"}
 
 
 def new_item(job: Job, card: CardRow, role: str, now_s: float | None = None, **subject: Any) -> Item:
-    """A new waiting item.
+    """Return a new waiting item.
 
     Args:
-        now_s: the time on the clock of the database, if the caller makes many: rows with a time that the database fills
-            in are inserted one by one. Unit: s.
+        now_s: the time on the database's clock. Pass it for many items: if the database fills in the time, rows are
+            inserted one by one. Unit: s.
         subject: the columns of `_SUBJECT`.
     """
     about = {"job_id": job.id, "round": job.round, "role": role, "card_id": card.id, "card_model": card.model}
@@ -256,10 +256,10 @@ def new_item(job: Job, card: CardRow, role: str, now_s: float | None = None, **s
 def _operators(
     session: Session, job: Job, request: Request, capture_id: int | None, operator_ids: Sequence[str]
 ) -> list[tuple[Any, str]]:
-    """(operator, protocol id) of everything to measure that the job has no item of yet.
+    """Return (operator, protocol id) for each measurement that has no item in the job yet.
 
-    A tuple with two classes of data has two protocols. The operators are rows of the columns that planning needs,
-    without specs.
+    A tuple with two value profiles has two protocols. Each operator is a named tuple of the columns that planning
+    needs, without the spec.
     """
 
     @functools.cache
@@ -279,7 +279,7 @@ def _operators(
         from farm.operators.replay import placements_of
 
         specs = tuples_with_ids(session, first)
-        # Under each placement with the data of the first call only: values do not affect transfers.
+        # Each placement is measured with the data of the first call only: values do not affect transfers.
         wanted += [
             (found[operator_id], protocol_id(first[operator_id], word))
             for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs)
@@ -292,7 +292,7 @@ def _operators(
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
-    """Stored tuples by id. Rows that do not parse as tuples, as in tests with simulated cards, are left out."""
+    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left out."""
     operator, tuples = Operator, {}
     for batch in in_batches(operator_ids):
         for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
@@ -302,7 +302,7 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
 
 
 def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]) -> None:
-    """Close the items that a reading serves."""
+    """Close the items for which an existing reading can be used."""
     software_id = cards[0].software_id
     if software_id is None:
         return
@@ -314,7 +314,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> list[str]:
-    """A card id for each item: the longest item goes first, to the card whose open items end first (LPT)."""
+    """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT)."""
     ahead = dict(
         session.execute(
             select(Item.card_id, func.sum(Item.expected_s))
@@ -335,10 +335,10 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardR
 class Closing(StrEnum):
     """The result of closing a round."""
 
-    OPEN = "open"  # some of its items are open; it will be closed later
-    ALREADY = "already"  # it has a verdict, or its job has ended
-    DONE = "done"  # it was the last round of the job
-    NEXT = "next"  # the next round is planned and must be published
+    OPEN = "open"  # not closed: some items of the round are open
+    ALREADY = "already"  # the round already has a verdict, or its job has ended
+    DONE = "done"  # closed; it was the last round of the job
+    NEXT = "next"  # closed; the next round is planned, and the caller must publish it
 
 
 @dataclass(frozen=True)
@@ -351,12 +351,12 @@ class ClosedRound:
 
 
 def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
-    """Aggregate a round once all its items are closed."""
+    """Write the verdict of a round if all its items are closed; plan the next round or end the job."""
     return _closing(database, job_id, number, _close)
 
 
 def _closing(database: Database, job_id: str, number: int, close: Callable[[Session, Job], ClosedRound]) -> ClosedRound:
-    """Close the newest round of an open job, in one transaction."""
+    """Call ``close`` in a transaction if the round is the newest of an open job."""
     try:
         with database.write() as session:
             job = locked(session, Job, job_id)
@@ -367,7 +367,7 @@ def _closing(database: Database, job_id: str, number: int, close: Callable[[Sess
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
-    """Close rounds from this one on while readings serve all their items; returns the first that needs measuring."""
+    """Close rounds from ``number`` on as long as all items are closed; return the first round with open items."""
     wanted: int | None = number
     while wanted is not None:
         closed = close_round(database, job_id, wanted)
@@ -417,7 +417,7 @@ def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
 
 
 def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
-    """End a job whose round cannot be judged; its verdict holds the reason. Its readings are kept."""
+    """End a job whose round cannot be aggregated. The verdict gets the reason ``why``; the readings are kept."""
 
     def end(session: Session, job: Job) -> ClosedRound:
         try:
@@ -442,8 +442,8 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     if newest not in (None, this.capture_id):
         reason = "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
-    # Without a whole, or without valid readings, more operators do not help. Nor if the sum is too large: each type
-    # that is added makes it larger.
+    # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type
+    # makes it larger.
     if request.operators != ("auto",) or verdict.outcome == "none" or verdict.too_large:
         return None
     remember_significant(session, this.operators, "loop")
@@ -458,12 +458,12 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
 
 
 def significant(session: Session) -> set[str]:
-    """The operator types that the accuracy loop starts with, for every model."""
+    """Return the operator types with which the accuracy loop starts for every model."""
     return set(session.exec(select(SignificantOperator.name)))
 
 
 def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
-    """Add operator types to the global set. Types that it has already are not changed."""
+    """Add operator types to the global set. Types that are already in the set do not change."""
     there, now = significant(session), database_now()
     new = [name for name in dict.fromkeys(names) if name not in there]
     session.add_all(SignificantOperator(name=name, added_by=added_by, created_at_s=now) for name in new)  # type: ignore[arg-type]
