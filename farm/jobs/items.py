@@ -351,7 +351,7 @@ def release_card(database: Database, card_id: str) -> int:
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
     """Let the items of a stopped worker wait again without counting the attempt; return their number.
 
-    Only the process that stopped the worker may call this, after it ended. If a worker dies by itself, its attempt counts.
+    Only the process that stopped the worker may call this, after it ended. If a worker dies, its attempt counts.
 
     Args:
         worker: the holder name, or the prefix from `farm.jobs.cards.holder_of_process`.

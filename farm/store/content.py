@@ -1,6 +1,6 @@
-"""Rows that never change: software, protocols, operators, variants, token ids, captures and their calls.
+"""Store and query software, protocols, operators, variants, token ids, captures with calls, readings; reuse readings.
 
-Their ids are hashes of their content, so two writers of the same row agree, and the second write does nothing.
+Most ids are hashes of the row's content: if two processes write the same row, the second write does nothing.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from farm.types.value_profiles import class_of
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
-#: The columns of a capture that decide which captures can stand for each other.
+#: The key of a capture: for a model, captures with equal values in these columns are interchangeable.
 _CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch")
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet.
+    """Insert the rows whose key is not in the table yet.
 
-    In the order of ids: two writers of the same rows in different orders would each wait for a row of the other.
+    Rows are inserted in the order of their ids. Otherwise two writers of the same rows could deadlock.
     """
     if not rows:
         return
-    # The engine has loaded its dialect; the other one would be a twentieth of every worker's start.
+    # Import only the dialect that the engine uses: the other would add 5 % to the start time of every worker.
     dialect: Any
     if session.get_bind().dialect.name == "sqlite":
         from sqlalchemy.dialects import sqlite as dialect
@@ -91,7 +91,7 @@ def store_variant(session: Session, variant: Variant, **costs: int) -> None:
 
 
 def other_versions(session: Session, variant: Variant) -> Sequence[str]:
-    """The ids of the other versions of a user's own model; [] for a model of the catalog."""
+    """Return the variant ids of the other versions of a user's own model; [] for a model of the catalog."""
     names = names_of(Variant) if variant.version else ()
     same = [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names if name != "version"]
     return (
@@ -109,7 +109,7 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
 
 
 def share_tokens(session: Session, tokens_id: str) -> None:
-    """Store the token ids of a text in the database if this process has them; otherwise load them from there.
+    """If this process has the token ids of a text, store them in the database; otherwise load them from the database.
 
     Raises:
         Unreadable: see `find_tokens`.
@@ -121,7 +121,7 @@ def share_tokens(session: Session, tokens_id: str) -> None:
 
 
 def find_tokens(session: Session, tokens_id: str) -> Tokens:
-    """Raises `Unreadable` if there are none of that id, or no longer the ones that were stored."""
+    """Return the stored token ids. Raises `Unreadable` if the id is unknown or the stored data was changed."""
     row = session.get(tables.TokenInput, tokens_id)
     if row is None:
         raise Unreadable(f"The database has no token ids {tokens_id}.", "Submit the model again with its text.")
@@ -139,9 +139,9 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
 
 
 def find_capture(session: Session, like: tables.Capture) -> int | None:
-    """The id of the capture to use for the variant, device type, grad mode, torch version and launch of ``like``.
+    """Return the id of the capture with the variant, device type, grad mode, torch version and launch of ``like``.
 
-    An observed one if there is one, otherwise a predicted one; only captures of this farm's own cards and programs.
+    Prefer an observed capture to a predicted one. Imported captures are not used. None if there is no capture.
     """
     same = [getattr(tables.Capture, name) == getattr(like, name) for name in _CAPTURE_KEY]
     own = col(tables.Capture.origin).in_(("observed", "predicted"))
@@ -149,7 +149,7 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
 
 
 def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
-    """Store a capture with its calls if it is new; return its id. Its operators must be stored before."""
+    """Store a capture with its calls if it is new; return its id. The caller has stored its operators."""
     same = [getattr(tables.Capture, name) == getattr(capture, name) for name in (*_CAPTURE_KEY, "origin")]
     if (known := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
         return known
@@ -182,11 +182,11 @@ def store_extraction(session: Session, variant: Variant, extraction: Extraction,
 
 
 def reading_row(reading: Reading) -> dict[str, Any]:
-    """Return the columns of a reading without its provenance."""
+    """Return the columns of a reading, without ids and origin."""
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"}
     row |= {"details": reading.details.to_json(), "method": reading.details.method}
     columns = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
-    # A required number that is not finite is kept, so that the database refuses the row.
+    # A required number stays even if it is not finite: the database then refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
         for name, value in row.items()
@@ -196,7 +196,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
 def add_reading(
     session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str
 ) -> tables.ReadingRow:
-    """Add the row of a reading, and its packed trace. ``ids``: card_id, card_model, software_id and protocol_id."""
+    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_* and *_id."""
     row = tables.ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
@@ -214,7 +214,7 @@ def add_reading(
 
 
 def storable(value: Any) -> Any:
-    """What any database takes: PostgreSQL has no zero byte in texts, no NaN in JSON; none has half a surrogate."""
+    """Replace what databases cannot store: zero bytes in texts, non-finite numbers, halves of surrogate pairs."""
     if isinstance(value, str):
         return storable_text(value)
     if isinstance(value, float):
@@ -236,9 +236,9 @@ def storable_text(text: str) -> str:
 def store_values(
     session: Session, capture_id: int, seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]]
 ) -> None:
-    """Store the observed input values of each call. Calls match by module path, operator and order.
+    """Store the observed input values of each call. Calls are matched by module path, operator and order.
 
-    A call without a match, or with another number of activations, gets an empty list: nothing is known.
+    A call without a match, or with another number of activations, gets an empty list: its values are unknown.
     """
     call, operator = tables.Call, tables.Operator
     query = (
@@ -288,7 +288,7 @@ class PlacedCall:
 
 
 def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCall]:
-    """The calls of a capture in their order. ``data``: `Protocol.data`; any but `seen` applies to every call."""
+    """Return the calls of a capture in order. ``data``: `Protocol.data`; any value but `seen` applies to all calls."""
     call = tables.Call
     query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
     return [
@@ -298,15 +298,15 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """(tuple id, value profile) -> number of calls, in the order of the first call. `data`: as in `placed_calls`."""
+    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in `placed_calls`."""
     return dict(Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data)))
 
 
 def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[dict[str, int], bool]:
-    """Tuple id -> number of calls, and whether the job must verify them on a card.
+    """Return (tuple id -> number of calls, whether the job must verify these calls on a card).
 
-    It must, unless a card has verified them since the job started: the times of calls in the running model are then as
-    new as the reading of the whole model.
+    The job must, unless a card has verified them since the job started. A verification also measures the calls in the
+    running model, and these times must be as new as the reading of the whole model.
     """
     with database.read() as session:
         capture = session.get_one(tables.Capture, capture_id)
@@ -316,7 +316,7 @@ def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:
-    """Tuple id -> number of calls of a capture."""
+    """Return tuple id -> number of calls in a capture."""
     call = tables.Call
     query = select(call.operator_id, func.count()).where(call.capture_id == capture_id).group_by(col(call.operator_id))
     return {operator_id: int(number) for operator_id, number in session.execute(query)}
@@ -327,7 +327,7 @@ def store_observed(
 ) -> int | None:
     """Store the verification of a predicted capture. If the observed calls differ, store them as a capture too.
 
-    ``observed`` comes from the benchmark process of the card and is validated. Returns the id of the new capture.
+    ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None.
     """
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
@@ -355,7 +355,7 @@ def store_observed(
 
 
 def _labelled(session: Session, found: Verification) -> Verification:
-    """The verification with labels in place of the ids of missing tuples; the card knows only their ids."""
+    """Replace the ids of missing tuples in a verification by labels, which the benchmark process does not know."""
     labels = {row.id: row.label for row in fetch(session, tables.Operator, found.missing or ()).values()}
 
     def named(difference: str) -> str:
@@ -371,7 +371,7 @@ def _labelled(session: Session, found: Verification) -> Verification:
 def find_readings(
     session: Session, items: Sequence[Item], request: Request, software_id: str, card_ids: Collection[str]
 ) -> list[ReadingRow | None]:
-    """The reading that serves each item, or None. Readings of the chosen cards (``card_ids``) are preferred."""
+    """Return for each item the reading to reuse, or None. Readings of the chosen cards (``card_ids``) are preferred."""
     if request.reuse == "none":
         return [None] * len(items)
     candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
@@ -390,7 +390,7 @@ def find_readings(
 
 
 def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
-    """The best of the readings of one subject, protocol and software: chosen cards first, then the newest."""
+    """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then the newest."""
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
     elif request.reuse == "card":
@@ -401,24 +401,24 @@ def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids
     return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
 
 
-#: Flags of readings that may be better if repeated.
+#: Flags of doubtful readings: a repetition may be better.
 DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
 
 
 def sound(reading: ReadingRow) -> bool:
-    """Whether a reading is of the current method and not doubtful."""
+    """True if the reading has the current method and no doubtful flag."""
     return Details.from_json(reading.details).method == METHOD and not DOUBTFUL & set(reading.flags)
 
 
 def tells_others(flags: Iterable[str] | None) -> bool:
-    """Whether a reading with these flags may be used outside its job: not doubtful, and not of a study."""
+    """True if a reading with these flags may be used outside its job: no doubtful flag, and no study."""
     return not (DOUBTFUL | {"study"}) & set(flags or ())
 
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
-    """Whether a reading is precise enough, or did not converge in a window as long as the wanted one.
+    """True if a reading is precise enough, or if its window was as long as the longest wanted window.
 
-    Readings that are not sound never serve, nor do those of a study (`farm.study`), which has its own windows.
+    False for readings that are not `sound`, and for readings of a study (`farm.study`), which has its own windows.
     """
     if not sound(reading) or "study" in reading.flags:
         return False
@@ -428,6 +428,6 @@ def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
         or reading.energy_mj is None
         or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
     )
-    # A window ends on its last tick.
+    # A window ends with a tick, so it may be a little shorter than its limit.
     given_s = max(reading.window_s / 0.9, Details.from_json(reading.details).ceiling_s or 0.0)
     return (time_ok and energy_ok) or given_s >= wanted.maximum_s

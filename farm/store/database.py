@@ -1,7 +1,7 @@
 """The connection to the database: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL, chosen by a URL.
 
-A process has one `Database`; its sessions are short. Write transactions on SQLite start with ``BEGIN IMMEDIATE``: a
-transaction that reads first and becomes a writer later fails at once under contention instead of waiting.
+A process has one `Database`; its sessions are short. Write transactions on SQLite start with ``BEGIN IMMEDIATE``. If a
+transaction reads first and writes later while another process writes, it fails at once instead of waiting.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from farm.types.format import masked
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
-# A host without network must notice it within a lease. Without these options a statement hangs in the kernel for 15
-# minutes.
+# A worker must notice a lost network within the time of a lease. Without these options, a statement can hang in the
+# kernel for 15 minutes.
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -42,15 +42,15 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # ms
 }
-#: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
+#: PostgreSQL's error code of a read-only server: a standby, or a server that was set to read-only.
 READ_ONLY = "25006"
-#: Its error codes when it ends a connection whose transaction waited or lasted too long.
+#: PostgreSQL's error codes if it ends a connection because the transaction was idle or ran for too long.
 TIMED_OUT = ("25P03", "25P04")
 UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock during an upgrade
 
 
 class database_now(FunctionElement[float]):
-    """SQL function: Unix seconds on the database's clock when the statement (not the transaction) starts."""
+    """SQL function: the database's clock when the statement (not the transaction) runs. Unit: s since 1970."""
 
     type = Float(53)
     inherit_cache = True
@@ -126,7 +126,7 @@ class Database:
 
     @property
     def missing(self) -> bool:
-        """True if the database is an SQLite file that does not exist. Connecting would create an empty one."""
+        """True if the database is an SQLite file that does not exist. A connection would create an empty file."""
         return not is_there(self.url)
 
     def schema_version(self) -> str | None:
@@ -138,7 +138,7 @@ class Database:
             return version
 
     def _readable_schema(self) -> str | None:
-        """The schema version; None if the database is empty.
+        """Return the schema version; None if the database is empty.
 
         Raises:
             SchemaMismatch: the schema is newer than this program or too old, or another program owns the tables.
@@ -165,7 +165,7 @@ class Database:
         )
 
     def check_schema(self) -> None:
-        """Check that the schema is the one of this program.
+        """Check that the database has the schema of this program.
 
         Raises:
             NoDatabase: the database does not exist or is empty.
@@ -189,7 +189,7 @@ class Database:
         """Create the tables in an empty database, or migrate an older schema to the newest.
 
         Raises:
-            SchemaMismatch: the schema is newer, too old, or of another program; nothing was changed.
+            SchemaMismatch: the schema is newer or too old, or another program owns the tables; nothing was changed.
         """
         if self._is_sqlite:
             make_private(Path(self.url.database).parent)
@@ -212,7 +212,7 @@ class Database:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
-        """Open a transaction that excludes other upgrades: hosts that start together upgrade one after the other."""
+        """Open a transaction that excludes other upgrades, since several hosts may start at the same time."""
         with self.engine.connect().execution_options(sqlite_begin="IMMEDIATE") as connection:
             if not self._is_sqlite:
                 with connection.begin():
@@ -270,13 +270,13 @@ def make_url_or_explain(url: str | URL) -> Any:
     """
     try:
         parsed = make_url(url)
-        if "@" in (parsed.host or ""):  # a part of the password; a connection error would show it as the host
+        if "@" in (parsed.host or ""):  # the host contains a part of the password; a connection error would show it
             raise ValueError("@ in the host's name")
     except (ArgumentError, ValueError):
         raise SettingsError(
             "The database URL cannot be read.",
             "Write it as sqlite:////path/farm.db or postgresql://user@host/farm, in a password @ as %40 and : as %3A.",
-        ) from None  # the error may quote the password, and `--debug` shows it
+        ) from None  # the original error may quote the password, and `--debug` would show it
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
@@ -319,9 +319,9 @@ def _engine(url: Any) -> Engine:
 
 
 def _create_private(_dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any) -> None:
-    """Create the file for this user alone, before SQLite creates it for all; its other files get the same mode."""
+    """Create the file with access for this user only, before SQLite does. SQLite's other files get the same mode."""
     if not str(arguments[0]).startswith("file:"):
-        with contextlib.suppress(OSError):  # it is there, or SQLite says why it cannot be
+        with contextlib.suppress(OSError):  # the file exists, or SQLite reports why it cannot be created
             os.close(os.open(arguments[0], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
@@ -341,9 +341,9 @@ _DECODER = json.JSONDecoder()
 
 
 def _from_json(text: str | bytes) -> Any:
-    """Decode a JSON column; None if it is malformed or nested too deeply, so that one bad row does not hide all others.
+    """Decode a JSON column; return None if it is malformed or nested too deeply: a query must not fail for one bad row.
 
-    Faster than `json.loads`: a job has tens of thousands of short values, and half of them are empty lists.
+    This is faster than `json.loads`: a job has tens of thousands of short values, and half of them are empty lists.
     """
     if text == "[]":
         return []
@@ -356,10 +356,10 @@ def _from_json(text: str | bytes) -> Any:
 
 
 def _write_ahead(connection: Any) -> None:
-    """Switch a file to write-ahead logging; the switch is permanent.
+    """Set a database file to write-ahead logging, which is permanent.
 
-    The switch needs exclusive access and fails at once if another process has the file open, whatever the busy timeout.
-    The other processes are opening the same new file, so retrying soon succeeds.
+    This needs exclusive access: if another process has the file open, it fails at once and ignores the busy timeout.
+    Other processes do the same with a new file, so another try soon succeeds.
     """
     deadline_s = time.monotonic() + SQLITE_BUSY_TIMEOUT_MS / 1000
     while True:
@@ -426,12 +426,12 @@ def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, 
 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:
-    """Columns of rows by primary key, the first column. For thousands of rows, objects would take seconds."""
+    """Return key -> named tuple of columns; the first column is the key. Much faster than objects for many rows."""
     return {row[0]: row for batch in in_batches(keys) for row in values(session, columns, columns[0].in_(batch))}
 
 
 def values(session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None) -> list[Any]:
-    """Columns of all matching rows as named tuples, whose fields are ten times as fast to read as those of a row."""
+    """Return columns of all matching rows as named tuples. Their fields are ten times as fast to access as a row's."""
     query = sqlalchemy.select(*columns).where(*where)
     found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
     return list(map(_named(tuple(column.name for column in columns))._make, found))
@@ -457,7 +457,7 @@ def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
 
 
 def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], list[Item]]:
-    """Lock items that match conditions on items and jobs, after their jobs; the open jobs and their items."""
+    """Lock the jobs, then the items, that match conditions on both; return the open jobs and their items."""
     with_job = col(Job.id) == col(Item.job_id)
     jobs = lock_open_jobs(session, session.exec(select(Item.job_id).join(Job, with_job).where(*which).distinct()))
     query = select(Item).join(Job, with_job).where(*which).order_by(col(Item.id)).with_for_update(of=Item)
@@ -465,6 +465,6 @@ def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], 
 
 
 def lock_items(session: Session, *which: Any) -> None:
-    """Lock the matching items in the order of their ids. A single UPDATE of them would lock in any order."""
+    """Lock the matching items in the order of their ids, against deadlocks: an UPDATE locks rows in any order."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()).all()

@@ -14,7 +14,7 @@ from farm.store.tables import Item, Job, JobState, ReadingRow, TraceRow
 
 @dataclass(frozen=True)
 class Prunable:
-    """What is old enough to delete: time series, and ended jobs whose items have no reading."""
+    """The numbers and ids of old rows to delete: time series, and ended jobs whose items have no reading."""
 
     traces: int
     traces_bytes: int
@@ -22,7 +22,7 @@ class Prunable:
 
 
 def prunable(database: Database, older_than_s: float) -> Prunable:
-    """What `prune` would delete now. ``older_than_s``: least age of a reading, or least time since a job ended."""
+    """Return what `prune` would delete. ``older_than_s``: least age of a reading, or least time since a job ended."""
     with database.read() as session:
         size_bytes = func.coalesce(func.sum(func.length(TraceRow.packed)), 0)
         series = select(func.count(), size_bytes).where(_of_old_readings(older_than_s))
@@ -32,7 +32,7 @@ def prunable(database: Database, older_than_s: float) -> Prunable:
 
 
 def prune(database: Database, older_than_s: float) -> Prunable:
-    """Delete in small transactions, so that other writers do not wait long; return what was deleted."""
+    """Delete old rows in small transactions, so that other writers do not wait long; return what was deleted."""
     found = prunable(database, older_than_s)
     with database.read() as session:
         ids = session.exec(select(TraceRow.reading_id).where(_of_old_readings(older_than_s))).all()
@@ -43,7 +43,7 @@ def prune(database: Database, older_than_s: float) -> Prunable:
     for job_id in found.jobs:
         still = select(Job.id).where(Job.id == job_id, *_without_reading(older_than_s))
         with database.write() as session:
-            # The job may have been opened again since.
+            # A retry may have opened the job again meanwhile.
             if locked(session, Job, job_id) is not None and session.exec(still).first() is not None:
                 session.execute(delete(Job).where(col(Job.id) == job_id))  # rounds, items, verdicts with it
                 gone.append(job_id)

@@ -1,8 +1,8 @@
-"""The tables of the shared database. It holds the state of the farm; the queues only transport messages.
+"""The tables of the shared database. The database stores the state of the farm; the queues only transport messages.
 
-Times ending in ``_at_s`` are Unix seconds on the *database's* clock, so that hosts with stepping clocks agree
+Columns ending in ``_at_s`` are Unix seconds on the *database's* clock, since the clocks of hosts may differ or step
 (`farm.store.database.database_now`). Content-addressed rows (operators, variants, protocols, software) are
-written once and never changed. ``docs/data-model.md`` draws the whole.
+written once and never changed. ``docs/data-model.md`` has a diagram of all tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlmodel import Field, SQLModel
 from farm.types import protocol, reading
 from farm.types.fields import fields_of
 
-# Every constraint has a name on every database: a later migration can then change it, on SQLite too.
+# Every constraint gets a name: a migration needs the name to change the constraint, on SQLite too.
 SQLModel.metadata.naming_convention = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -26,16 +26,16 @@ SQLModel.metadata.naming_convention = {
     "pk": "pk_%(table_name)s",
 }
 
-# A 64-bit key that SQLite still counts up by itself.
+# A 64-bit key. SQLite increments a key automatically only if its type is INTEGER.
 BigKey = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class ItemState(StrEnum):
-    WAITING = "waiting"  # to be measured; a message for it is, or should be, in its card's queue
-    CLAIMED = "claimed"  # a worker holds it until its lease ends
-    DEFERRED = "deferred"  # another job's item is measuring the same thing; closes or wakes with it
-    DONE = "done"  # has its accepted reading
-    FAILED = "failed"  # ended without one; `reason` says why
+    WAITING = "waiting"  # not measured yet; its card's queue has a message for it, or will have one
+    CLAIMED = "claimed"  # a worker measures it until its lease ends
+    DEFERRED = "deferred"  # waits for the reading of another item with the same subject
+    DONE = "done"  # has an accepted reading
+    FAILED = "failed"  # ended without a reading; see `reason`
     CANCELLED = "cancelled"
 
     @property
@@ -43,7 +43,7 @@ class ItemState(StrEnum):
         return self in CLOSED
 
 
-#: The origin of an imported capture begins with this; own jobs do not use such captures.
+#: The origin of an imported capture begins with this text. Jobs of this farm do not use imported captures.
 IMPORTED = "imported "
 
 OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)
@@ -57,7 +57,7 @@ class JobState(StrEnum):
 
 
 class CardState(StrEnum):
-    STARTING = "starting"  # its worker is there, its benchmark process is not ready yet
+    STARTING = "starting"  # its worker runs; its benchmark process is not ready yet
     IDLE = "idle"
     BUSY = "busy"
     DRAINING = "draining"
@@ -67,20 +67,20 @@ class CardState(StrEnum):
 
 
 class Row(SQLModel):
-    """Base of all tables. Pydantic validates no row, so its validators are built only if somebody asks for them."""
+    """Base of all tables. Rows are not validated, so Pydantic builds their validators only on first use."""
 
     model_config = {"defer_build": True}
 
 
 def _json(default: type | None) -> Any:
-    """A JSON column: NOT NULL with an empty list or dict as default, or nullable if ``default`` is None."""
+    """Define a JSON column: NOT NULL with an empty list or dict as default, or nullable if ``default`` is None."""
     if default is None:
         return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
     return Field(default_factory=default, sa_column=Column(JSON, nullable=False))
 
 
 def _columns_of(record: type) -> Any:
-    """A base class with a column for each text, number and boolean that a record declares (`farm.types.fields`)."""
+    """Return a base class with a column for each text, number and boolean field of a record (`farm.types.fields`)."""
     columns: dict[str, Any] = {}
     for one in fields_of(record):
         if one.type in (str, int, float, bool):
@@ -111,11 +111,11 @@ class CardRow(Row, table=True):
     software_id: str | None = Field(default=None, foreign_key="software.id")
     state: str = CardState.STOPPED
     state_reason: str = ""
-    quarantined_by: str = ""  # the embedded farm that did so for itself alone; "": a person must release it
+    quarantined_by: str = ""  # the embedded farm that set the quarantine; "": only a person can end it
     worker: str = ""  # the holder name of the worker that serves it
     capabilities: list[str] = _json(list)
     fingerprint: dict[str, Any] = _json(dict)
-    origin: str = ""  # the farm whose readings of it were imported; "": a card of this farm
+    origin: str = ""  # the farm from which readings of this card were imported; "": a card of this farm
     registered_at_s: float = 0.0
     last_seen_at_s: float = 0.0
 
@@ -150,22 +150,22 @@ class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[c
 
 
 class TokenInput(Row, table=True):
-    """The ids that a language model reads; ``id`` is `farm.types.tokens.Tokens.id`."""
+    """The token ids of a text, the input of a language model; ``id`` is `farm.types.tokens.Tokens.id`."""
 
     __tablename__ = "token_input"
     id: str = Field(primary_key=True, max_length=32)
     batch: int
     length: int
-    row_lengths: list[int] = _json(list)  # the rest is padding
-    padding: str  # on which side: right | left
+    row_lengths: list[int] = _json(list)  # tokens of each row without padding
+    padding: str  # the side of the padding: right | left
     packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))  # `Tokens.compressed`
 
 
 class Capture(Row, table=True):
     """One capture of a variant: predicted at submit time, or observed on a card.
 
-    ``torch`` is the version that captured it. The operators can depend on the version, and on ``launch``: a model can
-    query whether a CUDA graph is being captured.
+    ``torch`` is the torch version of the capture. The operators can depend on it and on ``launch``: a model can query
+    whether a CUDA graph is being captured.
     """
 
     __tablename__ = "capture"
@@ -176,14 +176,14 @@ class Capture(Row, table=True):
     grad: bool = False
     torch: str = ""
     launch: str = "eager"
-    origin: str = "predicted"  # predicted | observed, or one of these after `IMPORTED`, of another farm
+    origin: str = "predicted"  # predicted | observed; of another farm: `IMPORTED` + one of these
     card_id: str | None = Field(default=None, foreign_key="card.id")
     verification: dict[str, Any] = _json(dict)
     created_at_s: float = 0.0
 
 
 class Call(Row, table=True):
-    """One operator call of a capture, in order. The view ``occurrence`` counts them."""
+    """One operator call of a capture; ``call_index`` is its order. The view ``occurrence`` counts calls of operators."""
 
     __tablename__ = "call"
     capture_id: int = Field(primary_key=True, foreign_key="capture.id", ondelete="CASCADE")
@@ -192,14 +192,14 @@ class Call(Row, table=True):
     operator_id: str = Field(foreign_key="operator.id", index=True)
     reads: list[int] = _json(list)
     writes: list[int] = _json(list)
-    part: str = ""  # of a training step: forward, backward, recomputation, accumulation, loss or optimizer
-    owner: str = ""  # of a training step: the leaf module or function whose part it is
-    # Per activation, its observed values (`farm.operators.observed_values`); []: unknown; NULL: not observed yet
+    part: str = ""  # in a training step: forward, backward, recomputation, accumulation, loss or optimizer
+    owner: str = ""  # in a training step: the leaf module or function to which the call belongs
+    # The observed values of each activation (`farm.operators.observed_values`); []: unknown; NULL: not observed yet
     data: list[dict[str, Any] | None] | None = _json(None)
 
 
 class ProtocolRow(Row, table=True):
-    """How readings were taken; ``id`` is `farm.types.protocol.Protocol.id`."""
+    """The conditions under which readings are measured; ``id`` is `farm.types.protocol.Protocol.id`."""
 
     __tablename__ = "protocol"
     id: str = Field(primary_key=True, max_length=32)
@@ -210,7 +210,7 @@ class ProtocolRow(Row, table=True):
 
 
 class Job(Row, table=True):
-    """One submit: a model variant or a sweep, under one protocol, on chosen cards, in one or more rounds."""
+    """One submitted request: a model variant or a sweep, with one protocol, on chosen cards, in one or more rounds."""
 
     __tablename__ = "job"
     id: str = Field(primary_key=True, max_length=16)
@@ -219,7 +219,7 @@ class Job(Row, table=True):
     variant_id: str | None = Field(default=None, foreign_key="model_variant.id", index=True)
     protocol_id: str = Field(foreign_key="protocol.id")
     request: dict[str, Any] = _json(dict)
-    request_id: str = Field(default="", index=True, max_length=32)  # equal for equal work
+    request_id: str = Field(default="", index=True, max_length=32)  # `Request.id`: equal for equal requests
     farm: str = ""  # the embedded farm that owns it; empty: any control worker may continue it
     state: str = Field(default=JobState.OPEN, index=True)
     round: int = 0  # the newest round
@@ -233,17 +233,17 @@ class Job(Row, table=True):
 
 
 class Round(Row, table=True):
-    """One chord of a job: what it added and why."""
+    """One round of a job: its operator types and the reason for it. It is published as chords."""
 
     __tablename__ = "job_round"
     job_id: str = Field(primary_key=True, foreign_key="job.id", ondelete="CASCADE")
     number: int = Field(primary_key=True)
     reason: str = ""
-    operators: list[str] = _json(list)  # all in scope so far
+    operators: list[str] = _json(list)  # the operator types of this round and all earlier rounds
     capture_id: int | None = Field(default=None, foreign_key="capture.id")
     created_at_s: float = 0.0
     planned_at_s: float | None = None  # None: its items are still being added
-    publisher: str | None = None  # who publishes it now, None: nobody
+    publisher: str | None = None  # the process that publishes the round now; None: no process
     progress_at_s: float | None = None  # when its planning or publishing last made progress
     published_at_s: float | None = None  # None: one of its items needs a message
 
@@ -251,8 +251,8 @@ class Round(Row, table=True):
 class Item(Row, table=True):
     """One subject of a job to measure on one card.
 
-    ``token`` fences: only the write that shows the token of the newest claim is accepted. ``claim_key`` is set
-    while claimed and unique, so that two jobs never measure the same thing at the same time.
+    Only a result with the ``token`` of the newest claim is accepted. A claimed item has a unique ``claim_key``, so two
+    jobs never measure the same subject at the same time.
     """
 
     __tablename__ = "item"
@@ -280,18 +280,18 @@ class Item(Row, table=True):
     claim_key: str | None = Field(default=None, unique=True)  # the subject key, while claimed
     lease_until_s: float = 0.0
     attempts: int = 0
-    repeated: int = 0  # finished work that came too late to be accepted
+    repeated: int = 0  # results that came too late to be accepted
     reading_id: str | None = Field(default=None, foreign_key="reading.id", index=True)
-    reused: bool = False  # its reading was there before, or came from another item
-    reason: str = ""  # of `farm.errors.Unmeasurable.REASONS`
+    reused: bool = False  # the reading existed before, or belongs to another item
+    reason: str = ""  # one of `farm.errors.Unmeasurable.REASONS`
     message: str = ""
     created_at_s: float = 0.0
-    published_at_s: float | None = None  # of its newest message; None: it needs one
+    published_at_s: float | None = None  # time of its newest message; None: it needs a message
     started_at_s: float | None = None
     ended_at_s: float | None = None
 
 
-#: The columns in which sets of readings differ, then the columns that are compared.
+#: Columns of an index for comparisons of readings: first the circumstances, then the compared figures and the id.
 CIRCUMSTANCES = (
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
     *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "id"),
@@ -302,8 +302,8 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
-    # These hold all columns that a decision on readings needs: a million long rows are counted, sorted and averaged
-    # from the index alone.
+    # These indexes contain all columns that comparisons of readings use: the database counts, sorts and averages a
+    # million readings from the index alone, without their long rows.
     __table_args__ = (
         Index(
             "ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id", "time_us", "energy_mj", "id"
@@ -323,9 +323,9 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     flags: list[str] = _json(list)
     details: dict[str, Any] = _json(dict)
     cost_s: dict[str, float] = _json(dict)
-    method: int | None = None  # of its details: readings of two methods are not compared
-    origin: str = ""  # the farm that it was imported from (`Origin.name`); "" measured here
-    # Kernels that one call launches, of an imported reading; those of own readings are in captures
+    method: int | None = None  # `Details.method`; readings of different methods are not compared
+    origin: str = ""  # the farm from which it was imported (`Origin.name`); "": measured by this farm
+    # For an imported reading: the kernels that one call launches. For own readings, captures have them.
     kernels: dict[str, int] | None = _json(None)
     created_at_s: float = 0.0
 
@@ -342,9 +342,9 @@ class Origin(Row, table=True):
 
 
 class ImportedVerdict(Row, table=True):
-    """A verdict of another farm, as its export had it, to be exported again.
+    """A verdict of another farm, unchanged from its export, so that it can be exported again.
 
-    If its readings were imported too, there is an ended job of that id, with an empty `Job.request_id`.
+    If its readings were imported too, there is an ended job with the same id and an empty `Job.request_id`.
     """
 
     __tablename__ = "imported_verdict"
@@ -363,7 +363,7 @@ class TraceRow(Row, table=True):
 
 
 class VerdictRow(Row, table=True):
-    """Sum against whole for one (job, round); the unique key is what makes aggregation idempotent."""
+    """The verdict of one (job, round): sum compared with whole. The unique key makes aggregation idempotent."""
 
     __tablename__ = "verdict"
     __table_args__ = (UniqueConstraint("job_id", "round"),)
@@ -384,7 +384,7 @@ class VerdictRow(Row, table=True):
 
 
 class SignificantOperator(Row, table=True):
-    """Operator types that the accuracy loop measures first; grown by it, edited by people."""
+    """An operator type that the accuracy loop measures first. The loop adds types; people edit the set."""
 
     __tablename__ = "significant_operator"
     name: str = Field(primary_key=True)  # the short name: Conv2d

@@ -1,4 +1,4 @@
-"""The oldest schema that this program reads. A new database is created from `farm.store.tables` and stamped."""
+"""The oldest schema that this program can migrate. A new database is created from `farm.store.tables` instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of an operator tuple's outputs, as a run on meta tensors gives them."""
+"""Add the output shapes of each operator tuple, computed on meta tensors."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def upgrade() -> None:
     for row in stored:
         try:
             shapes = cost(parse(row.spec)).output_shapes
-        except Exception:  # this torch does not run it; its shapes stay unknown
+        except Exception:  # this torch version cannot run it; its shapes stay unknown
             continue
         op.execute(table.update().where(table.c.id == row.id).values(output_shapes=shapes))

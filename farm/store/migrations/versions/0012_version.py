@@ -1,4 +1,4 @@
-"""The version of a user's own model in a variant."""
+"""Add the version of a user's own model to each variant."""
 
 from __future__ import annotations
 
