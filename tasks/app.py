@@ -1,7 +1,7 @@
 """The Celery application, with the same settings for publishers and workers.
 
-``docs/architecture.md`` has the reason for each setting. The database is the truth and the queue only transport, so no
-setting tries to make the broker persistent.
+``docs/architecture.md`` has the reason for each setting. The state of the farm is in the database, and queues only
+transport messages. So no setting makes the broker persistent.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
 POOL_START_S = 120.0
 
-#: How long the broker counts a chord after its last part. A chord that takes longer, or whose item moved to another
-#: card, is lost: the process that closes the last item of a round publishes the aggregation in any case. Unit: s.
+#: How long the broker keeps the counter of a chord after its last part. A chord that takes longer never runs its body.
+#: The round is closed anyway: the process that closes its last item publishes the aggregation. Unit: s.
 CHORD_EXPIRES_S = 24 * 3600
 
-# Only warnings of these. Flower's page shows itself that a worker did not answer in time.
+# Less output from these loggers. Flower's page already shows if a worker did not answer in time.
 logging.getLogger("alembic").setLevel(logging.WARNING)
 logging.getLogger("flower.inspector").setLevel(logging.ERROR)
 
@@ -44,7 +44,7 @@ message_filter.install()
 
 
 class Loader(AppLoader):  # type: ignore[misc]
-    """Imports installed modules. Celery's own loader would look in the current folder first."""
+    """Imports installed modules only. Celery's own loader would search the current folder first."""
 
     override_backends = dict.fromkeys(("redis", "rediss"), "tasks.queues:UnsubscribedResults")
 
@@ -57,23 +57,23 @@ app = Celery(
 )
 app.conf.update(
     broker_connection_retry_on_startup=True,
-    # Nothing that travels is executable.
+    # JSON: messages and results contain no executable code.
     task_serializer="json",
     result_serializer="json",
     event_serializer="json",
     accept_content=["json"],
     result_accept_content=["json"],
-    # A message is acknowledged when the work is done; the message of a dead worker comes back.
+    # A message is acknowledged after the work. If the worker dies first, the broker delivers the message again.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     worker_concurrency=1,
     # A forked copy of a process that has touched CUDA cannot use it.
     worker_pool_start_method="spawn",
-    # A pool process imports Celery and the farm before it is up; Celery kills a slower one and starts it again. With
-    # its default of 4 s, workers that all start at once on a few cores would never come up.
+    # A pool process imports Celery and the farm before it is ready. After this time Celery kills it and starts another.
+    # With the default of 4 s, many workers that start at once on few cores would never get ready.
     worker_proc_alive_timeout=POOL_START_S,
-    # Nobody reads results: progress and outcomes are in the database. They would fill the broker.
+    # Results are not stored, since progress and outcomes are in the database; they would fill the broker's memory.
     task_ignore_result=True,
     task_track_started=False,
     result_expires=CHORD_EXPIRES_S,
@@ -81,7 +81,7 @@ app.conf.update(
     result_backend_always_retry=True,
     result_backend_max_retries=20,
     task_default_queue=CONTROL_QUEUE,
-    # No event on sending: it has neither operator nor label, and a late one would overwrite both.
+    # No event for sent messages: it has neither operator nor label, and a late event would overwrite both in Flower.
     task_send_sent_event=False,
     worker_send_task_events=True,
     worker_hijack_root_logger=False,
@@ -91,25 +91,25 @@ app.conf.update(
 
 
 def hard_time_limit_s(current: Settings) -> float:
-    """The time limit of a task, behind that of an item, which ends only the benchmark process. Unit: s."""
-    # An attempt at a whole model verifies and then measures it; one task makes all attempts after crashes.
+    """Return the time limit of a task. It is longer than the limits of all attempts, so they end first. Unit: s."""
+    # Factor 2: an attempt at a whole model verifies it and then measures it. One task makes all attempts.
     return current.hard_limit_s or 2 * current.item_timeout_s * current.max_attempts + 60.0
 
 
 def configure(current: Settings) -> None:
-    """Configure the application for a broker; call it again for another broker (an embedded farm has its own)."""
+    """Configure the application for a broker. A later call changes the broker (an embedded farm has its own)."""
     hard_s = hard_time_limit_s(current)
-    # Not extended while a task runs, so it must be longer than any task.
+    # A running task does not extend this time, so it must be longer than any task.
     visible_s = current.visibility_timeout_s or 4 * hard_s
     app.close()
     app.conf.update(
         broker_url=current.broker_url or "redis+socket:///nonexistent/no-broker-is-configured",
-        # Celery reads it from the URL; Flower only from here.
+        # Celery gets the options from the URL; Flower only from this setting.
         broker_use_ssl=tls_options(current.broker_url) or False,
         result_backend=current.broker_url or None,
         broker_transport_options={
             "visibility_timeout": visible_s,
-            # Ten of these intervals pass between two searches for abandoned messages.
+            # kombu searches for abandoned messages once in ten of these intervals.
             "unacked_restore_interval": min(10.0, visible_s / 10),
             "socket_keepalive": True,
         },
@@ -124,25 +124,25 @@ def configure(current: Settings) -> None:
 
 
 def tls_options(url: str) -> dict[str, Any]:
-    """The certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
+    """Return the certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # the connection will report it
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # the connection reports a malformed URL
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
 
 def broker_problem(error: BaseException) -> str:
-    """What a broker that raised this error does."""
+    """Describe an error of the broker as the end of a sentence that begins with "The broker"."""
     rejected = isinstance(error, redis.AuthenticationError) or isinstance(error.__cause__, redis.AuthenticationError)
     return f"{'refuses the user or the password' if rejected else 'does not answer'}: {str(error).rstrip('.')}."
 
 
 def check_broker(current: Settings) -> None:
-    """Ask the broker for an answer.
+    """Check that the broker answers.
 
     Raises:
         BrokerUnreachable: no broker is configured, or it does not answer.
-        SettingsError: the URL is not that of a Redis or Valkey.
+        SettingsError: the URL is malformed or not a Redis URL.
     """
     if not current.broker_url:
         raise BrokerUnreachable(
@@ -161,7 +161,7 @@ def check_broker(current: Settings) -> None:
             f"The broker {masked(current.broker_url)} {broker_problem(error)}", "Start it, or correct FARM_BROKER_URL."
         ) from error
     except (ValueError, LookupError, TypeError) as error:  # a malformed port or database, or an unknown option
-        # Without the text of the error: the malformed port may be a part of the password.
+        # The message omits the text of the error: the malformed port may be a part of the password.
         raise SettingsError("The broker URL cannot be read.", form) from error
 
 

@@ -1,4 +1,4 @@
-"""The checks of ``farm doctor`` that need the broker: it answers, it keeps messages, workers listen, versions agree."""
+"""The checks of ``farm doctor`` for the broker: it answers, it keeps messages, workers listen, versions are equal."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from farm.types.format import masked
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 
-#: The remote command for versions; `tasks.worker` implements it, and only a worker may load that.
+#: The name of the remote command that returns versions. `tasks.worker` implements it; only workers may import that.
 QUESTION = "farm_versions"
-#: Pings of the workers, a second each.
+#: How often the workers are pinged. Each ping waits one second for answers.
 PINGS = 3
-#: Share of its memory above which a broker gets a warning.
+#: The check warns if the broker uses more than this share of its memory.
 NEARLY_FULL = 0.9
 
 
 def broker_checks(current: Settings) -> Iterator[Check]:
-    """Check the configured broker, or the program that `farm run` would start."""
+    """Check the configured broker; without one, the broker program that `farm run` would start."""
     if not current.broker_url:
         try:
             yield ok("broker", f"none is configured; `farm run` starts its own ({broker_program().name})")
@@ -71,7 +71,7 @@ def _transport(url: str) -> Check:
 
 
 def _checks_certificate(query: str) -> bool:
-    """Whether a URL's query leaves certificate checks on. To turn them off, Redis writes none, Celery CERT_NONE."""
+    """True if a URL's query leaves certificate checks on. To turn them off, Redis uses "none", Celery "CERT_NONE"."""
     given = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
     wanted = given.get("ssl_cert_reqs", "required").removeprefix("cert_")
     return wanted == "required" and given.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
@@ -99,13 +99,13 @@ def _memory(memory: dict[str, Any]) -> Check:
 
 
 def _listeners() -> Iterator[Check]:
-    """The workers that answer over the broker: a card may be alive in the database and not listen to its queue."""
+    """Check which workers answer over the broker: a worker with heartbeats in the database may not read its queue."""
     found: set[str] = set()
     try:
         for _ in range(PINGS):
             found |= {name for answer in app.control.ping(timeout=1.0) or () for name in answer}
             if any(name.startswith("control@") for name in found):
-                break  # a busy host answers late; only silence after all pings counts
+                break  # a busy host answers late, so only the last ping decides that nobody answers
     except (OperationalError, CeleryError, RedisError) as error:
         yield Check("workers", "warning", f"they cannot be queried: {error}")
         return
@@ -126,7 +126,7 @@ def _listeners() -> Iterator[Check]:
 
 
 def _versions() -> Iterator[Check]:
-    """Whether all workers and this host have the same versions."""
+    """Check whether all workers and this host have the same versions of the programs."""
     found = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
@@ -139,11 +139,11 @@ def _versions() -> Iterator[Check]:
 
 
 def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
-    """Compare versions.
+    """Compare versions of programs.
 
     Args:
-        found: "this host" or name of a worker -> program -> version. A missing program (a broker's host has no torch)
-            is not a difference.
+        found: "this host" or name of a worker -> program -> version. A missing program is not a difference, since the
+            broker's host may have no torch.
     """
     names = ("farm", "torch", "torchvision", "Python")
     differing = [name for name in names if len({one[name] for one in found.values() if name in one}) > 1]

@@ -1,8 +1,8 @@
 """The work of a control worker: closing rounds, and the reconciler.
 
-The task `aggregate` is the body and the errback of a round's chord. The reconciler publishes again, from the database,
-what the broker lost or a crash interrupted. Both trust the database only and may run on several hosts at once: an extra
-message finds its claim declined, and a round closes once.
+The task `aggregate` is the body and the errback of a round's chord. The reconciler finds items in the database whose
+messages were lost by the broker or never sent because of a crash, and publishes them again. Both use only the state in
+the database, and several hosts may run them at once: a worker declines extra messages, and a round closes once.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from tasks.queues import (
 
 log = logging.getLogger("farm.control")
 
-#: A round whose aggregation raises this often ends its job, with the reason in the report.
+#: If the aggregation of a round fails this often, the job ends, with the reason in its report.
 TRIES = 6
 
-#: A lost card may be back soon (its host restarts, its network was down). For this many times the time after which it
-#: counts as lost, a job whose sum has its readings still waits for its whole.
+#: A lost card may be back soon, for example after its host restarts. If a job's sum has readings of a lost card, the
+#: job waits for the card's whole for this many times `lost_after_s`.
 PATIENCE = 4
 
 #: A job whose planning makes no progress for this long is cancelled. Unit: s.
 PLANNING_PATIENCE_S = 60.0
 
-#: Messages that a worker may have taken from its queue: the running one and the next.
+#: The number of messages that a worker may have fetched from its queue: the running message and the next.
 HELD_MESSAGES = 2
 
 #: The longest pause before an aggregation is requested again. Unit: s.
@@ -64,21 +64,21 @@ _requested: dict[tuple[str, int], tuple[int, float]] = {}  # round -> (requests 
 
 @functools.cache
 def database() -> Database:
-    """This process's database."""
+    """Return the database of this process."""
     return Database(settings().database)
 
 
 @app.task(name="aggregate")
 def aggregate(round_id: str) -> dict[str, str]:
-    """Close the round "job/number" if all its items are closed or can only be closed as exhausted.
+    """Close the round "JOB/NUMBER" after its items without further attempts; return round, closing and outcome.
 
-    It has one argument, since Celery runs errbacks with more arguments inside the worker that saw the failure.
+    The task has one argument: Celery runs an errback with more arguments inside the worker that saw the failure.
     """
     job_id, _, number = round_id.partition("/")
     current = settings()
     with database().read() as session:
         job = session.get(tables.Job, job_id)
-    if job is not None and job.farm != own_farm():  # its next round would be published on the wrong broker
+    if job is not None and job.farm != own_farm():  # this process would publish the next round on the wrong broker
         return {"round": round_id, "closing": str(Closing.OPEN), "outcome": ""}
     try:
         _close_exhausted(database(), current, job_id=job_id)
@@ -86,7 +86,7 @@ def aggregate(round_id: str) -> dict[str, str]:
     except FarmUnavailable:
         raise
     except Exception as error:
-        unreadable = isinstance(error, Unreadable)  # trying again would not help
+        unreadable = isinstance(error, Unreadable)  # another try would fail too
         _raised[round_id] += 1
         if _raised[round_id] < TRIES and not unreadable:
             raise
@@ -100,17 +100,17 @@ def aggregate(round_id: str) -> dict[str, str]:
 
 
 def lost_after_s(current: Settings) -> float:
-    """How long a card may be unseen before its items move. Unit: s."""
+    """Return how long a card may be without a heartbeat before its items move. Unit: s."""
     return cards.LOST_AFTER_HEARTBEATS * current.heartbeat_s
 
 
 def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> None:
-    """Repair what is inconsistent in the jobs of one farm.
+    """Repair the jobs of one farm after crashes, lost messages and lost cards.
 
     Args:
-        farm: the embedded farm whose jobs are repaired, "" for the shared one.
-        may_move: False while the database has not been up long enough for live workers to be seen again: after an
-            outage every card looks lost.
+        farm: the embedded farm whose jobs are repaired; "" for the shared farm.
+        may_move: False for some time after an outage of the database: all cards look lost until their workers have
+            written a heartbeat again.
     """
     views = _views(store, current, farm)
     with _continuing("waking deferred items"):
@@ -138,7 +138,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
 
 
 def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> None:
-    """Repair one job at once, before its items are published again; see `reconcile_now`."""
+    """Repair one job before its items are published again; see `reconcile_now`."""
     _close_exhausted(store, current, farm=farm, job_id=job_id)
     items.wake_orphans(store, farm=farm, job_id=job_id)
     _move_stranded(store, current, _views(store, current, farm), farm, job_id)
@@ -146,7 +146,7 @@ def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> No
 
 @contextlib.contextmanager
 def _continuing(doing: str) -> Iterator[None]:
-    """Log an error of one step and go on with the next. Without database or broker no step would work."""
+    """Log an error of one step and continue with the next. Raise `FarmUnavailable`, since all steps would fail."""
     try:
         yield
     except FarmUnavailable:
@@ -156,7 +156,7 @@ def _continuing(doing: str) -> Iterator[None]:
 
 
 def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
-    """The rounds whose aggregation is requested now: each time after twice the pause."""
+    """Return the rounds whose aggregation is requested now. The pause doubles after each request of a round."""
     for key in _requested.keys() - set(unfinished):
         del _requested[key]
     due, now_s = [], time.monotonic()
@@ -169,7 +169,7 @@ def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[st
 
 
 def _views(store: Database, current: Settings, farm: str) -> list[CardStatus]:
-    """The cards of one farm. Those of another embedded farm listen to another broker."""
+    """Return the cards of one farm. Cards of other farms use other brokers."""
     with store.read() as session:
         return [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
 
@@ -182,7 +182,7 @@ def _close_exhausted(store: Database, current: Settings, **which: str | None) ->
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
     stale = col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S
-    with store.read() as session:  # a planner that was only suspended finds its job ended
+    with store.read() as session:  # if a planner was only suspended, it then finds that its job has ended
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
         log.warning("The planning of job %s was interrupted. It is cancelled; continue with `farm retry`.", job_id)
@@ -190,9 +190,9 @@ def _cancel_interrupted_planning(store: Database, farm: str) -> None:
 
 
 def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
-    """Publish lost items of cards that are idle or have far fewer messages than items.
+    """Publish the items of cards that lost messages: idle cards, and busy cards with far fewer messages than items.
 
-    Which items of a busy card lost their messages is unknown, so all are published; extra messages are declined.
+    It is unknown which items of a busy card have no message, so all are published. Workers decline extra messages.
     """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     working = {view.card.id: view.state for view in views if view.state in WORKING}
@@ -213,14 +213,14 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
 def _move_stranded(
     store: Database, current: Settings, views: Sequence[CardStatus], farm: str, job_id: str | None = None
 ) -> list[int]:
-    """Move tuples of absent cards to their peers, and give up wholes at the end of jobs; returns ids to publish."""
+    """Move tuples of absent cards to equal cards, and give up wholes at the end of jobs; return ids to publish."""
     away, for_now = set(), set()
     to_publish: list[int] = []
     working = [view.card for view in views if view.state in WORKING]
     limit_s = lost_after_s(current)
     for view in views:
         card, absent = view.card, view.seen_ago_s > limit_s
-        # A worker that stopped in order may be back soon, as in an upgrade: it has as much time as a lost one.
+        # A worker that was stopped may be back soon, for example after an upgrade: wait as long as for a lost card.
         gone = view.state in (CardState.LOST, CardState.STOPPED) and absent
         if not gone and view.state not in (CardState.DRAINING, CardState.QUARANTINED):
             continue
@@ -228,8 +228,8 @@ def _move_stranded(
         if gone and view.seen_ago_s <= PATIENCE * limit_s:
             for_now.add(card.id)
         peers = [other for other in working if _kind(other) == _kind(card) and other.id != card.id]
-        # An absent card has not renewed its leases either. Only its tokens could still be valid; the move ends them.
-        unseen_s = limit_s if absent else None  # it may have been seen since
+        # An absent card has not renewed its leases either. Its tokens may still be valid; the move invalidates them.
+        unseen_s = limit_s if absent else None  # `move_items` checks again, since the card may be back by then
         if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
             log.warning("%s items of card %s (%s) move to its peers", len(moved), card.id, view.state)
             to_publish += moved
@@ -239,7 +239,7 @@ def _move_stranded(
 
 
 def _kind(card: tables.CardRow) -> tuple[str, str | None]:
-    """Cards of equal kind give equal readings."""
+    """Return (model, software id) of a card. Readings of cards with equal values are interchangeable."""
     return card.model, card.software_id
 
 
@@ -256,9 +256,9 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
 
 
 def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
-    """Ids of the open items of a card that nobody holds and that were not published just now.
+    """Return a query for ids of a card's open items that are not under a lease and were not published just now.
 
-    Items that the publisher of their round has not reached are left out.
+    It omits items that the publisher of their round has not published yet.
     """
     this_round = and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round))
     return (
@@ -278,20 +278,20 @@ def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
 
 
 def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, int]]:
-    """(job id, number) of the newest rounds of a farm's open jobs. An earlier round is closed."""
+    """Return (job id, number) of the newest round of each open job of a farm. Earlier rounds are closed."""
     newest = and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
     query = select(tables.Job.id, tables.Job.round).join(tables.Round, newest)
     return list(session.exec(query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)))
 
 
 def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
-    """Rounds whose publisher stopped before the end."""
+    """Return (job id, number) of rounds whose publisher stopped before the end."""
     stale = col(tables.Round.progress_at_s) < database_now() - after_s
     return _newest_rounds(session, farm, col(tables.Round.published_at_s).is_(None), stale)
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
-    """Rounds without open items and without a verdict."""
+    """Return (job id, number) of rounds without open items and without a verdict."""
     still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
     judged = select(tables.VerdictRow.id).where(
         tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round

@@ -1,7 +1,7 @@
 """A complete farm for one command: a private broker, a control worker and a worker per card.
 
-They are the same processes as on many hosts; embedded means that the command starts and stops them. All end with the
-command, even after SIGKILL: the kernel ends them with their parent.
+The processes are the same as in a shared farm, but the command starts and stops them. If the command ends, even by
+SIGKILL, the kernel ends them too.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ STOP_GRACE_S = 3.0
 
 @dataclass(eq=False)
 class EmbeddedFarm:
-    """A context manager; inside, the settings of this process point at this farm.
+    """A context manager. Inside its block, the settings of this process are those of the embedded farm.
 
-    `start` starts servers and workers, and not before: a job that readings serve completely needs none of them.
-    On exit, open jobs are cancelled, since their broker is gone; their readings are kept.
+    Broker and workers start only in `start`: if readings exist for all items of a job, it needs neither.
+    On exit, open jobs are cancelled, since their broker ends; their readings are kept.
 
     Args:
         database: the database of the settings, with its schema up to date; it stays open.
-        starting: called before servers and workers start.
-        held: a context that defers interruptions: a half-started farm could not be stopped.
+        starting: called before broker and workers start.
+        held: a context that defers interruptions during the start: a partly started farm could not be stopped.
     """
 
     settings: Settings
@@ -71,7 +71,7 @@ class EmbeddedFarm:
         self._stack.close()
 
     def registered(self) -> bool:
-        """Whether the database has all cards with the installed software: jobs can then be planned without workers."""
+        """True if the database has all cards with the installed software: jobs can then be planned without workers."""
         with self.database.read() as session:
             for card in self.cards:
                 row = session.get(tables.CardRow, card.id)
@@ -91,14 +91,14 @@ class EmbeddedFarm:
             return
         for card in self.cards:
             with CardLock(card.id, self.settings.lock_dir):
-                pass  # free now; the worker takes it
+                pass  # the lock is free; the worker locks it later
         self.starting()
         registry.end_embedded_quarantines(self.database, [card.id for card in self.cards])  # of earlier farms
         with self.held():
             broker = self._stack.enter_context(BrokerServer())
             self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
-            # Logs and temporary files are in the broker's folder, which the next farm removes if this one is killed.
-            # Not in a folder below it: paths of sockets must stay below 108 bytes.
+            # Logs and temporary files are in the broker's folder. If this farm is killed, the next farm removes the
+            # folder. TMPDIR is not a subfolder, since the path of a socket must be shorter than 108 bytes.
             self.supervisor = Supervisor(
                 [card.id for card in self.cards],
                 environment={"TMPDIR": str(broker.folder)},
@@ -112,7 +112,7 @@ class EmbeddedFarm:
 
         Raises:
             CardBusy, BrokerUnreachable: see `start`.
-            NoWorker: a worker ended (with the end of its log) or took too long, or all cards are in quarantine.
+            NoWorker: a worker ended (the message has its log's end) or took too long, or all cards are quarantined.
         """
         self.start()
         assert self.supervisor is not None
@@ -133,7 +133,7 @@ class EmbeddedFarm:
             time.sleep(0.1)
 
     def _ready(self) -> set[str]:
-        """The cards whose workers have registered.
+        """Return the ids of the cards whose workers have registered.
 
         Raises:
             NoWorker: all cards are in quarantine.
@@ -142,11 +142,11 @@ class EmbeddedFarm:
         workers = self.supervisor.holders(self.settings.host)
         with self.database.read() as session:
             rows = [row for card_id in workers if (row := session.get(tables.CardRow, card_id)) is not None]
-        # Only rows written by the current workers: rows of an earlier farm look the same.
+        # Use only rows that the current workers wrote: rows of an earlier farm look the same otherwise.
         ready = [row for row in rows if row.worker.startswith(workers[row.id]) and row.state != CardState.STARTING]
         unfit = [row for row in ready if row.state == CardState.QUARANTINED]
         if len(unfit) == len(self.cards):
-            others = [row.id for row in unfit if not row.quarantined_by]  # another farm put them there
+            others = [row.id for row in unfit if not row.quarantined_by]  # a person must release them
             releasing = f" after `farm cards release {others[0]}`" if others else ""
             raise NoWorker(
                 "No card can measure: " + "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit),
@@ -172,7 +172,7 @@ class EmbeddedFarm:
             self._cancel_jobs(lambda farm: farm == self.id)
 
     def _cancel_jobs(self, is_over: Callable[[str], bool]) -> None:
-        """Cancel the open jobs of the embedded farms of this host that are over."""
+        """Cancel the open jobs of this host's embedded farms for which ``is_over(farm name)`` is True."""
         of_this_host = col(tables.Job.farm).startswith(registry.farm_prefix(self.settings.host), autoescape=True)
         query = select(tables.Job.id, tables.Job.farm).where(of_this_host, tables.Job.state == JobState.OPEN)
         with self.database.read() as session:
@@ -184,7 +184,7 @@ class EmbeddedFarm:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables, and configure the settings and the Celery application of this process again."""
+    """Set environment variables during a block; load the settings and configure Celery again before and after it."""
     before = {name: os.environ.get(name) for name in variables}
 
     def put(values: Mapping[str, str | None]) -> None:

@@ -1,7 +1,7 @@
 """Run Flower in this process, on the farm's broker, for ``farm flower``.
 
 Flower's own command is not used: it would import modules of the current folder (Celery's ``-A``), run a file
-``flowerconfig.py`` there, print a traceback if the port is taken, and not stop while its broker is away.
+``flowerconfig.py`` there, print a traceback if the port is in use, and not stop while its broker is unreachable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def serve(
     """Serve until SIGTERM or Ctrl-C, then end this process. Flower keeps its history in the state folder.
 
     Args:
-        listening: called with the port when the server listens; port 0 takes any free port.
+        listening: called with the port when the server listens. If ``port`` is 0, the system chooses a free port.
 
     Raises:
         UsageError: the address or the port cannot be used.
@@ -73,7 +73,7 @@ def serve(
         pass
     finally:
         served.stop()
-    # Python would wait for Flower's threads, which wait for a broker that may be away for ever.
+    # A normal exit would wait for Flower's threads, which wait for the broker without a time limit.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

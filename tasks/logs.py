@@ -26,7 +26,7 @@ JSON_VARIABLE = "FARM_WORKER_JSON_LOGS"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time_s, level, logger, message, and card and traceback if there are any."""
+    """One JSON object per line: time_s, level, logger, message; also card and traceback if they exist."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {"time_s": round(record.created, 3), "level": record.levelname.lower()}
@@ -55,7 +55,7 @@ def set_up(as_json: bool | None = None) -> None:
     """Log to standard error: all loggers, Python's warnings and uncaught exceptions.
 
     Args:
-        as_json: log JSON. None: as the environment says.
+        as_json: log JSON. None: log JSON if the environment variable `JSON_VARIABLE` is set.
     """
     as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
     formatter = JsonLines() if as_json else PlainLines()
@@ -77,7 +77,7 @@ def _instead_of_celery(**_: Any) -> None:
 
 
 def silence_billiard() -> None:
-    """Keep billiard from logging plain text in the processes that this one starts, before they call `set_up`."""
+    """Prevent that child processes log billiard's plain text before they call `set_up`."""
     os.environ.pop("_MP_FORK_LOGLEVEL_", None)
 
 
@@ -91,7 +91,7 @@ def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _say(formatter: logging.Formatter, message: Any, _stream: Any = None) -> None:
-    """Celery's messages at its end, from a signal handler: they must not wait for a lock."""
+    """Write a message of Celery's shutdown. A signal handler calls this, so it must not wait for a lock."""
     record = logging.LogRecord("celery.worker", logging.INFO, "", 0, str(message), None, None)
     with contextlib.suppress(OSError):
         os.write(2, f"{formatter.format(record)}\n".encode())

@@ -183,7 +183,7 @@ class Capture(Row, table=True):
 
 
 class Call(Row, table=True):
-    """One operator call of a capture; ``call_index`` is its order. The view ``occurrence`` counts calls of operators."""
+    """One operator call of a capture; ``call_index`` is its order. The view ``occurrence`` counts them per operator."""
 
     __tablename__ = "call"
     capture_id: int = Field(primary_key=True, foreign_key="capture.id", ondelete="CASCADE")
