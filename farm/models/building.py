@@ -98,7 +98,7 @@ class Decoding(nn.Module):
         self.cache: Any = StaticCache(config=model.config, max_cache_len=size)
         self.before = size - max(depth, len(self.cache.layers))
         heads, width = _heads_and_width(model.config)
-        # On meta, for the shapes alone: this call fills with zeros.
+        # This call fills the cache with zeros; on meta it only sets the shapes.
         self.cache.early_initialization(batch, heads, width, model.dtype, torch.device("meta"))
         for index, layer in enumerate(self.cache.layers):
             for name in ("keys", "values"):

@@ -205,7 +205,7 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta",
     If a user's model has its own inputs, the input size is ignored.
 
     Raises:
-        UsageError: the model does not take the size.
+        UsageError: the model does not accept the size.
     """
     import torch
 

@@ -41,7 +41,7 @@ _PLACE = "Name the folder of the module in FARM_MODELS_PATH (the current one is 
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
-    """The loss of a user's model: takes the model's output and returns a scalar. None if none is registered.
+    """The user's loss function for a model, from the model's output to a scalar; None if none is registered.
 
     Raises:
         SettingsError: the setting is malformed, or the function could not be imported.

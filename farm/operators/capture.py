@@ -84,7 +84,7 @@ class Recorder:
         """Describes a call as a tuple. ``table`` already contains the leaf module's own tensors.
 
         Raises:
-            NotEncodable: a tuple cannot hold one of the arguments.
+            NotEncodable: a tuple cannot contain one of the arguments.
         """
         arguments = tuple(encode(value, table) for value in args)
         keywords = {key: encode(value, table) for key, value in kwargs.items()}

@@ -65,7 +65,7 @@ class CapturedTensor:
     """A storage that calls read or write; the views of one tensor share it.
 
     Attributes:
-        shape, dtype: of the first tensor that was seen in this storage.
+        shape, dtype: of the first tensor that the capture found in this storage.
         born: the index of the call that created it; -1 if no call did.
         released: the index of the last call during which it exists; None if it exists after the step, and in a forward
             pass, where it is not recorded.

@@ -36,7 +36,7 @@ _NAME_OF_MEMORY_FORMAT = {value: name for name, value in _MEMORY_FORMAT_OF.items
 
 
 class NotEncodable(Exception):
-    """A tuple cannot hold this value; the text says which value."""
+    """A tuple cannot contain this value; the message names the value."""
 
 
 #: The fields of a `TensorSpec` in their order: role, name, shape, dtype, stride, storage, offset.
@@ -106,7 +106,7 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     """The JSON tree of a value; tensors are added to ``table``.
 
     Raises:
-        NotEncodable: a tuple cannot hold the value.
+        NotEncodable: a tuple cannot contain the value.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -211,7 +211,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors among its arguments that an aten operator writes."""
+    """The tensors that an aten operator writes, among these arguments."""
     for position, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
@@ -269,7 +269,7 @@ def leaf_parameters(module: nn.Module) -> dict[str, Any]:
     """As `describe_leaf`, for a module that is known to be a leaf.
 
     Raises:
-        NotEncodable: a tuple cannot hold one of the arguments.
+        NotEncodable: a tuple cannot contain one of the arguments.
     """
     return {name: encode(value) for name, value in _constructor_values(module).items()}
 
@@ -278,7 +278,7 @@ def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
     """A module of class ``leaf`` on meta, in eval mode.
 
     Raises:
-        TupleRejected: the class does not take these parameters.
+        TupleRejected: the class does not accept these parameters.
     """
     meta = torch.device("meta")
     try:

@@ -164,7 +164,7 @@ class FakeTensors:
 
 
 def holds_other_tensors(model: nn.Module) -> bool:
-    """Whether a model holds tensors that are neither parameters nor buffers, for example in its own cache."""
+    """True if a model holds tensors that are neither parameters nor buffers, for example in its own cache."""
     visited: dict[int, bool] = {}
     return any(
         name not in _OWN_ATTRIBUTES and name != "_flat_weights" and _holds_tensors(value, visited)
@@ -174,7 +174,7 @@ def holds_other_tensors(model: nn.Module) -> bool:
 
 
 def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
-    """Whether there is a tensor anywhere in a list, a tuple, a dictionary or an object."""
+    """True if there is a tensor anywhere in a list, a tuple, a dictionary or an object."""
     if isinstance(value, torch.Tensor):
         return True
     if value is None or isinstance(value, (str, int, float, *_OPAQUE)):

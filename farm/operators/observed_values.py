@@ -56,7 +56,7 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
         if not large and flops * batch / variant.batch <= MOST_FLOPS:
             two = dataclasses.replace(plain, batch=batch)
             model, arguments = catalog.build(two, device="cpu"), catalog.example_inputs(two, device="cpu")
-            # A model with a cache takes only the batch that the cache was made for.
+            # A model with a cache accepts only the batch size of the cache.
             with contextlib.suppress(FarmError):
                 return watch_values(model, arguments)
         found: ObservedValues = defaultdict(list)

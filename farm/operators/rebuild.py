@@ -23,7 +23,7 @@ from farm.operators.input_values import aten_fills, fill, values_for
 from farm.types.label import label_of
 from farm.types.tuple import OperatorTuple, TensorSpec
 
-#: More than any card holds.
+#: More than the memory of any card.
 MOST_BYTES = 2**40
 
 
@@ -117,7 +117,7 @@ class Rebuilt:
     def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
         """The same operator with copies of the weights, of the activations, or of both; the rest is shared.
 
-        The copies hold the same values in other memory, with the same strides, shared storages and argument identity. A
+        The copies have the same values in other memory, the same strides, shared storages and argument identity. A
         storage that a weight and an activation share counts as a weight. ``index`` numbers the copies; all are equal
         and may run in any order, in place or not.
         """
@@ -149,7 +149,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
         filled: give the tensors values; otherwise they are uninitialized.
 
     Raises:
-        TupleRejected: the operator is not in the allow-list, its class does not take the parameters, or no rule gives
+        TupleRejected: the operator is not in the allow-list, its class does not accept the parameters, or no rule gives
             values for its integers.
         Unmeasurable: the tensors would take more memory than any card has ('rejected').
     """

@@ -53,8 +53,8 @@ class Expansion:
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """Yields batches of distinct tuples with their costs. No batch is empty.
 
-        A small grid keeps its order. A larger grid is visited in a spread order, so that a drift of the card does not
-        correlate with a parameter of the sweep.
+        A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
+        that a drift of the card does not correlate with a parameter of the sweep.
 
         Raises:
             UsageError: at the end, if no combination was possible.

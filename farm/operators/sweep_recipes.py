@@ -26,7 +26,7 @@ class SweepRecipe:
         input_dtypes: the dtype of each input; "" for the grid's.
         transposed: indices of the inputs that are stored column by column.
         derived: keywords that follow from the grid's values.
-        as_list: the function takes its inputs in a list.
+        as_list: True if the function takes one list of its inputs.
     """
 
     parameters: Mapping[str, Any]

@@ -17,7 +17,7 @@ from torch.nn import functional
 from farm.errors import UnsupportedModel, UsageError
 from farm.operators.encoding import tensors_in
 
-#: The weights of every dtype stay unchanged over thousands of steps.
+#: So small that weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12
 
 #: The initial loss scale under autocast to float16. It is small enough that no gradient of the first step is infinite:

@@ -8,10 +8,10 @@ Requirements:
   tokenizers of different kinds that were trained on it once (`benchmarks/text_ids.py`).
 - Ids fit a model's own vocabulary, which is larger than a vocabulary trained on a small corpus.
 
-The corpus stores each token as its *rank* by frequency. Tokens that occur at least `COMMON_FROM` times get a model's
-lowest ids that are not special: vocabularies of all kinds are nearly sorted by frequency. The ids of rare tokens are
-spread over the rest of the vocabulary. A text longer than the corpus starts the corpus again, with rare tokens from a
-larger choice, which grows with the square root of the text's length (Heaps' law).
+So each token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get
+a model's lowest ids that are not special: vocabularies of all kinds are nearly sorted by frequency. The ids of rare
+tokens are spread over the rest of the vocabulary. A text longer than the corpus starts the corpus again, with rare
+tokens from a larger choice, which grows with the square root of the text's length (Heaps' law).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def token_ids(
     """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine.
 
     Args:
-        padded: rows hold whole paragraphs and are padded to the length; see `row_spans`.
+        padded: rows contain whole paragraphs and are padded to ``length``; see `row_spans`.
 
     Raises:
         UsageError: there is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text.
