@@ -1,6 +1,6 @@
-"""Writes the database as tidy tables: Parquet, CSV or JSON Lines, batch by batch.
+"""Writes readings and their context from the database to Parquet, CSV or JSON Lines files, batch by batch.
 
-`farm.exchange.columns` declares the columns; `farm.exchange.tidy` gives them their values.
+`farm.exchange.columns` declares the columns; `farm.exchange.tidy` reads their values from the database.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Exported:
 def export(
     session: Session, target: Path, *, form: str | None = None, filters: Filters | None = None, traces: bool = False
 ) -> Exported:
-    """Write readings; into a folder also the calls, captures and verdicts that belong to them.
+    """Write readings to a file. If `target` is a folder, also write their calls, captures and verdicts.
 
-    A file is written completely or not at all. Other files of the folder stay as they are.
+    A file is written completely or not at all. Other files in the folder do not change.
 
     Args:
-        target: a file for the readings alone, with its format as suffix; or a folder, which is created.
+        target: a file for the readings alone (its suffix is the format), or a folder, which is created.
         form: format of the files in a folder; default: parquet.
-        filters: which readings; default: all.
-        traces: also the sampled time series, which are much larger than everything else.
+        filters: select the readings to write; default: all.
+        traces: also write the sampled time series, which are much larger than everything else.
 
     Raises:
         UsageError: the target cannot be written, or its suffix contradicts `form`; see also `select_readings`.
@@ -87,7 +87,7 @@ def export(
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """Build a table of an export without writing a file.
+    """Return one table of an export as an Arrow table, without writing a file.
 
     Raises:
         UsageError, UnknownOperator: see `select_readings`.
@@ -101,7 +101,7 @@ def as_table(session: Session, table: Literal["readings", "calls"], filters: Fil
 
 
 def _format_of(target: Path) -> str | None:
-    """The format of a file by its suffix; None for a folder."""
+    """Return the format of a file, from its suffix; None for a folder."""
     suffix = target.suffix.lower()
     if target.is_dir() or not suffix:
         return None
@@ -130,7 +130,7 @@ def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapp
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches: each one becomes a row group of a Parquet file."""
+    """Join small batches, because each batch becomes a row group of the Parquet file."""
     import pyarrow as pa
 
     pending: list[pa.RecordBatch] = []
@@ -148,7 +148,7 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
     if form == "parquet":
         import pyarrow.parquet as pq
 
-        # Descriptions and details repeat: large dictionary pages with compression keep the file small.
+        # Descriptions and details repeat, so large compressed dictionary pages keep the file small.
         with pq.ParquetWriter(
             path, schema, compression="zstd", dictionary_pagesize_limit=1 << 26, write_page_checksum=True
         ) as writer:
@@ -176,10 +176,10 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
 
 
 def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
-    """The Arrow schema of a table, with what the file says of itself (`about`) in its metadata.
+    """Return the Arrow schema of a table. Its metadata contains `about`, which describes the file.
 
     Args:
-        columns: of a table that is not part of an export.
+        columns: the columns, if the table is not part of an export.
     """
     metadata = {METADATA: json.dumps({"table": table, **(about or {"format": FORMAT})})}
     return arrow_schema(columns or TABLES[table]).with_metadata(metadata)

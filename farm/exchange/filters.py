@@ -1,7 +1,7 @@
 """Selects readings by filters such as ``Conv2d in_channels=64 flops>=1e9 torch=2.11 card=H200``.
 
-Names are the columns of an export (`farm.exchange.columns`). Filters of operators, cards, software and protocols are
-evaluated here, on their few rows; filters of readings are evaluated by the database.
+A filter names a column of an export (`farm.exchange.columns`). Python evaluates filters on operators, cards, software
+and protocols, because these tables are small. The database evaluates filters on columns of readings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COLUMNS = {entry.name: entry for entry in READINGS}
 _JOB = next(entry for entry in VERDICTS if entry.name == "job_id")
-#: Short names of columns.
+#: Short name -> name of the column.
 _SHORT = {
     "time": "time_us",
     "energy": "energy_mj",
@@ -64,15 +64,15 @@ KNOWN = sorted(_OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCO
 
 @dataclass(frozen=True)
 class Filter:
-    """One condition. With several values, one of them must match; a range is (least, most), both included."""
+    """One condition on a column. If it has several values, one must match. A range is (least, most), both included."""
 
     column: Column
     sign: str  # = != < <= > >= ..
     values: tuple[Any, ...]
-    text: str  # as it was written
+    text: str  # the filter as the user wrote it
 
     def holds(self, value: Any) -> bool:
-        """True if a value of the column matches; None never matches."""
+        """True if a value of the column satisfies the condition; None never does."""
         if value is None:
             return False
         if self.sign == "..":
@@ -98,7 +98,7 @@ _VERSIONS = frozenset({"torch", "torchvision", "cuda", "cudnn", "driver", "pytho
 
 @dataclass(frozen=True)
 class Filters:
-    """Short names of operators (default: all) and conditions."""
+    """Conditions, and the short names of operators to select (none given: all)."""
 
     operators: tuple[str, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -113,12 +113,12 @@ class Filters:
 def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
     """
     Args:
-        words: ``Conv2d`` or ``column=value``; also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
+        words: ``Conv2d`` or ``column=value``. Also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
         ``a,b``.
         cards: values of ``--card``; one of them must match.
 
     Raises:
-        UsageError: there is no such column (suggests the nearest), or a value has another type.
+        UsageError: no column has this name (the error suggests one), or a value has the wrong type.
     """
     operators, filters = [], []
     for word in words:
@@ -138,10 +138,10 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
 
 
 def column_named(name: str) -> str:
-    """The column with this name or short name.
+    """Return the name of the column with this name or short name.
 
     Raises:
-        UsageError: there is none; suggests the nearest.
+        UsageError: no column has this name; the error suggests similar names.
     """
     if name in KNOWN:
         return _SHORT.get(name, name)
@@ -191,7 +191,7 @@ def _typed(column: Column, value: str, text: str) -> Any:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
         if column.kind == "integers":
             return [int(size) for size in value.strip("[]()").split("x")]
-        if column.name == "dtype":  # or the short form of labels
+        if column.name == "dtype":  # the short form that labels use is accepted too
             return next(name for name, (_, short) in DTYPES.items() if value in (name, short))
     except (ValueError, KeyError, OverflowError, StopIteration):
         wanted = {"integers": "sizes such as 3 or 3x3", "boolean": "true or false", "text": "one such as float32"}.get(
@@ -203,13 +203,13 @@ def _typed(column: Column, value: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected readings: conditions on the table of readings, and the ids of subjects (None: all)."""
+    """The selected readings: conditions on the table of readings, and the ids of tuples or variants (None: all)."""
 
     conditions: tuple[ColumnElement[bool], ...]
     subject_ids: tuple[str, ...] | None
 
     def where(self) -> Iterator[tuple[ColumnElement[bool], ...]]:
-        """The conditions of each statement; many subjects need several statements."""
+        """Yield the conditions of each SQL statement. Many subject ids need several statements."""
         if self.subject_ids is None:
             yield self.conditions
             return
@@ -230,18 +230,18 @@ def select_readings(
     """
     Args:
         placed: include readings with tensors in slow memory, even if no filter names a placement.
-        kind: of operators: filters of models select the tuples that these models call; of variants: whole models.
-            None: filters of operators select readings of operators, filters of models those of whole models.
+        kind: "operator": only readings of tuples; a filter on a model selects the tuples that it calls. "variant": only
+            readings of whole models. None: tuples if filters name operators, whole models if filters name models.
 
     Raises:
-        UnknownOperator: the database has no operator of that name; suggests the nearest.
+        UnknownOperator: the database has no operator with this name; the error suggests similar names.
         UsageError: no card of the database matches.
     """
     conditions: list[ColumnElement[bool]] = []
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
     whole = kind == "variant" or (kind is None and bool(of_variant))
     of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
-    if whole:  # models have a dtype, too
+    if whole:  # the column dtype exists for models too
         of_variant += [entry for entry in of_operator if entry.column.name == "dtype"]
         of_operator = [entry for entry in of_operator if entry.column.name != "dtype"]
     if kind is None and filters.operators and of_variant:
@@ -292,8 +292,8 @@ def select_readings(
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
-    """True if a filter matches the columns of a row that readings refer to; card=... also matches a part of a card's
-    id."""
+    """True if a row (operator, card, software or protocol) matches a filter. ``card=...`` also matches a part of the
+    card's id."""
     if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
         return True
     return entry.holds(values.get(entry.column.name))
@@ -340,17 +340,17 @@ def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
 
 
 def protocol_values(row: Any) -> dict[str, Any]:
-    """The columns of a stored protocol."""
+    """Column -> value, from a row of the table of protocols."""
     spec = dict(row.spec or {})
     return {**spec, "data_class": spec.get("data"), "placement": spec.get("placement", "")}
 
 
 def card_values(row: Any) -> dict[str, Any]:
-    """The columns of a stored card."""
+    """Column -> value, from a row of the table of cards."""
     return {column.name: getattr(row, column.name.removeprefix("card_")) for column in CARD}
 
 
-#: (names of columns, their table, the column of readings that refers to it, columns of a row)
+#: (names of columns, their table, the readings' column with its id, function: row -> values of the columns)
 _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
     (_OF_SOFTWARE, tables.SoftwareRow, _READING.software_id, lambda row: row._mapping),
     (_OF_PROTOCOL, tables.ProtocolRow, _READING.protocol_id, protocol_values),
@@ -364,7 +364,7 @@ OPERATOR_ROW = tuple(
 
 
 def operator_values(row: Any) -> dict[str, Any]:
-    """The columns of a stored operator tuple, all but `operator_spec`: lists and plain values."""
+    """Column -> value, from a row of the table of operators, without `operator_spec`."""
     spec: Mapping[str, Any] = row.spec or {}
     given: Mapping[str, Any] = row.parameters or {}
     inputs, outputs = shapes_passed(spec), row.output_shapes
@@ -387,7 +387,7 @@ def operator_values(row: Any) -> dict[str, Any]:
 
 
 def _parameter(column: Column, value: Any) -> Any:
-    """A parameter in the type of its column; None if it has another type."""
+    """Convert a parameter to the type of its column; None if it has another type."""
     if column.kind == "integers":
         values = value if isinstance(value, list) else [value]
         return values if values and all(type(size) is int for size in values) else None

@@ -1,7 +1,7 @@
-"""Imports the export of another farm: every row is checked before anything is written; duplicates are skipped.
+"""Imports an export of another farm. Every row is checked before anything is written; duplicates are skipped.
 
-`farm.exchange.columns` declares what each column accepts. Ids are computed again from what they are hashes of. Each
-file is read once, batch by batch. Checked batches go to a temporary file until all files are checked.
+`farm.exchange.columns` declares the values that each column accepts. Content-hash ids are computed again from the row.
+Each file is read once, batch by batch. Checked batches go to a temporary file until all files are checked.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-AT_ONCE = 1000  # rows in one transaction: other writers wait for it
-BATCH = 20_000  # rows that are checked together: equal values of a column are checked once
-MOST_IN_MEMORY = 64 << 20  # bytes of checked rows, compressed; more go to the disk
-MOST_ROWS = 50_000_000  # of one file
-MOST_BYTES = 1 << 30  # of a row group, unpacked, and of the values of a batch
+AT_ONCE = 1000  # rows in one transaction: small, because other writers wait for its end
+BATCH = 20_000  # rows that are checked together: equal values in a column are checked once
+MOST_IN_MEMORY = 64 << 20  # bytes of compressed checked rows in memory; more go to the disk
+MOST_ROWS = 50_000_000  # rows of one file
+MOST_BYTES = 1 << 30  # bytes of an unpacked row group, and of the values of a batch
 MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
 NEXT_STEP = "Name a Parquet file that `farm export` wrote."
 
@@ -59,12 +59,12 @@ _IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 class ImportRefused(UsageError):
-    """A file is not an export, is damaged or too large, or holds a value that no farm writes."""
+    """A file is not an export, is damaged or too large, or contains a value that no farm writes."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The rows of one file, and how many of them the database did not have."""
+    """The number of rows of one file, and how many of them were new to the database."""
 
     path: Path
     table: str
@@ -74,7 +74,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class ExportFile:
-    """An opened Parquet file of an export; `about` is what it says of itself."""
+    """An opened Parquet file of an export. `about` is the description in its metadata."""
 
     path: Path
     table: str
@@ -89,9 +89,9 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
         origin: the name of the exporting farm; by default the name of the file or folder.
 
     Raises:
-        ImportRefused: a file is not an export, has a newer format, is damaged, or holds a value that no farm writes.
+        ImportRefused: a file is not an export, is of a newer format, damaged, or has a value that no farm writes.
             Nothing was written.
-        UsageError: the origin is not a name.
+        UsageError: `origin` cannot be used as a name (it is empty or has special characters).
     """
     origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
     try:
@@ -105,7 +105,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
         raise ImportRefused(f"{path} holds no Parquet file.", "Name a file or folder that `farm export` wrote.")
     files.sort(key=lambda file: list(_IMPORTS).index(file.table))
     about = files[0].about
-    if not any(file.table == "captures" for file in files):  # calls alone belong to nothing
+    if not any(file.table == "captures" for file in files):  # calls without their capture cannot be stored
         files = [file for file in files if file.table != "calls"]
     with contextlib.ExitStack() as stack:
         checked = [(file, stack.enter_context(_spooled(_checked(file, origin)))) for file in files]
@@ -115,7 +115,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
 
 @contextlib.contextmanager
 def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
-    """Keep checked batches in a temporary file without a name, and yield an iterator over them."""
+    """Write checked batches to an unnamed temporary file. Then yield one iterator over all batches."""
     with tempfile.SpooledTemporaryFile(MOST_IN_MEMORY) as spool:
         try:
             for records in batches:
@@ -139,7 +139,7 @@ def _opened(path: Path) -> ExportFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+    if path.exists() and not path.is_file():  # opening a pipe would block until a process writes to it
         raise ImportRefused(f"{path} is not a file.", NEXT_STEP)
     limits = {"thrift_string_size_limit": 100 << 20, "thrift_container_size_limit": 1 << 20}
     try:
@@ -167,7 +167,7 @@ def _opened(path: Path) -> ExportFile:
         if at < 0 or found.schema_arrow.field(at).type != field.type:
             raise ImportRefused(f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP)
     _check_size(path, found.metadata)
-    # A text that repeats is in memory once, as in the file.
+    # Dictionary encoding: a text that repeats is in memory once, as in the file.
     leaves = [found.schema.column(index) for index in range(found.metadata.num_columns)]
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     options = {"metadata": found.metadata, "read_dictionary": texts, "page_checksum_verification": True}
@@ -175,7 +175,7 @@ def _opened(path: Path) -> ExportFile:
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
-    """Refuse a file whose metadata announce more than an import keeps in memory."""
+    """Raise `ImportRefused` if the file's metadata announce more data than an import may have in memory."""
     lists = [index for index in range(metadata.num_columns) if metadata.schema.column(index).max_repetition_level]
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     if metadata.num_rows > MOST_ROWS or any(
@@ -192,7 +192,7 @@ def _too_large(path: Path) -> ImportRefused:
 
 
 def _decoded_bytes(found: pa.Array) -> int:
-    """The size of the values of a column, each repetition counted."""
+    """The size of a column's values in bytes, if each repeated value is stored again."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -203,7 +203,7 @@ def _decoded_bytes(found: pa.Array) -> int:
 
 
 def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
-    """The rows of the file as their writer takes them, batch by batch."""
+    """Check the rows of a file. Yield them in batches, in the form that the table's writer needs."""
     import pyarrow as pa
 
     columns = [column for column in TABLES[file.table] if not column.derived]
@@ -230,10 +230,10 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
 
 
 def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:
-    """The values of a column of a batch, as they are stored.
+    """Check the values of one column of a batch. Return them in their stored form.
 
     Args:
-        before: rows of the file before this batch.
+        before: number of rows before this batch, for error messages.
     """
     import pyarrow as pa
 
@@ -261,7 +261,7 @@ def _refused(file: ExportFile, row: int, error: BaseException, column: str = "")
 
 
 def _problem(error: BaseException) -> str:
-    """What is wrong, with the value, without a stop."""
+    """Describe the error and its value, without a full stop at the end."""
     if isinstance(error, FarmError):
         return error.message.rstrip(".")
     if isinstance(error, ValidationError):
@@ -280,8 +280,8 @@ class Checked:
     """A checked row, and the operator tuple or variant that it describes.
 
     Attributes:
-        model_flops: of a variant.
-        refers_to: the other rows that it refers to, as its writer takes them.
+        model_flops: PyTorch's count for the variant; None for a tuple.
+        refers_to: the other rows that the row refers to, in the form that its writer needs.
     """
 
     row: dict[str, Any]
@@ -365,15 +365,15 @@ def _call(row: Row, origin: str) -> Checked:
 
 
 def _cost(row: Row) -> Cost:
-    """The cost of an operator tuple. Older exports hold the shape of the first output alone, and only if it is the
-    only one."""
+    """The cost of an operator tuple. Older exports have one output shape, and only for operators with a single
+    output."""
     first, shapes = row["output_shape"], row["output_shapes"]
     found = [first] if shapes is None and first is not None else shapes
     return Cost(row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found)))
 
 
 def _verdict(row: Row, origin: str) -> dict[str, Any]:
-    """A row of the table of imported verdicts."""
+    """Convert a row to a row of the table of imported verdicts."""
     if any(number > row["round"] for _, _, number, _ in json.loads(row["made_of"] or "[]")):
         raise ValueError("made_of names a later round than that of the verdict")
     kept = {name: content.storable(value) for name, value in row.items() if name != "origin"}
@@ -381,7 +381,7 @@ def _verdict(row: Row, origin: str) -> dict[str, Any]:
 
 
 def _series(row: Row, origin: str) -> tuple[str, Trace]:
-    """The reading of a sampled series, and a trace of that series alone."""
+    """Return the reading id of a sampled series, and a trace that contains only this series."""
     if len(row["times_s"]) != len(row["values"]):
         raise ValueError("the series has not as many times as values")
     series = {row["series"]: (row["times_s"], row["values"])}
@@ -435,8 +435,8 @@ def _write_readings(session: Session, records: Sequence[Checked]) -> int:
 
 
 def _write_captures(session: Session, records: Sequence[Checked]) -> int:
-    """Captures that the database does not have, neither imported nor of its own. A card without a reading is not
-    named."""
+    """Write the captures that the database does not have yet (imported or its own). Return their number. A capture
+    refers to its card only if the database has the card."""
     new = 0
     unknown = _missing(session, _CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
     for record in records:
@@ -484,7 +484,7 @@ def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
-    """Series of imported readings; those of one reading may be in two batches."""
+    """Write the series of imported readings. Two batches may contain series of the same reading."""
     traces: dict[str, Trace] = {}
     for reading_id, trace in series:
         traces.setdefault(reading_id, Trace(trace.window_s, {})).series.update(trace.series)
@@ -504,10 +504,10 @@ def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
 
 
 def _write_job(session: Session, row: Row) -> None:
-    """Write the job of an imported verdict: ended, to be reported and published like one of this farm.
+    """Write the job of an imported verdict, as an ended job. Reports and pages show it like a job of this farm.
 
-    Its `request_id` stays empty, so no request counts as done. If a part is missing, as in the export of a selection,
-    no job is written.
+    Its `request_id` stays empty, so no request of this farm counts as done. If rows of the job are missing from the
+    export (an export of a selection), no job is written.
     """
     try:
         request = Request.from_json(json.loads(row["request"]))
@@ -550,7 +550,7 @@ def _write_job(session: Session, row: Row) -> None:
 
 
 def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str, int, bool]], readings: Row) -> None:
-    """Write the items of an imported job that an earlier round did not bring."""
+    """Write the items of an imported job, except those that an earlier round has written."""
     before = sqlalchemy.select(_ITEM.reading_id, _ITEM.role).where(_ITEM.job_id == job_id)
     there = set(map(tuple, session.execute(before)))
     items = {}
@@ -566,13 +566,13 @@ def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str
 
 
 def _known_capture(session: Session, row: Row) -> int | None:
-    """The id of the verdict's capture here, imported if there is one, or else of this farm."""
+    """Return the id of the verdict's capture in this database, preferably an imported one."""
     query = sqlalchemy.select(*_CAPTURE).where(_CAPTURE.variant_id == row["variant_id"])
     same = [found for found in session.execute(query) if capture_key(found) == row["capture_id"]]
     return min(same, key=lambda found: not found.origin.startswith(tables.IMPORTED)).id if same else None
 
 
-#: Table -> its row checker and its writer, in the order of writing: first what others refer to.
+#: Table -> (row checker, writer). The tables are written in this order: a table comes before those that refer to it.
 _IMPORTS: Mapping[str, tuple[Callable[[Row, str], Any], Callable[[Session, Sequence[Any]], int]]] = {
     "readings": (_reading, _write_readings),
     "captures": (_capture, _write_captures),

@@ -1,7 +1,7 @@
 """The packaged readings: exports in ``farm/data`` (one folder for each card model), queried like a database.
 
-The first query imports them into a SQLite file in the state folder, so the same queries work on them and on a farm's
-database.
+The first query imports them into an SQLite file in the state folder. So the same queries work on them and on a farm's
+own database.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ FOLDER = Path(__file__).parent.parent / "data"
 
 
 def packaged_files(folder: Path = FOLDER) -> list[Path]:
-    """The packaged exports: files of readings, or folders with all tables."""
+    """Return the packaged exports. Each one is a file of readings or a folder with all tables."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.suffix == ".parquet" or next(path.glob("*.parquet"), None))
 
 
 def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
-    """The packaged export with this name (its file or folder without the suffix)."""
+    """Return the packaged export with this name (of its file or folder, without the suffix), or None."""
     return next((path for path in packaged_files(folder) if path.stem == name), None)
 
 
 def database_of(files: Sequence[Path], cache: Path) -> Database:
-    """A database with the contents of these exports, created in `cache` if it is missing.
+    """Open a database with the contents of these exports. Create it in folder `cache` if it is missing.
 
     Raises:
-        ImportRefused: one of them is not an export.
+        ImportRefused: one of the files is not an export.
     """
     from farm.exchange.importer import import_export
 
@@ -56,7 +56,7 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
             database.upgrade()
             for path in files:
                 import_export(database, path)
-            with database.engine.connect() as connection:  # one file, without a log beside it
+            with database.engine.connect() as connection:  # one file, without a write-ahead log
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
             database.close()
@@ -71,15 +71,15 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
 def first_answer(
     ask: Callable[[Session], Answer], knows: Callable[[Answer], bool], say: Callable[[str], None]
 ) -> Answer:
-    """The answer of the user's own database; if it has no readings for it, that of the packaged readings.
+    """Query the user's own database; if it has no matching readings, query the packaged readings.
 
     Args:
-        ask: computes the answer.
-        knows: True if an answer is based on readings.
-        say: receives a line if the package answers.
+        ask: runs the query on a session and returns the answer.
+        knows: returns True if an answer is based on readings.
+        say: called with a line of text if the answer is from the packaged readings.
 
     Raises:
-        FarmError: neither has an answer (see `_joined_error`), or the own database cannot be read.
+        FarmError: neither query has an answer (see `_joined_error`), or the own database cannot be read.
     """
     files = packaged_files()
     problem: FarmError | None = None
@@ -91,7 +91,7 @@ def first_answer(
             return answers[0]
     except Ambiguous:
         raise
-    except (NoDatabase, UsageError) as error:  # there is no database yet, or it has no such operator or card
+    except (NoDatabase, UsageError) as error:  # no database yet, or no such operator or card in it
         if not files:
             raise
         problem = error
@@ -110,7 +110,7 @@ def first_answer(
 
 
 def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
-    """The error if neither the own database nor the package has an answer."""
+    """Choose the error to raise if neither the own database nor the packaged readings have an answer."""
     if not isinstance(own, UsageError) or own.next_step == "It has no readings at all.":
         return packaged
     suggests = ["Did you mean" in error.next_step for error in (own, packaged)]

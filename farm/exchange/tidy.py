@@ -1,7 +1,7 @@
-"""The rows of an export, as columns: reads the database and fills every column of `farm.exchange.columns`.
+"""Reads the database and fills every column of `farm.exchange.columns`, in batches of rows for an export.
 
-Rows come from the database as plain tuples, in batches: an object for each of a million readings would take minutes,
-and all rows at once would not fit in memory. `take` repeats the rows that they refer to.
+Rows are read as plain tuples, because a million ORM objects would take minutes. They are read in batches, because all
+rows would not fit in memory. Arrow's `take` repeats a tuple, card or protocol for each reading that refers to it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 Batches = Iterator[Mapping[str, Sequence[Any]]]
 
-BATCH = 20_000  # rows at a time: some 100 MB in all their forms
-KEPT = 20_000  # subjects whose columns stay in memory
+BATCH = 20_000  # rows in one batch: about 100 MB with all intermediate copies
+KEPT = 20_000  # tuples and variants whose columns stay in memory
 
 _READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ _IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 def _text(column: Any) -> Any:
-    """A JSON column as the text in the database: documents that are only copied are not parsed."""
+    """Select a JSON column as text, because documents that are only copied need no parsing."""
     return sqlalchemy.cast(column, sqlalchemy.Text).label(column.name)
 
 
@@ -61,14 +61,14 @@ def _columns(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str, S
 
 
 def _places(keys: Iterable[str]) -> tuple[list[str], list[int]]:
-    """The distinct keys, and the index of each key among them."""
+    """Return the distinct keys, and for each key its index among them."""
     place: dict[str, int] = {}
     at = [place.setdefault(key, len(place)) for key in keys]
     return list(place), at
 
 
 def _spread(rows: Sequence[Mapping[str, Any]], at: Sequence[int], columns: Sequence[Column]) -> dict[str, pa.Array]:
-    """Columns of the rows that others refer to, one value for each referring row."""
+    """Build columns from `rows`: element i has the values of row `at[i]`."""
     import pyarrow as pa
 
     taken = pa.RecordBatch.from_pylist(list(rows), arrow_schema(columns)).take(pa.array(at, pa.int64()))
@@ -127,7 +127,7 @@ def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dic
         )
     ]
     keys = zip(*(read[name] for name in ("subject_id", "card_id", "protocol_id", "software_id")), strict=True)
-    # A JSON column's null is the text "null".
+    # In a JSON column, null is stored as the text "null".
     found["kernels"] = [
         references.kernels(*key) if own in (None, "null") else own
         for own, key in zip(read["kernels"], keys, strict=True)
@@ -136,7 +136,7 @@ def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dic
 
 
 class _References:
-    """The rows that readings refer to: all software, protocols and cards, which are few; subjects when needed."""
+    """The rows that readings refer to. Loads all software, protocols and cards (few) at once, subjects on demand."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -154,7 +154,7 @@ class _References:
         return self.session.execute(sqlalchemy.select(table.__table__)).all()
 
     def subjects(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The columns of tuples and variants."""
+        """Return the columns of the tuples or variants with these ids."""
         if len(self._subjects) > KEPT:
             self._subjects.clear()
         missing = [id_ for id_ in ids if id_ not in self._subjects]
@@ -181,7 +181,7 @@ class _References:
         return max((flops or 0) / peaks.flops_per_s, (bytes_moved or 0) / peaks.bytes_per_s) * 1e6 / time_us
 
     def kernels(self, subject_id: str, card_id: str, protocol_id: str, software_id: str) -> str | None:
-        """The kernels of one call as JSON, if observed on this card model with the same torch and numeric flags."""
+        """The kernels of one call as JSON. None if not observed on this card model with this torch and these flags."""
         protocol = self.protocols[protocol_id]
         for card_model, torch, numerics, kernels in self._kernels.get(subject_id, ()):
             if (
@@ -194,7 +194,7 @@ class _References:
 
 
 def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any], str]]]:
-    """Tuple id -> (card model, torch, numeric flags, kernels as JSON), from the verifications of captures."""
+    """Return tuple id -> (card model, torch, numeric flags, kernels as JSON), from verified captures."""
     card = tables.CardRow.__table__.c  # type: ignore[attr-defined]
     models = {row.id: row.model for row in session.execute(sqlalchemy.select(card.id, card.model))}
     found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
@@ -209,7 +209,7 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 
 
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Operator id -> its columns; JSON as text."""
+    """Return operator id -> its columns. JSON values are texts."""
     found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
     for batch in in_batches(ids):
         query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
@@ -223,7 +223,7 @@ def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str
 
 
 def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The captures of the selected readings: of their operators or variants; with the columns that calls share."""
+    """Yield the captures that contain the selected operators or variants, with the columns that their calls share."""
     wanted: set[int] | None = None
     if selection.conditions or selection.subject_ids is not None:
         subjects = {
@@ -253,12 +253,12 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
 
 
 def capture_key(row: Any) -> str:
-    """The id of a capture, equal on every farm; `row` has the columns of the table."""
+    """Return the id of a capture, which is the same on every farm. `row` is a row of the table of captures."""
     captured = row.origin.removeprefix(tables.IMPORTED)
     return content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])
 
 
-ORIGIN = "imported_from"  # key in an imported capture's verification
+ORIGIN = "imported_from"  # key for the farm's name in an imported capture's verification
 
 
 def captures(session: Session, selection: Selection) -> Batches:
@@ -294,9 +294,8 @@ _FROM_VERDICT = tuple(
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
-    """Verdicts of jobs that accepted a selected reading. An imported verdict without its job only if all are selected.
-
-    Cancelled jobs are left out: what they measured before their end is no basis for a verdict.
+    """Yield the verdicts of jobs that accepted a selected reading; imported verdicts without a job only if all readings
+    are selected. Cancelled jobs are left out, because they ended before they had all readings.
     """
     wanted: set[str] | None = None
     if selection.conditions or selection.subject_ids is not None:
@@ -311,7 +310,7 @@ def verdicts(session: Session, selection: Selection) -> Batches:
 
 
 def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
-    """The verdicts of the farm's own jobs (None: of all)."""
+    """Yield the verdicts of the jobs with the ids `wanted` (None: of all jobs)."""
     verdict, job = tables.VerdictRow, tables.Job
     theirs = set(session.scalars(sqlalchemy.select(_IMPORTED.job_id)))
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
@@ -351,7 +350,7 @@ _SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "
 
 
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
-    """Job -> (reading id, role, round, reused) of each item that has a reading."""
+    """Return job id -> (reading id, role, round, reused) of each item that has a reading."""
     found: dict[str, list[tuple[str, str, int, bool]]] = {}
     for batch in in_batches(job_ids, AT_ONCE):
         query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
@@ -363,7 +362,7 @@ def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[s
 
 
 def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
-    """(Job, round) -> the columns `operators` and `capture_id`."""
+    """Return (job id, round number) -> the columns `operators` and `capture_id`."""
     rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
     found = {}
     for batch in in_batches(job_ids, AT_ONCE):

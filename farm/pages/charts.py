@@ -1,8 +1,8 @@
 """The charts of a page, as plain values that plotly draws in the browser.
 
-A chart is ``{"data": [...], "layout": {...}}`` in plotly's schema. It may have a ``legend``: names with their colours,
-which the page shows, because plotly's own legend scrolls if it is narrow. Axis titles name their unit. The page sets
-the colours of text, lines and background. All texts are escaped, because plotly interprets some HTML.
+A chart is ``{"data": [...], "layout": {...}}`` in plotly's schema. A chart may also have a ``legend`` (names with
+colours) that the page draws itself, because plotly's own legend scrolls on narrow pages. Axis titles name the unit.
+The page sets the colours of text, lines and background. All texts are escaped, because plotly interprets some HTML.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NARROW = {"t": 10, "r": 15}
 
 
 def colours_of(types: Sequence[TypeRow]) -> dict[str, str]:
-    """Operator type -> colour, the most expensive types first; all types after the last colour are grey."""
+    """Return operator type -> colour, the most expensive type first. Types after the last colour are grey."""
     return {row.short_name: COLOURS[n] if n < len(COLOURS) else GREY for n, row in enumerate(types)}
 
 
@@ -44,7 +44,7 @@ def _chart(
     legend: Legend | None = None,
     **layout: Any,
 ) -> Chart:
-    """A chart with two axes, their titles, and the legend of the page."""
+    """Build a chart with two titled axes, and a legend that the page draws."""
     of_chart = {
         "height": height,
         "xaxis": {**axes[0], "title": {"text": x}},
@@ -70,13 +70,13 @@ def _points(name: str, x: list[float], y: list[float], text: list[str], hover: s
 
 
 def _line(x: list[float], y: list[float], width: int = 2, dash: str = "solid") -> dict[str, Any]:
-    """A reference line."""
+    """Build a reference line through the given points."""
     line = {"color": GREY, "width": width, "dash": dash}
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "hoverinfo": "skip"}
 
 
 def sum_and_whole(report: Report) -> list[Chart]:
-    """The sum by operator type as stacked bars above the whole, for time and, if there is one, for energy."""
+    """Draw the sum as bars stacked by operator type, above a bar of the whole. One chart for time, one for energy."""
     types, verdict = report.types, report.verdict
     in_sum, in_model = "sum of<br>the parts", "in the<br>model"
     time = {in_sum: [row.time_us for row in types], in_model: [row.in_model_us for row in types]}
@@ -90,7 +90,7 @@ def sum_and_whole(report: Report) -> list[Chart]:
 def _stacked(
     report: Report, bars: Mapping[str, list[float | None]], compared: Comparison, what: str, units: Units
 ) -> Chart:
-    """Bars of the values of all operator types (name of the bar -> value of each type), and of the whole."""
+    """Stack the values of the operator types in bars (bar name -> value of each type); add a bar of the whole."""
     unit, factor = fitting_unit((compared.whole or compared.total).value, units)
     known = {name: values for name, values in bars.items() if any(value is not None for value in values)}
     colours = colours_of(report.types)
@@ -122,7 +122,7 @@ def _stacked(
 
 
 def roofline(report: Report, peaks: Roofline) -> Chart | None:
-    """Arithmetic rate over arithmetic intensity of all tuples with arithmetic, below the peaks of the card."""
+    """Draw FLOP/s over FLOP per byte for all tuples that have FLOPs, with the card's peaks as limits."""
     shown = [row for row in report.tuples if row.time_us and row.flops and row.bytes_moved]
     if not shown:
         return None
@@ -160,7 +160,7 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
 
 
 def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
-    """The tree of modules as nested areas, proportional to time."""
+    """Draw the tree of modules as nested areas. The area is proportional to the time."""
     timed = [row for row in rows if row.time_us]
     if not timed or timed[0].depth:
         return None
@@ -210,10 +210,10 @@ def _module_text(row: LayerRow, root: str) -> str:
 
 
 def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
-    """The share of the model's time at each power, and at each clock.
+    """Draw histograms: the share of the model's time at each power, and at each clock.
 
     Args:
-        readings: rows with `power_w` and `sm_clock_mhz`, by reading id.
+        readings: reading id -> row with `power_w` and `sm_clock_mhz`.
     """
     of_rows = [(row, readings.get(row.reading_id or "")) for row in report.tuples if row.time_us]
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
@@ -228,7 +228,7 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
         if not known:
             continue
         low, high = min(known)[0], max(known)[0]
-        size = max((high - low) / _BINS, abs(high) / 100, 1e-9)  # if all have one clock, there is one narrow bar
+        size = max((high - low) / _BINS, abs(high) / 100, 1e-9)  # equal values give one narrow bar
         data = {
             "type": "histogram",
             "x": [value for value, _ in known],
@@ -244,12 +244,12 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
 
 
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
-    """The sum of the parts over the whole model, one point per job, for time and for energy.
+    """Draw the sum of the tuples (y) over the whole model (x), one point per job: a chart for time, one for energy.
 
-    On the line, the parts explain the whole. Colours stand for card models and dtypes.
+    On the diagonal, sum and whole are equal. Each pair of card model and dtype has a colour.
 
     Args:
-        reports: each with the link to its own page, "" for none.
+        reports: pairs of a report and the link to its page ("": no link).
     """
     points: dict[str, list[_Point]] = {"time": [], "energy": []}
     for report, link in reports:
@@ -261,8 +261,8 @@ def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
             if comparison.whole.value > 0 and comparison.total.value > 0:
                 points[what].append((group, report.title, comparison.total, comparison.whole, comparison.gap, link))
     groups = sorted({group for of_one in points.values() for group, *_ in of_one})
-    colours = {group: COLOURS[n % len(COLOURS)] for n, group in enumerate(groups)}  # the same in both charts
-    units = {"time": "ms", "energy": "J"}  # a thousand of the units of a verdict
+    colours = {group: COLOURS[n % len(COLOURS)] for n, group in enumerate(groups)}  # both charts use the same colours
+    units = {"time": "ms", "energy": "J"}  # 1000 times the units of a verdict
     return [_scatter(found, colours, what, units[what]) for what, found in points.items() if found]
 
 
@@ -306,7 +306,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
 
 
 def _ticks(least: float, most: float) -> dict[str, Any]:
-    """Ticks at 1, 2 and 5 of each decade for a short logarithmic axis, which may contain no power of ten."""
+    """Ticks at 1, 2 and 5 of each decade, for a short logarithmic axis that may contain no power of ten."""
     if most / least > 1e3:
         return {}
     decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)

@@ -1,7 +1,7 @@
-"""Reports as one self-contained HTML page: without network or server, on a phone, on paper, with a light or dark theme.
+"""Writes reports as one HTML page that needs no network and no server. It fits phones and paper, light or dark.
 
-plotly draws the charts in the browser. Its JavaScript, an extra (`operator-farm[plot]`), is part of the page. Jinja
-escapes all text, and the page's policy forbids requests of the browser.
+plotly (extra `operator-farm[plot]`) draws the charts in the browser; its JavaScript is part of the page. Jinja escapes
+all text, and the page's content security policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _STEP = "Name an .html file in a folder that you may write to."
 
 @dataclass(frozen=True)
 class JobPage:
-    """The values that a page shows of one job."""
+    """The values of one job that a page shows."""
 
     report: Report
     command: str  # "" for a sweep
-    remarks: list[tuple[str, str]]  # without those that have their own section
+    remarks: list[tuple[str, str]]  # except the remarks that have their own section
     sums: list[charts.Chart]
     tree: charts.Chart | None
     roofline: charts.Chart | None
     peaks: Roofline
-    peaks_measured: bool  # False: from the data sheet
+    peaks_measured: bool  # False: the peaks are from the data sheet
     distributions: list[charts.Chart]
     owner_groups: list[OwnerGroup]
-    parts_shown: list[str]  # of a training step
-    costliest: list[dict[str, Any]]  # the most expensive tuples, with their share of the sum's time
+    parts_shown: list[str]  # the parts of a training step that the page shows
+    costliest: list[dict[str, Any]]  # the most expensive tuples, with their shares of the sum's time
 
 
 def job_page(session: Session, report: Report) -> JobPage:
-    """The values that a page shows of a job."""
+    """Collect the values of a job that a page shows."""
     job = session.get_one(tables.Job, report.job_id)
     peaks = Evidence(session, job, job.round).roofline
     fingerprints = [session.get_one(tables.CardRow, card.id).fingerprint for card in report.cards[:1]]
@@ -81,7 +81,7 @@ def job_page(session: Session, report: Report) -> JobPage:
 
 
 def check_page(path: Path) -> None:
-    """Check that a page can be written to this file, before the report is made.
+    """Check that a page can be written to this file, before the report is computed.
 
     Raises:
         UsageError: plotly is missing, or the file cannot be written.
@@ -91,10 +91,10 @@ def check_page(path: Path) -> None:
 
 
 def write_page(path: Path, pages: Sequence[JobPage]) -> None:
-    """Write one page of one job or several jobs.
+    """Write one page about one or several jobs.
 
     Raises:
-        UsageError: it cannot be written, or plotly is missing. No partial file remains.
+        UsageError: the file cannot be written, or plotly is missing. No partial file remains.
     """
     title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
     values = {"title": title, "pages": pages, "scatters": own_scatters(pages), "script": plotly_js()}
@@ -102,7 +102,7 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
 
 
 def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
-    """The scatter of several jobs of one page, with links into the page."""
+    """Return the scatter charts of several jobs, with links to the jobs' sections on the same page."""
     return charts.scatters([(page.report, f"#{page.report.job_id}") for page in pages]) if len(pages) > 1 else []
 
 
@@ -110,7 +110,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it.
 
     Raises:
-        UsageError: it cannot be written. No partial file remains.
+        UsageError: the file cannot be written. No partial file remains.
     """
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
@@ -124,7 +124,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def plotly_js() -> str:
-    """The JavaScript of plotly.
+    """Return the JavaScript of plotly.
 
     Raises:
         UsageError: plotly is not installed.
@@ -138,7 +138,7 @@ def plotly_js() -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template as HTML. All text is escaped, and control characters are made visible."""
+    """Render a template to HTML. All text is escaped, and control characters become visible."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,6 +1,6 @@
-"""Drawings in files: the time series of a reading, the charts of a study, and predictions.
+"""Draws image files: the time series of a reading, the charts of a study, and predictions.
 
-matplotlib is an extra (`operator-farm[plot]`). It is imported when something is drawn, without a display.
+matplotlib is an extra (`operator-farm[plot]`). It is imported only for drawing and needs no display.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset
     from farm.prediction.evaluation import HeldOutPredictions
 
-_FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each
+_FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each value
 _FORMATS = "Name a .png, .svg or .pdf file."
-_OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}  # the place of a legend
+_OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}  # legend right of the chart
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("W", ("power_instant_w", "power_average_w", "energy_mj")),
     ("MHz", ("sm_clock_mhz", "memory_clock_mhz")),
@@ -35,7 +35,7 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart. `half_widths` are drawn as error bars; the points of one that is `alone` are not joined."""
+    """One line of a chart. `half_widths` are drawn as error bars. If `alone` is True, the points are not joined."""
 
     name: str
     x: Sequence[float]
@@ -53,7 +53,7 @@ class Chart:
     y_name: str = ""
     lines: tuple[Line, ...] = ()
     bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    areas: tuple[Line, ...] = ()  # stacked, each constant from one x to the next
+    areas: tuple[Line, ...] = ()  # stacked areas; each is constant from one x to the next
     x_log: bool = False
     zero: bool = False  # draw the zero line: the values are deviations
 
@@ -69,10 +69,10 @@ class Chart:
 
 
 def check_available() -> None:
-    """Check that matplotlib is installed, before anything is measured for a drawing.
+    """Check that matplotlib is installed, before the measurement that needs the drawing.
 
     Raises:
-        UsageError: it is not.
+        UsageError: matplotlib is not installed.
     """
     try:
         import matplotlib  # noqa: F401
@@ -84,7 +84,7 @@ def check_available() -> None:
 
 
 def check_path(path: Path) -> None:
-    """Check that a drawing can be written to this file, before anything is measured for it.
+    """Check that a drawing can be written to this file, before the measurement that needs the drawing.
 
     Raises:
         UsageError: matplotlib is missing, or the file cannot be written.
@@ -95,9 +95,9 @@ def check_path(path: Path) -> None:
     check_file(path)
     if _format(path) not in FigureCanvasBase.get_supported_filetypes():
         raise UsageError(f"The format '{path.suffix}' of '{path}' is not supported.", _FORMATS)
-    # Open the file: only that detects a read-only disk or a name that is too long.
+    # Only opening the file detects a read-only disk or a name that is too long.
     try:
-        real = Path(os.path.realpath(path))  # the target of a link: the link itself must stay
+        real = Path(os.path.realpath(path))  # follow a symbolic link, which must not be removed
         exists = real.exists()
         real.open("ab").close()
         if not exists:
@@ -116,8 +116,8 @@ def _colour(number: int) -> str:
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, list[Any]]:
-    """A figure and its axes. Unit of the sizes: inches."""
-    # Not pyplot, which looks for a display and keeps figures globally.
+    """Return a matplotlib figure and its axes. Unit of the sizes: inches."""
+    # pyplot is avoided: it looks for a display and stores figures globally.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
@@ -134,7 +134,7 @@ def _save(figure: Any, path: Path, title: str) -> None:
 
 
 def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
-    """Power between two steps of the energy counter: (end of each step in s, power in W)."""
+    """The mean power between two steps of the energy counter, as two lists: (end of each interval in s, power in W)."""
     steps = power_by_step(*trace.series.get("energy_mj", ([], [])))
     return [end_s for _, end_s, _ in steps], [power_w for _, _, power_w in steps]
 
@@ -153,7 +153,7 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
     """Draw power, clocks and temperatures of one reading, with its window, throttling and other processes.
 
     Args:
-        levels_w: power levels for dotted lines, by name: idle, base.
+        levels_w: name (idle, base) -> power in W, drawn as a dotted line.
     """
     check_path(path)
     panels = [panel for panel in _PANELS if any(name in trace.series for name in panel[1])]
@@ -190,7 +190,7 @@ def _draw_counter(axis: Any, trace: Trace) -> None:
 
 
 def _draw_bands(axis: Any, trace: Trace) -> None:
-    """Draw the reasons for lowered clocks, and other processes on the card, as bands at the foot of a panel."""
+    """Draw throttle reasons and other processes on the card as bands at the bottom of a panel."""
     bands = [name for name in sorted(trace.series) if name.startswith("throttle_") and name != "throttle_reasons"]
     bands += [name for name in ("foreign_processes",) if any(trace.series.get(name, ([], []))[1])]
     for number, name in enumerate(bands):
@@ -217,7 +217,7 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
             axis.stackplot(chart.areas[0].x, *rows, labels=[area.name for area in chart.areas], **style)
             axis.margins(x=0)
         for number, line in enumerate(chart.lines, start=len(chart.areas)):
-            repeats = len(set(line.x)) < len(line.x)  # several points at one x are not joined
+            repeats = len(set(line.x)) < len(line.x)  # points with the same x are not joined
             style = {"fmt": "o" if repeats or line.alone else ".-", "markersize": 4, "capsize": 2, "linewidth": 1}
             axis.errorbar(line.x, line.y, yerr=line.half_widths, color=_colour(number), label=line.name, **style)
         _draw_bars(axis, chart)
@@ -247,7 +247,7 @@ def _draw_bars(axis: Any, chart: Chart) -> None:
         draw(places, values, width, color=_colour(number), label=name)
     (axis.set_yticks if chart.horizontal else axis.set_xticks)(range(len(chart.bars)), list(chart.bars), fontsize=7)
     if chart.horizontal:
-        axis.set_ylim(len(chart.bars) - 0.4, -0.6)  # the first at the top
+        axis.set_ylim(len(chart.bars) - 0.4, -0.6)  # the first bar is at the top
 
 
 def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:
@@ -289,7 +289,7 @@ def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
     """Draw a model's time over a size (``batch`` or ``length``), with its interval.
 
     Raises:
-        UsageError: as of `draw_evaluation`.
+        UsageError: see `draw_evaluation`.
     """
     check_path(path)
     level = min(one.level for one in found)

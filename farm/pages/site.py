@@ -1,7 +1,7 @@
-"""The database as a folder of pages, opened from a disk or copied to any web host; they need no server and no network.
+"""Writes the database as a folder of HTML pages, for a disk or any web host. The pages need no program on a server.
 
-The pages are: sum against whole for all models, one page per model, a table of all operators that the browser
-searches and sorts, and a comparison of cards. The JavaScript of plotly is in one file.
+The pages are: sum and whole of all models, one page per model, a table of all operators that the browser can search
+and sort, and a comparison of cards. The JavaScript of plotly is in one file.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from farm.store import tables
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 
-MOST_OPERATORS = 20_000  # rows of the table: browsers are slow with more
+MOST_OPERATORS = 20_000  # most rows of the table: browsers are slow with more
 _OURS = 'name="generator" content="operator-farm"'
 _SCRIPT = "plotly.min.js"
 
 _PEAKS = ("copy_bytes_per_s", "matmul_flops_per_s", "launch_floor_us", "idle_power_w", "power_limit_w")
 
-Row = dict[str, Any]  # of a table in a template
+Row = dict[str, Any]  # a row of a table in a template
 
 
 @dataclass(frozen=True)
 class ModelPage:
-    """A model with the newest job of each variant, card model and protocol."""
+    """A model, with its newest job for each variant, card model and protocol."""
 
     name: str
     file: str
@@ -45,13 +45,13 @@ class ModelPage:
 
 
 def publish(session: Session, folder: Path, progress: Callable[[str], object] = lambda page: None) -> int:
-    """Write the site, replacing an earlier one; return the number of pages.
+    """Write the site; an earlier site in the folder is replaced. Return the number of pages.
 
     Args:
-        progress: called with the name of each page.
+        progress: called with the name of each written page.
 
     Raises:
-        UsageError: plotly is missing, the folder cannot be written, or it holds the site of another program.
+        UsageError: plotly is missing, the folder cannot be written, or it contains another program's files.
     """
     script = plotly_js()
     _check_folder(folder)
@@ -89,7 +89,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _models(session: Session) -> Iterator[ModelPage]:
-    """The models by name, each with the newest job that has a verdict, for each request and card model."""
+    """Yield the models by name, with the newest job that has a verdict for each request and card model."""
     job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
     judged = sqlalchemy.select(_columns(tables.VerdictRow).job_id)
     found = session.execute(
@@ -102,7 +102,7 @@ def _models(session: Session) -> Iterator[ModelPage]:
     card_models = {job_id: model for job_id, model in session.execute(cards)}
     newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
     for id_, model, request_id, request in found:
-        if not request_id:  # of an imported job
+        if not request_id:  # an imported job has no request id
             with contextlib.suppress(Unreadable):
                 request_id = Request.from_json(request).id
         newest[model].setdefault((request_id or id_, card_models.get(id_)), id_)
@@ -112,14 +112,14 @@ def _models(session: Session) -> Iterator[ModelPage]:
 
 
 def file_of(model: str) -> str:
-    """The file of a model's page: the name of the model, with a hash if it has special characters."""
+    """Return the file name of a model's page: the model's name, plus a hash if it has special characters."""
     plain = re.sub(r"[^\w-]+", "_", model, flags=re.ASCII)[:80]
     mark = "" if plain == model else f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
     return f"model-{plain}{mark}.html"
 
 
 def _operators(session: Session) -> tuple[list[Row], int]:
-    """The newest reading of each tuple, card model, software and protocol by falling cost; and the number left out."""
+    """Return the newest reading per tuple, card model, software and protocol, by falling cost; and the number left out."""
     reading, operator = _columns(tables.ReadingRow), _columns(tables.Operator)
     software, protocol = _columns(tables.SoftwareRow), _columns(tables.ProtocolRow)
     one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)
@@ -152,7 +152,7 @@ def _columns(table: Any) -> Any:
 
 
 def _cards(session: Session) -> list[Row]:
-    """The card models: their peaks as measured on one card, and the numbers of cards and readings."""
+    """Return one row per card model: its peaks (measured on one card), and its numbers of cards and readings."""
     reading = _columns(tables.ReadingRow)
     counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
@@ -170,7 +170,7 @@ def _cards(session: Session) -> list[Row]:
 
 
 def _side_by_side(models: Sequence[ModelPage]) -> list[Row]:
-    """One row per variant and protocol, with the figures of the whole on each card model."""
+    """Return one row per variant and protocol, with the figures of the whole model on each card model."""
     rows: dict[tuple[str, str], Row] = {}
     for report, file in ((page.report, model.file) for model in models for page in model.jobs):
         time, energy, protocol = report.verdict.time, report.verdict.energy, str(report.protocol)
