@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from farm.errors import SettingsError
 
-#: Where deploy/systemd/farm.tmpfiles has it made at every boot, for services, containers and people alike.
+#: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
@@ -30,8 +30,8 @@ NEXT_STEP = "Correct the setting; all are listed in docs/settings.md."
 
 
 def _lock_dir() -> Path:
-    # Host-wide on purpose: two users' workers must meet at the same lock, whatever TMPDIR says. Mount it into
-    # containers.
+    # One folder for the whole host, so that the workers of all users use the same locks. It ignores TMPDIR.
+    # Mount it into containers.
     if SERVICE_LOCK_DIR.is_dir():
         return SERVICE_LOCK_DIR
     temporary = Path("/tmp")
@@ -39,7 +39,7 @@ def _lock_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """Environment variables win over the file named by ``FARM_CONFIG``."""
+    """The settings. Environment variables override the file named by ``FARM_CONFIG``."""
 
     model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid", use_attribute_docstrings=True)
 
@@ -117,7 +117,7 @@ class Settings(BaseSettings):
 
     @property
     def database(self) -> str:
-        """The database URL in force."""
+        """The URL of the database that this process uses."""
         return self.database_url or f"sqlite:///{self.state_dir / 'farm.db'}"
 
     @property
@@ -149,10 +149,10 @@ def settings() -> Settings:
 
 
 def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
-    """The settings with the default in place of each wrong one, and what is wrong.
+    """Return the settings, with defaults for wrong values, and one message for each wrong value.
 
     Raises:
-        SettingsError: the settings cannot be read, or one is unknown.
+        SettingsError: the settings cannot be read, or a setting is unknown.
     """
     try:
         return Settings(), []
@@ -166,10 +166,10 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents for this user alone. A folder that exists stays as it is.
+    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     if not folder.parent.exists():
         make_private(folder.parent)
@@ -177,16 +177,16 @@ def make_private(folder: Path) -> None:
 
 
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a Python process that the farm starts: this one's, with changes.
+    """Return the environment for a Python process that the farm starts: this process's environment with `changes`.
 
-    It and all that it starts in turn (the pools and trackers of Celery and of Python, which get no options of ours)
-    import from where things are installed and from PYTHONPATH. Else the current folder would come before both: a file
-    ``tasks.py`` or ``torch.py`` where a person stands would be run in place of what is meant.
+    That process and its children (such as Celery's and Python's worker pools) import only installed packages and
+    packages on PYTHONPATH. Otherwise Python would search the current folder first, and run a file ``tasks.py`` or
+    ``torch.py`` there instead of the real module.
     """
     environment = {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
-    # An empty entry means the current folder, and comes of appending to a variable that was not set.
+    # An empty entry means the current folder. It is the result of appending to an unset variable.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    # Installed packages are found, and must not precede Python's own.
+    # An installed package is found anyway, and site-packages must not come before the standard library.
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         paths.append(str(_PACKAGE_ROOT))
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

@@ -1,4 +1,4 @@
-"""Reports on jobs, readings and models: `build` makes a `Report` from the rows of the database."""
+"""Reports on jobs, readings and models, computed from the rows of the database."""
 
 from farm.report.report import Report, ReportCard, RoundView, TypeRow, build
 from farm.verdict.verdict import TupleRow

@@ -1,4 +1,4 @@
-"""Breakdowns of a job's cost: by owner in a training step, by slow memory, and for all layers of a model."""
+"""Breakdowns of a job's cost: by owner in a training step, by slow memory, and extrapolated to all layers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training 
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """All calls of one part of a training step (forward, backward, ...) that belong to one kind of module or function.
+    """The cost of one kind of module or function (``owner``) in one part of a training step (forward, backward, ...).
 
     ``owner`` is "" for accumulation and the optimizer. ``time_us`` and ``energy_mj`` are None if one of the tuples is
-    not measured. The share is of the time of the sum.
+    not measured. The share is a share of the sum's time.
     """
 
     owner: str
@@ -48,9 +48,9 @@ class OwnerRow:
 
 @dataclass(frozen=True)
 class OwnerGroup:
-    """All parts of one kind of module or function; or the loss, accumulation or optimizer, which have no owner.
+    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or optimizer.
 
-    Figures are None if one of the tuples is not measured. ``parts_us`` has only the parts that exist.
+    Figures are None if one of the tuples is not measured. ``parts_us`` has only the parts that occur.
     """
 
     name: str
@@ -61,10 +61,10 @@ class OwnerGroup:
 
 
 def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
-    """The parts of a training step, the most expensive owner first; () for a forward pass.
+    """Return the rows of a training step, the most expensive owner first; () for a forward pass.
 
     Args:
-        data: the data class with which all calls of a step are measured.
+        data: the data class that all calls of the step are measured with.
     """
     call = tables.Call
     query = (
@@ -94,7 +94,7 @@ def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: 
 
 
 def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
-    """Group the parts by owner. The loss is one group, whatever functions it consists of."""
+    """Group the rows by owner. All functions of the loss are one group."""
     groups: dict[str, list[OwnerRow]] = {}
     for row in rows:
         groups.setdefault(row.owner if row.part in OF_OWNERS else row.part, []).append(row)
@@ -111,38 +111,38 @@ def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum; None if a value is None."""
+    """Return the sum; None if any value is None."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
 
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """One tuple with some of its tensors in slow memory; figures are of one call in a loop."""
+    """A tuple with some of its tensors in slow memory. Figures are for one call, measured in a loop."""
 
     operator_id: str
     label: str
     calls: int  # in the model, in all data classes
     placement: str  # the slow tensors: `farm.types.protocol`
-    tensors: str  # the same by name: "weight, output"
+    tensors: str  # the names of the slow tensors: "weight, output"
     time_us: float | None
     time_half_width_us: float | None
-    fast_time_us: float | None  # with all tensors in fast memory
+    fast_time_us: float | None  # time with all tensors in fast memory
     energy_mj: float | None
-    slow_memory: str  # its kind
-    workspaces: str  # their place: fast, or possibly with the output
+    slow_memory: str  # kind of the slow memory
+    workspaces: str  # where the workspaces are: fast, or possibly with the output
     reading_id: str | None
     reason: str  # why it is not measured
     message: str
 
     @property
     def times_fast(self) -> float | None:
-        """The time divided by the time with all tensors in fast memory."""
+        """The time as a multiple of the time with all tensors in fast memory."""
         return self.time_us / self.fast_time_us if self.time_us is not None and self.fast_time_us else None
 
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
-    """The placements of a job's tuples: tuples in the order of their weight, placements as planned."""
+    """Return the placements of a job's tuples: tuples by falling weight, placements in planned order."""
     protocol = tables.ProtocolRow.__table__.columns  # type: ignore[attr-defined]
     operator = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     session, readings = evidence.session, evidence.readings
@@ -194,9 +194,9 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
 
 
 def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
-    """The names of a placement's tensors: parameters by name, other inputs and outputs by their order.
+    """Name the tensors of a placement: parameters by name, other inputs and outputs by number.
 
-    A placement with all inputs, and with `most` tensors, the largest number of the tuple's placements, is "all".
+    Return "all" for the placement with all inputs and `most` tensors (the largest number among the tuple's placements).
     """
     placement = Placement.parse(word)
     named: dict[int, str] = {}
@@ -213,7 +213,7 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
 
 @dataclass(frozen=True)
 class AllLayers:
-    """One pass of the complete model, in µs and mJ with half-widths of the 95 % interval, if it has readings."""
+    """The estimated cost of one pass of the complete model, in µs and mJ with 95 % half-widths."""
 
     variant: Variant
     layers: int
@@ -226,7 +226,7 @@ class AllLayers:
 
     @property
     def per_token(self) -> PerToken:
-        """Cost per token, if readings cover all tuples."""
+        """Cost per token; unknown (None) unless readings cover all tuples."""
         complete = self.covered_tuples == self.tuples
         return PerToken.of(self.variant, *((self.time, self.energy) if complete else (None, None)))
 
@@ -250,8 +250,8 @@ class AllLayers:
 def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
 
-    The calls are those of the complete model, captured when the job was planned. The cost of each call is its cost in
-    the job's own sum. The gap of the measured layers shows how good this sum is.
+    The calls come from a capture of the complete model, made when the job was planned. The cost of a call is its cost
+    in the job's own sum. The gap of the measured layers shows how accurate this sum is.
 
     Returns:
         None if there is no capture of the complete model.
@@ -268,7 +268,7 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
     for part in evidence.parts:
         read[part.operator_id].append(part)
     parts = [part for one in wanted for part in _extrapolated(one, read[one.operator_id], evidence.roofline)]
-    # The wholes of the measured layers show in which state the card runs the model.
+    # The wholes of the measured layers show at which clocks the card runs the model.
     summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch)
     return AllLayers(
         variant=whole,
@@ -283,7 +283,7 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
 
 
 def _extrapolated(one: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
-    """A tuple with the calls of the complete model, divided among data classes as in the measured layers."""
+    """Yield parts of a tuple with the calls of the complete model, in the data classes of the measured layers."""
     if not parts:
         estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
         about = one.operator_id, one.short_name, one.label, one.all_calls, one.flops, one.bytes_moved

@@ -1,8 +1,8 @@
 """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples, in time and energy.
 
-Wholes and sums come from verdicts. Models of two sets of readings are matched by name, and tuples by their description;
-a field in which both sides are filtered, or their dtype, may differ. A row is faster or slower only if the intervals do
-not overlap. A row that covers less than everything says what it covers.
+Wholes and sums come from verdicts. Models are matched by their variants and tuples by their descriptions. The dtype may
+differ, and so may a field that both sides filter on. A row is faster or slower only if the intervals do not overlap.
+If a row does not cover everything, it says what it covers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Side:
     """A job, or the readings that match filters."""
 
     text: str
-    job_id: str  # "" for filters
+    job_id: str  # "" if the side is given by filters
     card_models: tuple[str, ...]
     software: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity on both sides, in one unit; `change` is b / a - 1. None: unknown, or nothing on that side."""
+    """One quantity on both sides, in the same unit; `change` is b / a - 1. None: unknown, or absent on that side."""
 
     a: Figure | None
     b: Figure | None
@@ -84,15 +84,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A whole model, a sum, an operator type or a tuple on both sides. Time in µs, energy in mJ.
+    """The comparison of one whole model, sum, operator type or tuple. Time in µs, energy in mJ.
 
     Attributes:
-        calls, tuples: in the figures of A; `b_calls`, `b_tuples`: in those of B.
-        time, energy: of all calls.
-        a_share, b_share: share of the time of a side's sum, by its own calls.
+        calls, tuples: the number of calls and tuples in A's figures. `b_calls`, `b_tuples`: in B's figures.
+        time, energy: the cost of all calls.
+        a_share, b_share: share of the side's sum (time), with the side's own number of calls.
         a_coverage, b_coverage: share of the time that the row would have with all tuples of the side.
         covers: what the row covers, in words; "" if it covers everything.
-        a_job, b_job: of a whole or a sum, the jobs of the verdicts.
+        a_job, b_job: the jobs of the verdicts, for a whole or a sum.
     """
 
     name: str
@@ -122,22 +122,22 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class SideComparison:
-    """Both sides, with the largest changes of time first. `weights`: how often a tuple counts in types and tuples."""
+    """The comparison, largest changes of time first. `weights` says by which number of calls a tuple is multiplied."""
 
     a: Side
     b: Side
-    wholes: tuple[ComparedRow, ...]  # of two jobs: their models; else those that both sides have
-    sums: tuple[ComparedRow, ...]  # of the same models: all tuples, by each side's own calls
-    total: ComparedRow | None  # over the tuples of both sides; None: they have no tuple in common
+    wholes: tuple[ComparedRow, ...]  # for two jobs: their models; else the models on both sides
+    sums: tuple[ComparedRow, ...]  # sums of the same models, with each side's own number of calls
+    total: ComparedRow | None  # the sum over common tuples; None: no tuple is on both sides
     weights: Weights
     types: tuple[ComparedRow, ...]
     tuples: tuple[ComparedRow, ...]
-    tuples_only_a: tuple[ComparedRow, ...]  # the largest share first
+    tuples_only_a: tuple[ComparedRow, ...]  # tuples only on side A, the largest share first
     tuples_only_b: tuple[ComparedRow, ...]
 
     @property
     def only_a(self) -> tuple[str, ...]:
-        """The labels of the tuples of A alone."""
+        """The labels of the tuples that are only on side A."""
         return tuple(row.name for row in self.tuples_only_a)
 
     @property
@@ -145,8 +145,8 @@ class SideComparison:
         return tuple(row.name for row in self.tuples_only_b)
 
     def worse_by(self, limit: float) -> list[str]:
-        """The wholes, sums and operator types that take more on side b by more than this fraction, with intervals
-        apart."""
+        """Name the wholes, sums and operator types that cost more on side B by more than the fraction `limit`, if the
+        intervals do not overlap."""
         totals = [self.total] if self.total and self.weights != "own calls" else []
         rows = [
             *((f"whole of {row.name}", row) for row in self.wholes),
@@ -161,7 +161,7 @@ class SideComparison:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with units in the key names. Shares and coverages are fractions; so are changes, b / a - 1."""
+        """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
@@ -171,7 +171,7 @@ class SideComparison:
 
 @dataclass(frozen=True)
 class SideTuple:
-    """One tuple of a side; figures of one call."""
+    """One tuple of a side. Figures are for one call."""
 
     operator_id: str
     short_name: str
@@ -189,18 +189,18 @@ class SideTuple:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model on one side: a job with its verdict, or the id of its stored one."""
+    """A model on one side: a job, with its verdict or the id of its stored verdict."""
 
     job_id: str
     title: str
-    variant: Mapping[str, Any]  # {} of a sweep
+    variant: Mapping[str, Any]  # {} for a sweep
     verdict: Verdict | int
     note: str = ""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Everything about a side. `fields`: those of a model that it names."""
+    """Everything that is known about a side. `fields`: the fields of `Variant` that its filters name."""
 
     side: Side
     every: Sequence[SideTuple]
@@ -219,20 +219,20 @@ class _Found:
 
     @cached_property
     def own_us(self) -> dict[tuple[str, str], float]:
-        """The time of all calls of each tuple with a reading."""
+        """Tuple's key -> time of all its calls in µs, for tuples with a reading."""
         return {row.key: row.calls * row.time.value for row in self.every if row.time}
 
     @cached_property
     def sum_us(self) -> float:
-        """The time of all calls of the tuples with a reading."""
+        """The time of all calls of all tuples with a reading, in µs."""
         return self.time_of(self.tuples)
 
     def time_of(self, rows: Rows) -> float:
-        """The time of all calls of some tuples, by the side's own number of calls."""
+        """The time of all calls of the tuples `rows` in µs, with the side's own number of calls."""
         return math.fsum(self.own_us[row.key] for row in rows)
 
     def covered(self, rows: Rows, every: Rows) -> float | None:
-        """The share of some tuples in the time of others, or in the estimated time if some of these have no reading."""
+        """The share of `rows` in the time of `every`; in the estimated time if a tuple of `every` has no reading."""
         if all(row.time for row in every):
             return share_of(self.time_of(rows), self.time_of(every))
         keys = {row.key for row in rows}
@@ -288,7 +288,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         return not row.time.apart and row.time.change is not None, -abs(time_b - time_a), row.name
 
     def alone(found: _Found, of_a: bool, rows: Rows, others: _Found) -> tuple[ComparedRow, ...]:
-        """The tuples of one side only."""
+        """Return the tuples that are only on side `found`, the largest share first."""
         unread = {key(row, others.side) for row in others.every if not row.time}
         made = []
         for row in rows:
@@ -302,7 +302,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
     return SideComparison(
         a.side,
         b.side,
-        tuple(whole for (whole, _), (one, _) in zip(compared, models, strict=True) if one.variant),  # a sweep has none
+        tuple(whole for (whole, _), (one, _) in zip(compared, models, strict=True) if one.variant),  # no sweeps
         tuple(both for _, both in compared),
         total,
         weights,
@@ -316,7 +316,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 def _matched(
     a: _Found, b: _Found, key: Callable[[SideTuple, Side], str]
 ) -> tuple[list[Pair], list[SideTuple], list[SideTuple]]:
-    """Pairs of the same tuple, with the same data class if both sides have it; and the other tuples of both sides."""
+    """Pair equal tuples, preferably with equal data classes. Return pairs, tuples only in A, and tuples only in B."""
     of_b: dict[str, dict[str, SideTuple]] = defaultdict(dict)
     for row in b.tuples:
         of_b[key(row, b.side)][row.data] = row
@@ -335,7 +335,7 @@ def _matched(
 def _row(
     a: _Found, b: _Found, pairs: Sequence[Pair], name: str, operator: str = "", *, own: bool = False
 ) -> ComparedRow:
-    """The sum over pairs, or (own) over all tuples of an operator type on each side, with what it covers."""
+    """Sum the pairs; if `own`, sum all tuples of an operator type on each side. The row says what it covers."""
     every = [side.by_type.get(operator, []) if operator else side.every for side in (a, b)]
     rows = [[one for one, _ in pairs], [other for _, other in pairs]]
     if own:
@@ -355,7 +355,7 @@ def _row(
 
 
 def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: str) -> ComparedRow:
-    """The sum over tuples of each side."""
+    """Compare the sum over the tuples `of_a` with the sum over the tuples `of_b`."""
 
     def difference(quantity: Literal["time", "energy"]) -> Difference:
         terms = ([(getattr(row, quantity), row.calls) for row in rows] for rows in (of_a, of_b))
@@ -376,8 +376,8 @@ def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: s
 
 
 def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
-    """The models of both sides: of two jobs; else with equal variants, apart from the version of an own model, and then
-    apart from the fields that both sides name."""
+    """Pair the models of both sides. Two jobs are one pair. Else pair equal variants first; then variants that differ
+    in the version of a user's own model; then those that also differ in fields that both sides filter on."""
     if a.side.job_id and b.side.job_id:
         return [(a.models[0], b.models[0])]
     left, pairs = [list(a.models), list(b.models)], []
@@ -404,7 +404,7 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
 
 
 def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, ComparedRow]:
-    """The whole model and the sum of its tuples on both sides, by the verdicts."""
+    """Compare the whole model, and the sum of its tuples, as given in the verdicts."""
     from farm.report.report import build
 
     verdicts: list[Verdict] = []
@@ -507,7 +507,7 @@ def _fields(variant: tables.ModelVariant) -> dict[str, Any]:
 
 
 def _of_filters(session: Session, filters: Filters) -> _Found:
-    """Each tuple with the mean of its readings; the half-width includes their distance from the mean."""
+    """Build a side from filters. A tuple has the mean of its readings; the half-width includes their spread."""
     selection = select_readings(session, filters, placed=False, kind="operator")
     key = (_READING.card_model, _READING.software_id, _READING.protocol_id, _READING.subject_id, _READING.method)
     of = sqlalchemy.func
@@ -550,8 +550,8 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
 
 
 def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[Any]]:
-    """The jobs whose whole model was read so that filters match, and these readings. The largest coverage comes last,
-    the newest of equal ones."""
+    """Return the jobs with readings of whole models that match the filters, and these readings. They are ordered by
+    coverage, then by age: the largest coverage and the newest come last."""
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
         *(_JOB.id.label("job_id"), _JOB.title, _JOB.variant_id, _VERDICT.id, _VERDICT.coverage, _VERDICT.created_at_s),
@@ -572,18 +572,18 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
 
 
 def _dtype(spec: Mapping[str, Any]) -> str | None:
-    """The dtype of the first floating-point tensor of a tuple's description."""
+    """Return the dtype of the first floating-point tensor in a tuple's description."""
     dtypes = (str(tensor.get("dtype")) for tensor in spec.get("tensors", ()))
     return next((dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))), None)
 
 
 def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tuple[dict[str, str], set[str]]:
-    """The data class of each protocol by id, and the version of torch; `UsageError` if readings cannot be mixed."""
+    """Return protocol id -> data class, and the torch versions. Raise `UsageError` if readings cannot be mixed."""
     protocols = fetch_values(session, (_PROTOCOL.id, _PROTOCOL.spec), (row.protocol_id for row in found))
     software = fetch(session, tables.SoftwareRow, (row.software_id for row in found)).values()
     specs = {id_: dict(row.spec) for id_, row in protocols.items()}
     data = {id_: str(spec.pop("data", "normal")) for id_, spec in specs.items()}
-    fields: list[tuple[str, set[str], str]] = []  # a name in the plural, its values, and a filter for one of them
+    fields: list[tuple[str, set[str], str]] = []  # (name in the plural, values, filter for one value)
     for name in sorted({name for spec in specs.values() for name in spec}):
         values = {str(spec.get(name)) for spec in specs.values()}
         fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))

@@ -1,7 +1,7 @@
 """A job's cost by layer: each call of the model with its module, sizes and parameters, and sums of calls.
 
-Calls, tuples, types and modules have one row model, so that a table, CSV and JSON have the same columns. The cost of
-a call is what the sum takes from its tuple's reading; shares are of the sum over all calls.
+Calls, tuples, types and modules use the same row class, so tables, CSV and JSON have the same columns. The cost of a
+call is the cost of its tuple in the verdict's sum. Shares are shares of the sum over all calls.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ Size = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One call, tuple, operator type or module: its description, and the cost of all its calls.
+    """A row for one call, tuple, operator type or module: its description, and the cost of all its calls.
 
-    Sizes and parameters are empty if the calls differ. Time and energy are the sum of the measured calls, which
-    `measured_calls` counts; None if none is measured.
+    Sizes and parameters are empty if the calls differ. Time and energy are sums over the measured calls;
+    `measured_calls` is their number. They are None if no call is measured.
     """
 
     name: str  # the call without its inputs, the label of a tuple, the type, or the module's own name
     module_path: str  # "" is the model itself; always empty for a sweep
-    depth: int  # of a module in the tree; else 0
-    operator: str  # its type, "" for modules
+    depth: int  # level of a module in the tree; else 0
+    operator: str  # operator type; "" for modules
     operator_id: str
     call_index: int | None
     input_sizes: tuple[Size, ...]
     output_sizes: tuple[Size, ...] | None  # None: unknown
     kernel_size: Any
-    parameters: Mapping[str, Any]  # of construction and call, without tensors
-    held_parameters: int | None  # elements; shared weights count once in a module
+    parameters: Mapping[str, Any]  # arguments of the constructor and the call, without tensors
+    held_parameters: int | None  # elements of the parameters; shared weights count once in a module
     held_bytes: int | None
     calls: int
     measured_calls: int
@@ -69,7 +69,7 @@ class LayerRow:
     energy_mj: float | None
     energy_share: float | None
     reason: str = ""  # why it is not measured
-    call: str = ""  # for tables with columns for the sizes: the call without its inputs; not in JSON and CSV
+    call: str = ""  # the call without its inputs, for tables with size columns; not in JSON and CSV
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the keys; shares are fractions."""
@@ -81,7 +81,7 @@ COLUMNS = [entry.name for entry in dataclasses.fields(LayerRow) if entry.name !=
 
 @dataclass(frozen=True)
 class Layers:
-    """The rows of one job, grouped one way."""
+    """The rows of one job, grouped by call, tuple, operator type or module."""
 
     job_id: str
     title: str
@@ -113,26 +113,26 @@ class _LayerCall:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Its place in the tree of modules: the steps of the path, and for a function its type."""
+        """The path in the tree of modules, split into names. For a function, its type is the last name."""
         steps = tuple(self.place.module_path.split(".")) if self.place.module_path else ()
         return steps if self.is_module else (*steps, f":{self.short_name}")
 
 
 def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
-    """The rows of a job: calls in their order, tuples and types by falling cost, modules as a tree.
+    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules as a tree.
 
     Args:
-        depth: the number of levels of modules to keep below the model; deeper modules are included in those above.
-        outputs: whether to find the sizes of outputs. This imports torch and runs each new tuple on empty tensors.
+        depth: the number of module levels to show. Deeper modules count in the module above them.
+        outputs: True: find the sizes of outputs. This imports torch and runs each new tuple on empty tensors.
 
     Raises:
-        UsageError: modules of a sweep are requested.
+        UsageError: modules are requested for a sweep.
     """
     if by == "module" and report.kind == "sweep":
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
     times, energies = _costs(calls)
-    # No share of energy if a measured call has none.
+    # Without the energy of one measured call, there are no energy shares.
     totals = math.fsum(times), math.fsum(energies) if len(energies) == len(times) else None
     row_of = functools.partial(_row, totals=totals)
     if by == "module":
@@ -186,7 +186,7 @@ def _row(
     alike: bool = True,
     steps: tuple[str, ...] = (),
 ) -> LayerRow:
-    """One row of calls, with sizes and parameters if they are `alike`. `steps` is a module's place in the tree."""
+    """Build one row from calls; if they are `alike`, with sizes and parameters. `steps` is a module's path."""
     first = calls[0]
     spec = first.spec if alike else None
     one = len(calls) == 1 and alike
@@ -195,7 +195,7 @@ def _row(
     rows = [call.row for call in calls if call.row]
     times, energies = _costs(calls)
     time_us, energy_mj = (math.fsum(values) if values else None for values in (times, energies))
-    # The weights of a module that is called twice count once.
+    # If a module is called twice, its weights count once.
     held = {call.place.module_path if call.is_module else call.place.index: _held(call.spec) for call in calls}
     known = [counts for counts in held.values() if counts is not None]
     return LayerRow(
@@ -226,7 +226,7 @@ def _row(
 
 
 def _held(spec: OperatorTuple | None) -> tuple[int, int] | None:
-    """Number and bytes of the elements of the parameters."""
+    """Return the number of elements of the parameters, and their size in bytes."""
     if spec is None:
         return None
     own = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
@@ -234,17 +234,17 @@ def _held(spec: OperatorTuple | None) -> tuple[int, int] | None:
 
 
 def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
-    """The times in µs and energies in mJ of the measured calls."""
+    """Return the times (µs) and the energies (mJ) of the measured calls."""
     rows = [call.row for call in calls if call.row]
     times = [row.time_us for row in rows if row.time_us is not None]
     return times, [row.energy_mj for row in rows if row.energy_mj is not None]
 
 
 def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], list[_LayerCall]]]:
-    """The tree of modules: the place and calls of each, parents before children, siblings in the order of their calls.
+    """Yield (path, calls) of each module in the tree: parents before children, siblings in execution order.
 
-    The functions that a module calls itself are its children too (`layer1.0` has `layer1.0:add_`), so that the costs
-    of the children add up to that of the module.
+    The functions that a module calls directly are its children too (`layer1.0` has `layer1.0:add_`). So the costs of
+    the children add up to the cost of the module.
     """
     groups: dict[tuple[str, ...], list[_LayerCall]] = defaultdict(list)
     for call in calls:
@@ -256,7 +256,7 @@ def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], lis
 
 
 def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
-    """The rows of one or several jobs as CSV lines, with one head that names the units."""
+    """Yield the rows of one or several jobs as CSV lines. The header line names the units."""
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="")
 
@@ -273,12 +273,12 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
 
 
 def _cell(name: str, value: Any) -> Any:
-    """A value in CSV: sizes as ``1x3x224x224``, mappings and lists as JSON, nothing for None."""
+    """Format a value for CSV: sizes as ``1x3x224x224``, mappings and lists as JSON, None as an empty cell."""
     if name in ("input_sizes", "output_sizes"):
         return sizes_text(value)
     return json.dumps(value, sort_keys=True) if isinstance(value, (Mapping, list, tuple)) else value
 
 
 def sizes_text(sizes: Sequence[Size] | None) -> str:
-    """``32x64x56x56 + 32x64x56x56``; a tensor without dimensions is a ``scalar``; unknown sizes are empty."""
+    """Format sizes: ``32x64x56x56 + 32x64x56x56``. A tensor without dimensions is ``scalar``; None is ""."""
     return " + ".join("x".join(map(str, size)) or "scalar" for size in sizes or ())

@@ -1,4 +1,4 @@
-"""Find readings: those of an operator by filters, and single readings with their time series by id."""
+"""Find readings by filters, and single readings with their time series by id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
 
 @dataclass(frozen=True)
 class LookupRow:
-    """One reading. Figures are of one call, or of one pass of a whole model, with half-widths of the 95 % interval."""
+    """One reading. Figures are for one call, or one pass of a whole model, with 95 % half-widths."""
 
     reading_id: str
     operator: str  # "" for a whole model
@@ -62,13 +62,13 @@ class LookupRow:
 def lookup(
     session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20
 ) -> tuple[tuple[LookupRow, ...], int]:
-    """The first matching readings in an order, and the number of all.
+    """Return the first `limit` matching readings in the given order, and the number of all matching readings.
 
-    The most expensive readings come first (by age: the newest), those without the value last. Whole models are included
-    only if a filter is about a model.
+    The most expensive readings come first (if sorted by age: the newest); readings without the value come last. Whole
+    models are included only if a filter is about a model.
 
     Raises:
-        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or the order is unknown.
+        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or `sort` is unknown.
     """
     if sort not in SORTS:
         step = did_you_mean(sort, SORTS) or f"Choose one of {', '.join(SORTS)}."
@@ -78,7 +78,7 @@ def lookup(
     if not whole and selection.subject_ids is None:
         selection = Selection((*selection.conditions, _READING.subject_kind == "operator"), None)
     total, best, by = 0, list[Any](), _BY[sort]
-    # Select ids first: an index holds the sorted column, and complete rows are long.
+    # Select ids first: an index has the sorted column, and complete rows are long.
     for conditions in selection.where():
         number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.ReadingRow).where(*conditions)
         total += session.scalar(number) or 0
@@ -130,7 +130,7 @@ class TracedReading:
     """A reading with its time series."""
 
     reading: tables.ReadingRow
-    label: str  # of its subject
+    label: str  # label of the tuple or variant
     trace: Trace
 
     @property
@@ -142,16 +142,16 @@ class TracedReading:
 
     @property
     def levels_w(self) -> Mapping[str, float]:
-        """The power of the card at idle and at full clocks without work, in W, as far as they are known."""
+        """Name -> the card's power in W, at idle and at full clocks without work. Unknown levels are left out."""
         levels = {"idle": self.reading.idle_power_w, "base": self.reading.base_power_w}
         return {name: value for name, value in levels.items() if value is not None}
 
 
 def find_traced(session: Session, beginning: str) -> TracedReading:
-    """The one reading whose id has this beginning, with its time series.
+    """Return the one reading whose id starts with `beginning`, with its time series.
 
     Raises:
-        UsageError: no reading or several have it, it is empty, or the reading has no time series.
+        UsageError: `beginning` is empty, no reading or several match, or the reading has no time series.
     """
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
@@ -172,14 +172,14 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
 
 
 def _label(session: Session, reading: tables.ReadingRow) -> str:
-    """The subject of a reading as text."""
+    """Return the label of the tuple or variant of a reading."""
     if reading.subject_kind == "operator":
         return getattr(session.get(tables.Operator, reading.subject_id), "label", reading.subject_id)
     job = tables.Job
     titles = select(job.title).where(job.variant_id == reading.subject_id).order_by(col(job.created_at_s).desc())
     if title := session.exec(titles.limit(1)).first():
         return title
-    row = session.get(tables.ModelVariant, reading.subject_id)  # of a study, which has no job
+    row = session.get(tables.ModelVariant, reading.subject_id)  # a reading of a study has no job
     return str(_variant(row.model_dump())) if row else reading.subject_id
 
 

@@ -1,4 +1,4 @@
-"""The operator tuples of a model: calls, FLOPs, bytes and the share of the estimated cost. Nothing is measured."""
+"""Lists the operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.types.protocol import Variant
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator tuple: the number of calls, FLOPs and bytes of *one* call, and the share of the estimated cost."""
+    """One tuple: number of calls, FLOPs and bytes of *one* call, and the share of the model's estimated cost."""
 
     operator_id: str
     operator: str
@@ -32,7 +32,7 @@ class Operators:
     rows: tuple[OperatorRow, ...]
     model_flops: int
     gaps: tuple[str, ...] = ()
-    refusal: FarmError | None = None  # why they cannot be summed
+    refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -51,7 +51,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing.
 
     Args:
-        roofline: estimates the shares of the cost; that of a generic GPU if None.
+        roofline: the peaks for estimating the cost shares; None: the peaks of a generic GPU.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.

@@ -1,7 +1,7 @@
-"""The report of a job as plain values, for a terminal, JSON or a page.
+"""Computes the report of a job as plain values, for the terminal, JSON or an HTML page.
 
-The report of a closed round shows the stored verdict with its tuples. For an open round, or a verdict stored without
-tuples, the function that closes rounds computes them. An open round is marked as preliminary.
+The report of a closed round shows the stored verdict with its tuples. If the round is open, or the verdict is stored
+without tuples, they are computed as at the end of a round. The report of an open round is marked as preliminary.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _OF_CARD = ("id", "kind", "model", "host", "memory_bytes", "driver")
 
 @dataclass(frozen=True)
 class TypeRow:
-    """One operator type: the sum of all its calls. Shares are of the sums over all types."""
+    """One operator type: the sum over all its calls. Shares are shares of the sum over all types."""
 
     short_name: str
     calls: int
     tuples: int
     measured_tuples: int
-    time_us: float | None  # None: none of its tuples is measured
+    time_us: float | None  # None: no tuple of this type is measured
     time_share: float | None
-    energy_mj: float | None  # None: not available for all measured tuples
+    energy_mj: float | None  # None: a measured tuple has no energy
     energy_share: float | None
     estimated_us: float
     estimated_share: float
-    in_model_us: float | None = None  # all its calls in the running model
+    in_model_us: float | None = None  # time of all calls in the running model
 
 
 @dataclass(frozen=True)
 class EagerRow(OtherCalls):
     """An operator that an eager pass calls more or less often than the measured pass."""
 
-    time_us: float | None  # of one call; None: not measured for this job
+    time_us: float | None  # time of one call; None: not measured for this job
     energy_mj: float | None
 
 
@@ -94,7 +94,7 @@ class RoundView:
 
 @dataclass(frozen=True)
 class ReadingCounts:
-    """Where the readings of the job come from. `repeated` counts results that came too late to be accepted."""
+    """The readings of a job, counted by origin. `repeated` counts results that came too late to be accepted."""
 
     items: int
     measured: int
@@ -102,16 +102,16 @@ class ReadingCounts:
     failed: int
     open: int
     cancelled: int
-    not_run: int  # predicted, not measured: the card showed that the model does not run them
+    not_run: int  # predicted tuples that were not measured, because the model did not call them on the card
     repeated: int
-    card_time_s: float  # time on the card for the readings measured for this job, in total
-    window_time_s: float  # of that, in warm-ups, windows and bursts
-    card_time_median_s: float | None  # of one reading
+    card_time_s: float  # total card time of the readings that were measured for this job
+    window_time_s: float  # part of it in warm-ups, windows and bursts
+    card_time_median_s: float | None  # median card time of one reading
 
 
 @dataclass(frozen=True)
 class Report:
-    """The state of a job. `preliminary`: its round is open, and the verdict is of the readings so far."""
+    """The state of a job. If `preliminary`, the round is open and the verdict uses the readings so far."""
 
     job_id: str
     title: str
@@ -124,7 +124,7 @@ class Report:
     protocol: Protocol
     cards: tuple[ReportCard, ...]
     software: tuple[dict[str, Any], ...]
-    flops: int  # of one pass, as the sum of the tuples
+    flops: int  # FLOPs of one pass: the sum over the tuples
     bytes_moved: int
     types: tuple[TypeRow, ...]
     tuples: tuple[TupleRow, ...]
@@ -133,16 +133,16 @@ class Report:
     rounds: tuple[RoundView, ...]
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
-    verification: Verification  # of the capture, without the values of single tuples
-    eagerly: tuple[EagerRow, ...] = ()  # operators that differ if the model is launched eagerly
-    origin: str = ""  # the farm from which it was imported
-    all_layers: AllLayers | None = None  # of a model with some of its layers measured
-    owners: tuple[OwnerRow, ...] = ()  # of a training step
-    placements: tuple[PlacementRow, ...] = ()  # of tuples measured with tensors in slow memory too
+    verification: Verification  # verification of the capture, without the values of single tuples
+    eagerly: tuple[EagerRow, ...] = ()  # operators that an eager pass calls more or less often
+    origin: str = ""  # the farm from which the job was imported; "": this farm
+    all_layers: AllLayers | None = None  # only if some layers of the model were measured
+    owners: tuple[OwnerRow, ...] = ()  # only for a training step
+    placements: tuple[PlacementRow, ...] = ()  # only if tuples were measured with tensors in slow memory
 
     @property
     def per_token(self) -> PerToken:
-        """Cost per token of the whole model; of the sum if only that is complete."""
+        """Cost per token of the whole model. If only the sum is complete, the cost of the sum."""
         complete = self.verdict.measured == self.verdict.parts
         time, energy = (
             (one.whole or (one.total if complete else None)) if one else None
@@ -152,7 +152,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON with units in the key names; shares and accuracies are fractions."""
-        # `asdict` would copy thousands of rows deeply.
+        # `asdict` would deep-copy thousands of rows.
         optional = {
             "owners": [vars(row) for row in self.owners],
             "placements": [{**vars(row), "times_fast": row.times_fast} for row in self.placements],
@@ -174,7 +174,7 @@ class Report:
 
 
 def build(session: Session, job_id: str, number: int | None = None) -> Report:
-    """The report of a job, of its newest round or of round `number`.
+    """Compute the report of a job, for round `number` or (None) the newest round.
 
     Raises:
         NoSuchJob: there is no job with that id, or the job has no such round.
@@ -229,11 +229,11 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
 
 
 def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict, bool]:
-    """The stored verdict of a round, and False; the verdict of the readings so far, and True, without a stored one."""
+    """Return (stored verdict, False). If there is none, return (verdict of the readings so far, True)."""
     if row is not None and row.details.get("schema") == VERDICT_SCHEMA:
         stored = Verdict.from_json(row.details)
         if stored.launch_gap_us is None:
-            # The other launch may have been measured later. It does not affect the outcome.
+            # The other launch may be measured after the verdict. It does not affect the outcome.
             stored = replace(stored, launch_gap_us=launch_gap_us(evidence.wholes))
         return stored if stored.tuples else replace(stored, tuples=evidence.tuples), False
     verdict, items = evidence.verdict(), evidence.items
@@ -247,7 +247,7 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
 def _with_observed(
     rows: tuple[TupleRow, ...], known_us: CallTimes, kernels: Mapping[str, Mapping[str, int]]
 ) -> tuple[TupleRow, ...]:
-    """The tuples with their times in the running model and their kernels, as far as a card was observed."""
+    """Add the observed times in the running model and the observed kernels to the tuples."""
     if not known_us and not kernels:
         return rows
     medians = {id_: statistics.median(values) for id_, values in known_us.items() if values}
@@ -266,7 +266,7 @@ def _types(tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ..
     for name, group in groups.items():
         time_us, energy_mj, estimated_us = _sums(group)
         calls = sum(row.calls for row in group)
-        # Data classes share the calls of their tuple.
+        # Rows of one tuple with different data classes share its calls.
         in_model = [value for id_ in {row.operator_id for row in group} for value in known_us.get(id_, ())]
         rows.append(
             TypeRow(
@@ -287,7 +287,7 @@ def _types(tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ..
 
 
 def _sums(rows: Sequence[TupleRow]) -> tuple[float | None, float | None, float]:
-    """Time in µs and energy in mJ of the measured tuples (no energy if one has none), and the estimated time of all."""
+    """Return time (µs) and energy (mJ; None if one is missing) of measured tuples, and the estimated time of all."""
     measured = [row for row in rows if row.time_us is not None]
     energies = [row.calls * row.energy_mj for row in measured if row.energy_mj is not None]
     time_us = sum(row.total_us for row in measured) if measured else None
@@ -296,7 +296,7 @@ def _sums(rows: Sequence[TupleRow]) -> tuple[float | None, float | None, float]:
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
-    """The operators that an eager pass calls differently, with the cost of a call from this or an earlier round."""
+    """The operators that an eager pass calls more or less often, with the cost of a call if a round measured it."""
     if not evidence.seen.eagerly or not evidence.seen.eagerly.operators:
         return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
@@ -370,7 +370,7 @@ _MOST_EAGERLY = 4
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
-    """The subject of each remark, which `farm help` explains, and its text."""
+    """Yield (topic, text) of each remark. `farm help` explains the topics."""
     verdict = report.verdict
     if report.kind == "model":
         if verdict.parts:
@@ -404,7 +404,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _all_layers(found: AllLayers) -> str:
-    """The sum for the complete model, for which there is no whole."""
+    """Remark: the sum for the complete model, which has no measured whole."""
     text = f"no readings for any of the {found.layers} layers"
     if found.time:
         sums = [interval(found.time, TIME), *([interval(found.energy, ENERGY)] if found.energy else [])]
@@ -419,7 +419,7 @@ def _all_layers(found: AllLayers) -> str:
 
 
 def _power_limit(adjusted: Sequence[Adjustment]) -> str:
-    """The figures that the sum takes for tuples that hit the power limit in a loop."""
+    """Remark: the figures that the sum uses for tuples that hit the power limit in a loop."""
     figures = {"burst": "burst figures", "interpolated": "figures between steady and burst, by the whole's clock,"}
     numbers = Counter[str](entry.used for entry in adjusted)
     used = [
@@ -432,7 +432,7 @@ def _power_limit(adjusted: Sequence[Adjustment]) -> str:
 
 
 def _neighbours(verdict: Verdict) -> str:
-    """The effect of the neighbouring operators on the sum."""
+    """Remark: the effect of the neighbouring operators on the sum."""
     added_us = verdict.context_time_us or 0.0
     share = added_us / (verdict.time.total.value - added_us)
     weights = "the share of the weights that stays in the cache is unknown"
@@ -466,7 +466,7 @@ def _capture(report: Report) -> str:
 
 
 def _eager_changes(report: Report) -> str:
-    """The operators that differ in an eager pass, with the cost of each."""
+    """Remark: the operators that an eager pass calls more or less often, with their costs."""
     changes = []
     for row in report.eagerly[:_MOST_EAGERLY]:
         each = f" of {quantity(row.time_us, TIME)}" if row.time_us is not None else ""
@@ -493,7 +493,7 @@ def _kernels(audit: KernelAudit, launch: str) -> str:
 
 
 def _kernel_name(name: str, most: int = 48) -> str:
-    """A kernel's name without return type and template arguments."""
+    """Shorten a kernel's name: no return type and no template arguments."""
     short = name.removeprefix("void ").split("<")[0].split("(")[0].strip() or name
     return short if len(short) <= most else short[: most - 1] + "…"
 

@@ -1,1 +1,1 @@
-"""From a user's input to a request: defaults, measurement files, selection of cards, memory limits."""
+"""Turns a user's input into requests: defaults, measurement files, selection of cards, memory limits."""

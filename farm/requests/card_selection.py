@@ -1,4 +1,4 @@
-"""Which cards a name on the command line selects, and which are used without one."""
+"""Selects cards by a name on the command line, or by default if no name is given."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ AnyCard = TypeVar("AnyCard", bound=CardLike)
 
 
 def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
-    """The cards that ``--card`` options name, see `matching_cards`.
+    """Return the cards that the ``--card`` options select (see `matching_cards`).
 
-    Without any: every card of the most frequent model, GPUs before CPUs. A sum over two card models describes neither.
+    Default: all cards of the most frequent model, GPUs before CPUs. Models are not mixed, because their sums differ.
 
     Raises:
-        NoSuchCard: nothing matches; lists the cards.
+        NoSuchCard: no card matches; the error lists the cards.
     """
     if not wanted:
         groups = list(by_model(cards).values())
@@ -54,7 +54,7 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
 
 
 def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
-    """The cards grouped by model, in order. Each group gets its own job."""
+    """Group the cards by model, in the given order. Each group gets its own job."""
     groups: dict[str, list[AnyCard]] = {}
     for card in cards:
         groups.setdefault(card.model, []).append(card)
@@ -62,7 +62,7 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """All cards that a name selects: an id or its beginning, index, host:index, host, "cpu", "gpu", part of a model."""
+    """Return all cards with this id (or its beginning), index, host:index, host, "cpu" or "gpu", or part of a model."""
     low = want.strip().lower()
     if not low:
         return []
@@ -71,7 +71,7 @@ def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
     if low in ("cpu", "gpu", "cuda"):
         return [card for card in cards if card.kind == ("cpu" if low == "cpu" else "cuda")]
     if low.isdigit():
-        # 0 selects GPU 0 if there are GPUs, although the index of a CPU is 0 as well.
+        # If there are GPUs, 0 selects GPU 0, although a CPU also has index 0.
         indexed = [card for card in cards if card.index == int(low)]
         return [card for card in indexed if card.kind == "cuda"] or indexed
     host, colon, index = low.rpartition(":")

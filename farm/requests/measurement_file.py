@@ -1,9 +1,9 @@
 """Measurement files: what to measure, in YAML. Every mistake is reported with file, line and key.
 
-A file is composed into YAML nodes, which know their line. From these `_Tree` makes plain values and remembers the line
-of each. Pydantic models, made from the declarations of the fields (`farm.types.fields`), validate the values. Anchors,
-aliases and merge keys (``<<``) work. A key that is twice in one mapping is an error, which YAML loaders accept
-silently. ``docs/measurement-files.md`` describes the format.
+PyYAML parses a file into nodes that have line numbers. `_Tree` converts the nodes to plain values and stores the line
+of each value. Pydantic models, generated from the declared fields (`farm.types.fields`), validate the values. Anchors,
+aliases and merge keys (``<<``) work. A repeated key in a mapping is an error (YAML loaders accept it silently).
+``docs/measurement-files.md`` describes the format.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
 STANDARD_INPUT = "standard input"
 MAX_COMBINATIONS = 100_000
-MAX_VALUES = 500_000  # with what aliases repeat
-LARGEST_SIZE = 2**63 - 1  # the largest integer that PyTorch takes
+MAX_VALUES = 500_000  # largest number of values in a file; values that aliases repeat count again
+LARGEST_SIZE = 2**63 - 1  # the largest integer that PyTorch accepts
 _MERGE = "tag:yaml.org,2002:merge"
 
 Place = tuple[str | int, ...]  # keys and indices from the top of the file to a value
@@ -40,13 +40,13 @@ Place = tuple[str | int, ...]  # keys and indices from the top of the file to a 
 
 
 def _list_of(kind: Any) -> Any:
-    """One value or a list of values, as a list."""
+    """The type of one value or a list of values. The result is always a list."""
     listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
     return Annotated[list[kind], listed, Field(min_length=1)]
 
 
 def _type_of(field: fields.Field) -> Any:
-    """The type that a key takes."""
+    """The type of the values that a key accepts."""
     if choices := tuple(filter(None, field.choices)):
         return Literal[choices]
     if field.type is int:
@@ -57,7 +57,7 @@ def _type_of(field: fields.Field) -> Any:
 
 
 def _grid_value(value: Any) -> Any:
-    """A size, a text, or a list of these, such as a kernel of 3 x 5."""
+    """Check a value of a grid: a number, a text, or a list of these, such as a 3 x 5 kernel."""
     if isinstance(value, dict):
         raise ValueError("it must be a single value")
     if isinstance(value, list):
@@ -77,7 +77,7 @@ def _model_of(declared: Mapping[str, fields.Field], *, many: bool = False, **mor
 
 @functools.cache
 def _entry_models() -> dict[str, type[BaseModel]]:
-    """The keys of an entry with a model, of one with a sweep, and of the defaults."""
+    """Pydantic models for the keys of a model entry, a sweep entry and the defaults."""
     text = Annotated[str, Field(min_length=1)]
     share = Annotated[float, Field(gt=0, le=1)]
     common: dict[str, Any] = {
@@ -98,11 +98,11 @@ def _entry_models() -> dict[str, type[BaseModel]]:
 
 
 def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
-    """The requests of some measurement files in order, lists multiplied out, without repetitions.
+    """Read measurement files. Return their requests in order, without duplicates, one for each combination of values.
 
     Args:
         paths: the files; "-" is standard input.
-        check_model: called with each model's name; its `FarmError` is shown with file and line.
+        check_model: called with each model's name. If it raises a `FarmError`, file and line are added to the error.
 
     Raises:
         MeasurementFileError: a file cannot be read or is malformed; the message starts with ``file:line: key``.
@@ -115,14 +115,14 @@ def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | 
 
 
 def parse(text: str, name: str, *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
-    """The requests of one measurement file's text; ``name`` is the file's name in messages."""
+    """Parse the text of one measurement file into requests. `name` is the file's name in messages."""
     return _File(name, text, check_model).requests()
 
 
 def _read(path: str) -> str:
     name = STANDARD_INPUT if path == "-" else path
     step = "Give the path of a measurement file; docs/measurement-files.md shows one."
-    # Opening a pipe waits for its writer. That of a shell's <(...) is open: it is a link to /proc.
+    # Opening a pipe waits for its writer. A shell's <(...) is a link to /proc whose writer is already open.
     if path != "-" and Path(path).is_fifo() and not Path(path).resolve().is_relative_to("/proc"):
         raise MeasurementFileError(f"{name}: it is a pipe, not a file.", "Give standard input in its place: `-f -`.")
     try:
@@ -138,21 +138,21 @@ def _read(path: str) -> str:
 
 
 class _Tree:
-    """The plain values of a YAML text (`value`), and place -> YAML node, which knows its line (`nodes`)."""
+    """A YAML text as plain values (`value`), and place -> YAML node with its line (`nodes`)."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.nodes: dict[Place, yaml.Node] = {}
-        self.loader = yaml.SafeLoader("")  # knows the types of scalars
+        self.loader = yaml.SafeLoader("")  # decides the types of scalars
         self.value = self._value(self._compose(text), ())
 
     def error(self, place: Place, problem: str, step: str = "") -> MeasurementFileError:
-        """The error for a place, or for the nearest one above it that is in the file."""
+        """Create the error for a place. If the place is not in the file, use the nearest place above it."""
         known = self.known(place)
         return self._error(self.nodes[known], known, problem, step)
 
     def known(self, place: Place) -> Place:
-        """The longest beginning of a place that is in the file."""
+        """Return the nearest place at or above this place that is in the file."""
         return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
 
     def _error(self, node: yaml.Node, place: Place, problem: str, step: str = "") -> MeasurementFileError:
@@ -193,7 +193,7 @@ class _Tree:
         if isinstance(node, yaml.MappingNode):
             found: dict[str, Any] = {}
             for key, child in self._items(node, place, 0):
-                if key not in found:  # a mapping's own keys come first, and win over merged ones
+                if key not in found:  # a mapping's own keys come first and override merged keys
                     found[key] = self._value(child, (*place, key))
             return found
         try:
@@ -208,7 +208,7 @@ class _Tree:
         return value
 
     def _items(self, node: yaml.MappingNode, place: Place, depth: int) -> Iterator[tuple[str, yaml.Node]]:
-        """The own keys of a mapping, then those that it merges."""
+        """Yield the own keys of a mapping, then the keys that it merges (``<<``)."""
         if depth > 10:
             raise self._error(node, place, "merges itself", "Remove the circle of '<<'.")
         merges: list[yaml.Node] = []
@@ -257,7 +257,7 @@ class _File:
             raise error(at, what, "Begin each entry with '- model: ...'.")
         if not entries:
             raise error(at, "there is no entry in the list", "Add one, e.g. '- model: resnet50'.")
-        # The sizes and the dtype of a sweep are in its grid.
+        # Sweeps ignore the default sizes and dtype: these are in the sweep's grid.
         of_sweeps = PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
         found: list[PartialRequest] = []
         for index, entry in enumerate(entries):
@@ -297,7 +297,7 @@ class _File:
         return sweep
 
     def _combinations(self, given: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
-        """The fields of a request, for each combination of the values in lists."""
+        """Yield the fields of one request for each combination of list values."""
         if "operators" in given:
             with self._placed((*place, "operators")):
                 given["operators"] = operator_names(",".join(given["operators"]))
@@ -312,7 +312,7 @@ class _File:
             yield {**dict(combination), **fixed}
 
     def _validated(self, kind: str, entry: Any, place: Place) -> dict[str, Any]:
-        """The keys that an entry has, validated. An error names the first wrong key with its line."""
+        """Validate an entry and return its keys. The error names the first wrong key and its line."""
         try:
             found = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
             return {key: found[key] for key in entry}
@@ -320,7 +320,7 @@ class _File:
             raise self._explained(error.errors(include_url=False)[0], kind, place) from None
 
     def _explained(self, problem: Any, kind: str, place: Place) -> MeasurementFileError:
-        """The error for a problem that Pydantic found."""
+        """Convert a problem that Pydantic found to an error."""
         at, value = self.tree.known((*place, *problem["loc"])), problem["input"]
         if problem["type"] == "extra_forbidden":
             fields = _entry_models()[kind].model_fields
@@ -346,7 +346,7 @@ class _File:
 
     @contextlib.contextmanager
     def _placed(self, place: Place) -> Iterator[None]:
-        """Add file, line and key to a `FarmError`."""
+        """Add file, line and key to any `FarmError` that the block raises."""
         try:
             yield
         except MeasurementFileError:

@@ -1,4 +1,4 @@
-"""Memory: whether a variant fits on a card, checked before anything starts; and amounts of memory as text."""
+"""Checks that a variant fits in a card's memory before a job starts, and parses amounts of memory."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from farm.models import catalog
 from farm.requests.card_selection import CardLike
 from farm.types.protocol import Variant
 
-# No model of the catalog has larger inputs for each of a batch: 16 frames of video.
+# The largest input per sample in the catalog: 16 video frames with 3 colour planes.
 _MOST_PLANES = 3 * 16
-_MOST_OF_A_TOKEN = 16  # ids, masks and what is decoded beside them, as a number of values
+_MOST_OF_A_TOKEN = 16  # values per token: ids, masks and decoder inputs
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Room:
-    """The memory that a variant needs at least. Unit: bytes."""
+    """The least memory that a variant needs. Unit: bytes."""
 
-    parameters: int  # and buffers
-    inputs: int  # of the whole batch
-    each: int  # of one in it
-    cache: int = 0  # of keys and values, for the whole batch; counted in neither
+    parameters: int  # parameters and buffers
+    inputs: int  # inputs of the whole batch
+    each: int  # inputs of one sample
+    cache: int = 0  # cached keys and values of the whole batch; not included above
 
 
 def check_fits(variant: Variant, card: CardLike) -> None:
     """
     Raises:
-        UsageError: inputs and parameters alone need more memory than the card has. A card of unknown memory passes.
+        UsageError: inputs and parameters need more memory than the card has. If that is unknown, nothing is raised.
     """
     if not card.memory_bytes or _surely_fits(variant, card.memory_bytes):
         return
@@ -59,10 +59,10 @@ def check_fits(variant: Variant, card: CardLike) -> None:
 def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
     """
     Args:
-        least_bytes: lower bound of the peak memory of the step, before the card has run it.
+        least_bytes: lower bound of the step's peak memory, computed before it runs.
 
     Raises:
-        UsageError: the card has less memory.
+        UsageError: the card has less memory than this.
     """
     if 0 < card.memory_bytes < least_bytes:
         raise UsageError(
@@ -74,22 +74,22 @@ def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
 
 
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
-    """True if it fits by the catalog's number of parameters (buffers are far fewer), without building it."""
+    """True if the variant fits by the catalog's parameter count (buffers are far smaller). Does not build the model."""
     parameters = catalog.find(variant.model).parameters
-    if parameters is None or variant.cache:  # a user's own model, or one of timm; or only building it shows its cache
+    if parameters is None or variant.cache:  # own or timm model, or its cache size is unknown before it is built
         return False
     values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
     return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
 
 
 def room_of(variant: Variant) -> Room:
-    """The parameters and inputs of a variant, by its module on meta. Imports torch.
+    """Compute the memory of a variant's parameters and inputs, with the model on the meta device. Imports torch.
 
     Raises:
-        UsageError: the model cannot be made, see `farm.models.catalog`.
+        UsageError: the model cannot be built, see `farm.models.catalog`.
     """
     model = catalog.build(dataclasses.replace(variant, batch=1))
-    # The inputs of a large batch may not fit here, because those of a user's own model are real tensors.
+    # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not fit in memory.
     one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
     return Room(
@@ -100,19 +100,19 @@ def room_of(variant: Variant) -> Room:
     )
 
 
-_room_of_one = functools.lru_cache(maxsize=16)(room_of)  # a curve over batch sizes builds the model once
+_room_of_one = functools.lru_cache(maxsize=16)(room_of)  # so a curve over batch sizes builds the model once
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The memory that one pass takes, compared with that of a card. Workspaces of libraries come on top. Unit: bytes.
+    """The memory that one pass needs, and the memory of a card. Library workspaces are not included. Unit: bytes.
 
     Attributes:
-        needed_bytes: None if it is surely less than the card has; then the parts are not computed.
+        needed_bytes: None if it is certainly less than the card has. Then the values below are not computed.
         weights_bytes: parameters and buffers.
-        cache_bytes: keys and values of a prompt, or of a decode's cache.
-        activations_bytes: the inputs, and the tensors of the largest call. None for a training step, whose
-            `needed_bytes` is the lower bound of its peak.
+        cache_bytes: the cached keys and values of a prefill or decode.
+        activations_bytes: the inputs, and the tensors of the largest call. None for a training step: then
+            `needed_bytes` is a lower bound of the peak memory.
     """
 
     card_bytes: int
@@ -123,7 +123,7 @@ class MemoryNeed:
 
     @property
     def cards(self) -> int:
-        """The number of cards whose memory together is enough."""
+        """The number of these cards that have enough memory together."""
         return max(1, -(-(self.needed_bytes or 0) // self.card_bytes))
 
     @property
@@ -137,9 +137,9 @@ class MemoryNeed:
 def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest_call_bytes: int) -> MemoryNeed:
     """
     Args:
-        card_bytes: not 0.
-        all_calls_bytes: of the tensors of all calls, each call by itself: an upper bound.
-        largest_call_bytes: of the activations of the largest call.
+        card_bytes: the card's memory; must not be 0.
+        all_calls_bytes: sum of the tensors of all calls; an upper bound, because calls share tensors.
+        largest_call_bytes: activations of the largest call.
 
     Raises:
         FarmError: the model cannot be built or extracted.
@@ -152,7 +152,7 @@ def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest
 
         return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
     room, cache_bytes = _room_of_one(dataclasses.replace(variant, batch=1)), 0
-    if variant.phase in ("prefill", "decode"):  # a prompt fills a cache of its own length
+    if variant.phase in ("prefill", "decode"):  # a prefill fills a cache with the length of the prompt
         filled = dataclasses.replace(
             variant, batch=1, phase="decode", cache=variant.cache or variant.length, length=1, padded=False, text=""
         )
@@ -183,11 +183,11 @@ _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
     """
     Args:
-        option: the command-line option, for the message.
+        option: the command-line option, for error messages.
         per_second: the text is a bandwidth; it may end with `/s`.
 
     Raises:
-        UsageError: the text is not an amount, or below 1 byte.
+        UsageError: the text is not an amount of memory, or it is below 1 byte.
     """
     found = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
     amount = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
@@ -209,10 +209,10 @@ class Amount:
 
 
 def amounts_of(option: str, text: str) -> list[Amount]:
-    """``75%,8GB``
+    """Parse a list of amounts and shares, such as ``75%,8GB``.
 
     Raises:
-        UsageError: a part is neither an amount of memory nor a share.
+        UsageError: an entry is neither an amount of memory nor a share.
     """
     found = []
     for word in text.split(","):

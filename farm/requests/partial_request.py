@@ -1,7 +1,7 @@
-"""Complete a user's request with defaults, and turn it back into a command line that repeats it.
+"""Completes a user's request with defaults, and converts a request back to the command line that repeats it.
 
-A `PartialRequest` holds the fields given on the command line or in a measurement file. `complete` adds the defaults.
-They depend on the kind of card, so a request is complete only when the card is known.
+A `PartialRequest` contains the fields given on the command line or in a measurement file. `complete` adds the defaults.
+The defaults depend on the kind of card, so the card must be known first.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Defaults:
     data: str = "normal"
 
 
-#: By kind of card.
+#: Kind of card -> its defaults.
 DEFAULTS = {
-    "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),  # values move an H200's power by 5 %
-    # A CPU has no graphs and rarely an energy counter, so short windows suffice: resnet18 takes about two minutes.
+    "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),  # values change power by 5 % (H200)
+    # A CPU has no graphs and rarely an energy counter, so short windows are enough: resnet18 takes about two minutes.
     "cpu": Defaults(batch=4, launch="eager", stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5)),
     "simulated": Defaults(batch=32, launch="graph", stopping=Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1)),
 }
@@ -51,7 +51,7 @@ QUICK: dict[str, Any] = {
 
 
 def default_data(card_kind: str, step: str = "") -> str:
-    """The default input values. A training step has no recorded values: only a forward pass is run for them."""
+    """The default data class. Values are only recorded in a forward pass, so a training step has no recorded values."""
     return "normal" if step else DEFAULTS[card_kind].data
 
 
@@ -68,7 +68,7 @@ def default_dtype(model: str, card_kind: str) -> str:
 
 @dataclass(frozen=True)
 class TextFiles(Record):
-    """The files of a user's own text. `farm.models.catalog.variant` makes the field `Variant.text` from them."""
+    """The files of a user's own text. `farm.models.catalog.variant` computes the field `Variant.text` from them."""
 
     text: Path | None = declared(
         None, "a text that language models read", "--text", usual="the farm's own", metavar="FILE"
@@ -81,7 +81,7 @@ class TextFiles(Record):
     )
 
 
-#: The fields of a request that a user gives one by one, by the record that they become part of.
+#: The fields that a user can give, grouped by the record that contains them.
 _OF_VARIANT = (one for kind in (Variant, TextFiles) for one in fields_of(kind))
 VARIANT = {one.name: one for one in _OF_VARIANT if one.given and one.name != "model"}
 PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.name != "placement"}  # jobs enumerate placements
@@ -92,11 +92,11 @@ GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 
 @dataclass(frozen=True, init=False)
 class PartialRequest:
-    """The fields that a user gave for one job; others read as None. A complete one has either ``model`` or ``sweep``.
+    """The fields that a user gave for one job. Other fields are None. A complete request has ``model`` or ``sweep``.
 
     Attributes:
-        given: field name -> value, see `GIVEN`; beside these ``model`` and ``sweep``.
-        where: file and line that it is from ("jobs.yml:12"), for messages; "" for the command line.
+        given: field name -> value: the fields in `GIVEN`, ``model`` and ``sweep``.
+        where: file and line of the request ("jobs.yml:12"), for messages; "" for the command line.
     """
 
     given: Mapping[str, Any]
@@ -114,7 +114,7 @@ class PartialRequest:
         raise AttributeError(name)
 
     def over(self, other: PartialRequest) -> PartialRequest:
-        """Both together; the fields of this one win."""
+        """Merge two requests. If both have a field, the value of `self` is used."""
         return PartialRequest(where=self.where or other.where, **{**other.given, **self.given})
 
     @property
@@ -122,19 +122,19 @@ class PartialRequest:
         return self.given.get("model") or str(self.given.get("sweep"))
 
     def among(self, names: Iterable[str]) -> dict[str, Any]:
-        """The given fields of these names."""
+        """Return the given fields that have one of these names."""
         return {name: self.given[name] for name in names if name in self.given}
 
 
 def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Request:
-    """The request for a kind of card.
+    """Add the defaults of a kind of card. Return the complete request.
 
     Args:
-        target: of the verdict, if none was given.
+        target: the verdict's target, if the user gave none.
 
     Raises:
         UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
-        UsageError: a value is not one of its choices, or out of range; the message names it.
+        UsageError: a value is not an allowed choice or is out of range; the message names it.
     """
     sweep: Sweep | None = partial.sweep
     defaults = DEFAULTS[card_kind]
@@ -178,10 +178,10 @@ def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
 
 
 def operator_names(text: str) -> tuple[str, ...]:
-    """Split "Conv2d, Linear" into names, without repetitions.
+    """Split "Conv2d, Linear" into names, without duplicates.
 
     Raises:
-        UsageError: "all" or "auto" beside names, or no name at all.
+        UsageError: "all" or "auto" together with names, or no name at all.
     """
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if len(names) > 1 and (mixed := {"all", "auto"}.intersection(names)):
@@ -194,13 +194,13 @@ def operator_names(text: str) -> tuple[str, ...]:
 
 
 def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:
-    """Check short operator names such as Conv2d.
+    """Check that PyTorch has operators with these short names, such as Conv2d.
 
     Args:
-        variants: the models whose operators are suggested first.
+        variants: for a wrong name, operators of these models are suggested first.
 
     Raises:
-        UnknownOperator: PyTorch has no operator of a name.
+        UnknownOperator: PyTorch has no operator with one of the names.
     """
     names = sorted(names)
     if not names:
@@ -217,7 +217,7 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
 
 
 def _operators_of(variants: Iterable[Variant]) -> set[str]:
-    """The operators of the models. Skips models that cannot be captured: their own job reports that."""
+    """Return the operators of the models. Models that cannot be captured are skipped: their job reports the error."""
     from farm.training.extract import extract
 
     found: set[str] = set()
@@ -228,17 +228,17 @@ def _operators_of(variants: Iterable[Variant]) -> set[str]:
 
 
 def command_of(request: Request) -> str:
-    """The command that repeats a request: ``farm run resnet50 --batch 32 ... --reuse none``; "" for a sweep.
+    """Return the command that repeats a request: ``farm run resnet50 --batch 32 ... --reuse none``; "" for a sweep.
 
-    Options whose default depends on the card are always named. FILE and FOLDER stand for a user's own text and its
-    tokenizer, whose paths are not stored.
+    Options whose default depends on the card are always included. FILE and FOLDER are placeholders for a user's own
+    text and its tokenizer, because their paths are not stored.
     """
     variant = request.variant
     if variant is None:
         return ""
     named = {"batch", "input_size", "phase", "launch", "data", "dtype" if variant.phase else ""}
     skipped = {"text", "target", "reuse"}
-    if variant.version and variant.input_size == own.IMAGE_PX:  # it may have inputs of its own, which have no such size
+    if variant.version and variant.input_size == own.IMAGE_PX:  # its own inputs may have no image size
         skipped.add("input_size")
     skipped |= {"length" if variant.phase == "decode" else "", "mode" if variant.step else ""}
     words = ["farm", "run", variant.model]
