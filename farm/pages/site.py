@@ -119,7 +119,7 @@ def file_of(model: str) -> str:
 
 
 def _operators(session: Session) -> tuple[list[Row], int]:
-    """Return newest reading per tuple, card model, software and protocol, by falling cost; and how many are left out."""
+    """The newest reading per tuple, card model, software and protocol by falling cost; and how many are omitted."""
     reading, operator = _columns(tables.ReadingRow), _columns(tables.Operator)
     software, protocol = _columns(tables.SoftwareRow), _columns(tables.ProtocolRow)
     one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)

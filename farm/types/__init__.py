@@ -1,1 +1,1 @@
-"""Plain, content-addressed values that every room speaks: tuple, protocol, reading, request. No torch, no database."""
+"""Plain value classes that all packages use: tuple, protocol, reading, request. No torch, no database."""

@@ -5,7 +5,7 @@ its class. Everything else is derived from it: validation, JSON and content id (
 (`farm.store.tables`), export columns (`farm.exchange.columns`), command-line options (`cli.options`), keys of
 measurement files (`farm.requests.measurement_file`) and the fields of `farm.requests.partial_request.PartialRequest`.
 
-No torch and no Pydantic: the command line loads these classes before it knows what to do.
+This module imports neither torch nor Pydantic, because every command loads it at start.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Field:
     """One declared field.
 
     Attributes:
-        name: of the attribute, the database column, the export column and the measurement-file key.
+        name: the name of the attribute, database column, export column and measurement-file key.
         type: ``str``, ``int``, ``float``, ``bool`` or another plain type; without ``None``.
         default: `dataclasses.MISSING` if the field must be given.
-        description: for people; begins in lower case.
-        unit: of a number; "" if it has none.
+        description: text for users; begins in lower case.
+        unit: the unit of a number; "" if it has none.
         note: addition for the data dictionary, such as the meaning of 0.
-        usual: the default for users, for the help text.
-        choices: the accepted values; (): any. "" stands for "not given".
+        usual: the default that users get, for the help text.
+        choices: the accepted values; (): any value. "" means "not given".
         minimum: the smallest accepted integer.
         option: flags of the command-line option; () if there is none.
         metavar: placeholder for the value in the help text.
-        given: users give it; otherwise the farm computes it.
-        several: the command line accepts several values, separated by commas, and creates a job for each.
-        always: JSON contains it also at its default; see `Record.to_json`.
+        given: True if users give the value; False if the farm computes it.
+        several: True if the option accepts several values, separated by commas; each value creates a job.
+        always: True if JSON contains the field even at its default; see `Record.to_json`.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Field:
 
     @property
     def kind(self) -> str:
-        """The type of its export column: text, integer, number, boolean or texts."""
+        """The kind of the field's export column: text, integer, number, boolean or texts."""
         return _KINDS.get(self.type, "json")
 
     @property
     def meaning(self) -> str:
-        """The text of the data dictionary."""
+        """The field's text in the data dictionary."""
         return f"{self.description}; {self.note}" if self.note else self.description
 
     @property
@@ -95,7 +95,7 @@ def declared(default: Any, description: str, option: str = "", **more: Any) -> A
 
 
 def original(default: Any, description: str, option: str = "", **more: Any) -> Any:
-    """Declare a field of the first version, which stays in JSON at its default. Use `declared` for every new field."""
+    """Declare a field that JSON contains even at its default. Only fields of the first version; else use `declared`."""
     return declared(default, description, option, always=True, **more)
 
 
@@ -116,7 +116,7 @@ def names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _plain_type(hint: Any) -> Any:
-    """``int`` of ``int | None``, ``tuple`` of ``tuple[str, ...]``, ``str`` of ``Literal["a", "b"]``."""
+    """Return ``int`` for ``int | None``, ``tuple`` for ``tuple[str, ...]``, ``str`` for ``Literal["a", "b"]``."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(one for one in typing.get_args(hint) if one is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
@@ -125,7 +125,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 def content_id(data: Any) -> str:
-    """The content address of plain JSON: 32 hex digits of the SHA-256 of its canonical form."""
+    """Return the content hash of plain JSON: the first 32 hex digits of the SHA-256 of its canonical form."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -139,7 +139,7 @@ class Record:
     def __post_init__(self) -> None:
         """
         Raises:
-            UsageError: a value is not one of its choices, or out of range; names the field.
+            UsageError: a value is not an allowed choice or is out of range; the message names the field.
         """
         for one in fields_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, one.name)
@@ -162,7 +162,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name. A field at its default is left out unless it is `original`.
 
-        So a new field changes no JSON and no id of what was made before it.
+        So adding a field does not change the JSON and the ids of existing records.
         """
         values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]  # type: ignore[arg-type]
         return {

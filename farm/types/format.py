@@ -1,5 +1,5 @@
-"""Numbers and text for people: a suitable unit, as many digits as the interval supports; no passwords, no control
-characters.
+"""Formats numbers and text for users: suitable units, as many digits as the interval supports; text without passwords
+and control characters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ValueWithInterval(Protocol):
     def half_width(self) -> float: ...
 
 
-Units = Sequence[tuple[str, float]]  # falling; the factor turns the unit into the base unit
+Units = Sequence[tuple[str, float]]  # (unit, factor to the base unit), largest unit first
 
 TIME: Units = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))  # base: µs
 ENERGY: Units = (("kJ", 1e6), ("J", 1e3), ("mJ", 1.0), ("µJ", 1e-3))  # base: mJ
@@ -31,7 +31,7 @@ NOTHING = "–"
 
 
 def quantity(value: float | None, units: Units, digits: int = 3) -> str:
-    """``5.31 ms``; a dash for None."""
+    """Format a value in the base unit: ``5.31 ms``; None as a dash."""
     if value is None:
         return NOTHING
     unit, factor = fitting_unit(value, units)
@@ -39,7 +39,7 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
 
 
 def interval(figure: ValueWithInterval | None, units: Units) -> str:
-    """``7.460 ± 0.021 ms``: the half-width has two significant digits, the value as many decimals."""
+    """Format ``7.460 ± 0.021 ms``: two significant digits for the half-width, as many decimals for the value."""
     if figure is None:
         return NOTHING
     unit, factor = fitting_unit(figure.value, units)
@@ -51,7 +51,7 @@ def interval(figure: ValueWithInterval | None, units: Units) -> str:
 
 
 def percent(fraction: float | None, decimals: int = 1) -> str:
-    """``99.7 %``. Only 1 is shown as 100 %, and only 0 as 0 %."""
+    """Format ``99.7 %``. Only exactly 1 is shown as 100 %, and only exactly 0 as 0 %."""
     if fraction is None:
         return NOTHING
     scaled = fraction * 100
@@ -63,12 +63,12 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
 
 
 def gap(figure: ValueWithInterval | None) -> str:
-    """``+0.3 ± 0.4 %``, signed."""
+    """Format a relative gap with its sign: ``+0.3 ± 0.4 %``."""
     return NOTHING if figure is None else f"{figure.value * 100:+z.1f} ± {figure.half_width * 100:.1f} %"
 
 
 def count_of(number: float | None, unit: str) -> str:
-    """``4.09 GFLOP``, ``102 MB`` (decimal prefixes)."""
+    """Format a count with decimal prefixes: ``4.09 GFLOP``, ``102 MB``."""
     if number is None:
         return NOTHING
     prefix, factor = fitting_unit(number, _COUNT)
@@ -78,7 +78,7 @@ def count_of(number: float | None, unit: str) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
+    """Format a duration: ``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
     if seconds is None:
         return NOTHING
     whole = max(0, round(seconds))
@@ -90,17 +90,17 @@ def span(seconds: float | None) -> str:
 
 
 def part_of(part: int, whole: int) -> str:
-    """``3/5``; ``5`` if both are 5."""
+    """Format ``3/5``; if both numbers are 5, ``5``."""
     return str(whole) if part == whole else f"{part}/{whole}"
 
 
 def plural(word: str, number: int) -> str:
-    """``tuple`` or ``tuples``."""
+    """Return the word for a number of things: ``tuple`` or ``tuples``."""
     return word if number == 1 else f"{word}s"
 
 
 def fitting_unit(value: float, units: Units) -> tuple[str, float]:
-    """The unit for a value in the base unit, and its factor."""
+    """Choose a unit for a value in the base unit. Return the unit and its factor."""
     return next(((unit, factor) for unit, factor in units if abs(value) >= factor), units[-1])
 
 
@@ -113,28 +113,28 @@ def _rounded(value: float, digits: int) -> str:
 # ----- text from elsewhere: URLs without passwords, and text without control characters
 
 _IN_QUERY = re.compile(r"([?&](?:password|sslpassword|passfile)=)[^&\s]*", re.IGNORECASE)
-# Up to the last @, because a password may contain one. Celery stores the URL of a socket without its scheme.
+# Match up to the last @, because a password may contain @. Celery stores the URL of a socket without its scheme.
 _BEFORE_HOST = re.compile(r"(://|^(?!\S*://))([^:/@\s]*):\S*@")
 
 
 def masked(url: str) -> str:
-    """A URL, or a text that contains one, with every password replaced by ``***``. It may hide more than the
+    """Replace every password by ``***`` in a URL or in a text that contains URLs. It may replace more than the
     password.
     """
     return _BEFORE_HOST.sub(r"\1\2:***@", _IN_QUERY.sub(r"\1***", url))
 
 
-# Escape sequences and their 8-bit forms, line ends of all kinds, and what turns the direction of writing around.
+# Control characters (also 8-bit), line ends of all kinds, and characters that change the writing direction.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""A text with its control characters written out, as in ``\u001b`` or ``\n``: in JSON, they mean the same.
+    r"""Replace control characters by JSON escapes such as ``\u001b`` or ``\n``.
 
-    Titles, labels and ids come from files, the broker and the database. They must not control a terminal, nor start a
-    line of their own in a log.
+    Titles, labels and ids come from files, the broker and the database. They must not control a terminal or start a
+    new line in a log.
 
     Args:
-        keep: control characters that stay.
+        keep: control characters that are not replaced.
     """
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else json.dumps(found[0])[1:-1], text)

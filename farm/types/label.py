@@ -1,8 +1,8 @@
 """The label of an operator tuple, one readable line: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'.
 
-Labels are shown and stored, never parsed. Tuples of one model should have different labels, so a label names what
-commonly differs: arguments of a function that are not tensors, and which tensors are parameters or buffers. A label
-that is too long is cut and ends with the beginning of the id.
+Labels are shown and stored, never parsed. Tuples of one model should have different labels. So a label has the
+properties that often differ: arguments that are not tensors, and which tensors are parameters or buffers. If a label is
+too long, it is cut and ends with the beginning of the id.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, plain, tensor_references
 
 LENGTH = 80
-_MARK = 6  # characters of an id
-_LEAST = 6  # characters; a shorter rest of a cut text is left out
-_LISTED = 4  # inputs that are shown
+_MARK = 6  # characters of the id at the end of a label
+_LEAST = 6  # characters: if less of a text is left after a cut, it is left out
+_LISTED = 4  # largest number of inputs in a label
 
 
 def label_of(spec: OperatorTuple) -> str:
-    """'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'."""
+    """Return the label of a tuple: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'."""
     head = " ".join([spec.short_name, *_parameter_words(spec)])
     called = " ".join(_call_words(spec))
     zeros = max((tensor.zeros for tensor in spec.tensors), default=0.0)
@@ -38,13 +38,13 @@ def label_of(spec: OperatorTuple) -> str:
 
 
 def call_of(spec: OperatorTuple) -> str:
-    """The operator and its arguments without the tensors: 'Conv2d 64->128 k3 s2'."""
+    """Return the operator and its arguments without tensors: 'Conv2d 64->128 k3 s2'."""
     text = " ".join([spec.short_name, *_parameter_words(spec), *_call_words(spec)])
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
 
 
 def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
-    """Id -> label; labels that several tuples share end with the beginning of the id."""
+    """Return id -> label. If several tuples have the same label, the beginning of the id is appended."""
     number = Counter(labels.values())
     return {id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()}
 
@@ -86,7 +86,7 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
 
 
 def _call_words(spec: OperatorTuple) -> Iterator[str]:
-    """The arguments that are not tensors, without those that are None or False."""
+    """Yield the arguments that are not tensors. Arguments that are None or False are left out."""
     arguments = list(spec.arguments)
     if spec.short_name in ("getitem", "setitem") and len(arguments) > 1:
         key, *value = arguments[1:]
@@ -103,7 +103,7 @@ def _call_words(spec: OperatorTuple) -> Iterator[str]:
 
 
 def _only(tree: Any) -> Any:
-    """The index of the tensor if the tree is a tensor; else None."""
+    """Return the index of the tensor if the JSON tree is just a tensor; else None."""
     return tree.get("tensor") if isinstance(tree, dict) else None
 
 
@@ -128,7 +128,7 @@ def _text(tree: Any) -> str:
 
 
 def _parameter_words(spec: OperatorTuple) -> list[str]:
-    """The sizes of a module, and its parameters that differ from the usual values."""
+    """Return the sizes of a module, and those of its parameters that differ from their defaults."""
     values = {name: plain(value) for name, value in spec.parameters.items()}
     words: list[str] = []
 
@@ -158,7 +158,7 @@ def _parameter_words(spec: OperatorTuple) -> list[str]:
         value = values.get(name)
         if value is None or size(value) == usual:
             continue
-        # An adaptive pool to 1 and one to (1, 1) are two tuples, and models have both.
+        # Models have adaptive pools to 1 and to (1, 1); these are two tuples.
         every = name == "output_size" and isinstance(value, list)
         words.append(f"{letter}{'x'.join(map(str, value)) if every else size(value)}")
     if spec.short_name.endswith("Dropout"):

@@ -1,7 +1,7 @@
-"""What is measured (`Variant`, `Subject`), how (`Protocol`, `Stopping`) and with what (`Software`).
+"""Classes that describe a measurement: its object (`Variant`, `Subject`), conditions (`Protocol`) and `Software`.
 
-These records travel as JSON between the farm and a benchmark process; the result is a `farm.types.reading.Reading`.
-Each field is declared here, once (`farm.types.fields`).
+The farm sends these records as JSON to a benchmark process; the result is a `farm.types.reading.Reading`. Each field is
+declared here, once (`farm.types.fields`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from farm.types.value_profiles import is_class
 
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
-#: Of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation.
+#: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation.
 OPTIMIZERS = tuple(f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused"))
-#: Called with the name of each phase of a measurement when it starts, and with details of it.
+#: Called at the start of each phase of a measurement, with the phase's name and details.
 OnPhase = Callable[[str, dict[str, Any]], None]
 
 
@@ -43,7 +43,7 @@ class Protocol(ContentAddressed):
         usual="resident",
         choices=get_args(Residency),
     )
-    # `seen`: a job replaces it with a value profile (`farm.types.value_profiles`) for each call.
+    # If it is `seen`, a job uses the value profile (`farm.types.value_profiles`) of each call instead.
     data: str = original(
         "normal",
         "values of the inputs: seen (as in the running model), normal, zeros, or a value profile",
@@ -72,21 +72,21 @@ class Protocol(ContentAddressed):
         return name == "data" and is_class(value)
 
     def with_placement(self, placement: str) -> Self:
-        """The same protocol with other tensors of a tuple in slow memory."""
+        """Return the same protocol with another placement of a tuple's tensors."""
         return dataclasses.replace(self, placement=placement)
 
     def with_data(self, data: str) -> Self:
-        """The same protocol with other input values. A job with `seen` uses the profile of each call."""
+        """Return the same protocol with another data class. A job with `seen` uses the profile of each call."""
         return dataclasses.replace(self, data=data)
 
     @property
     def measures_context(self) -> bool:
-        """True if tuples are also timed among other operators: if the protocol represents a running model."""
+        """True if the protocol represents a running model. Then tuples are also timed among other operators."""
         return self.launch == "graph" and self.residency == "resident" and not self.placement
 
     @property
     def of_whole(self) -> Self:
-        """The protocol of a whole model: with standard normal inputs instead of `seen`."""
+        """The protocol for the whole model: standard normal inputs instead of `seen`."""
         return self.with_data("normal") if self.data == "seen" else self
 
     def __str__(self) -> str:
@@ -97,9 +97,9 @@ class Protocol(ContentAddressed):
 
 @dataclass(frozen=True)
 class Stopping(Record):
-    """When a window ends. Not part of a protocol's identity: a more precise reading satisfies a less strict request.
+    """When a window ends. Not part of a protocol's id: a more precise reading satisfies a less strict request.
 
-    Half-widths are of the 95 % interval, relative to the value.
+    Half-widths belong to the 95 % interval and are relative to the value.
     """
 
     warm_up_s: float = original(0.3, "length of the warm-up", unit="s")
@@ -111,9 +111,9 @@ class Stopping(Record):
 
 @dataclass(frozen=True)
 class Variant(ContentAddressed):
-    """A model variant: everything that decides what a model computes. Models are built with seeded random weights.
+    """A model variant: all options that decide the computation. Models are built with seeded random weights.
 
-    A field that a model does not use has its default: a model of tokens has no image size, an image model no length.
+    A field that the model does not use has its default, such as the image size of a language model.
     """
 
     model: str = original(MISSING, "the model's name")
@@ -176,7 +176,7 @@ class Variant(ContentAddressed):
         note="0: not decode",
     )
     layers: int = declared(0, "number of the model's layers to keep", "--layers", usual="all", minimum=0, note="0: all")
-    # In a variant the content id of the token ids; a user gives a file (`farm.requests.partial_request.TextFiles`).
+    # The content id of the token ids. Users give a file instead (`farm.requests.partial_request.TextFiles`).
     text: str = declared("", "content id of the tokens", note="empty: of the farm's own text")
     step: str = declared(
         "",
@@ -225,12 +225,12 @@ class Variant(ContentAddressed):
 
     @property
     def computes_in(self) -> str:
-        """The dtype of most of its arithmetic."""
+        """The dtype of most of the model's arithmetic."""
         return self.amp or self.dtype
 
     @property
     def tokens(self) -> int:
-        """Tokens of one pass; 0 if the model takes none."""
+        """The number of tokens in one pass; 0 if the input is not tokens."""
         return self.batch * self.length if self.phase else 0
 
     def __str__(self) -> str:
@@ -241,7 +241,7 @@ class Variant(ContentAddressed):
         return self.titled(f"{self.phase} {size}" if self.phase == "prefill" and not self.step else size)
 
     def titled(self, size: str) -> str:
-        """The title for people, with the size of the input: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
+        """Return the title, with the size of the input: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
         extras = [
             self.memory_format if self.memory_format != "contiguous" else "",
             self.mode if self.mode != "eval" and not self.step else "",
@@ -256,23 +256,23 @@ class Variant(ContentAddressed):
         return " ".join([self.model, size, self.dtype, *filter(None, extras)])
 
     def with_version(self, title: str) -> str:
-        """A title of this variant beside other versions of it."""
+        """Add the version to a title, to distinguish it from other versions of the same model."""
         return f"{title} version {self.version[:8]}" if self.version else title
 
 
 @dataclass(frozen=True)
 class Subject(Record):
-    """What a reading is of: an operator tuple or a model variant, as JSON."""
+    """The measured object of a reading: an operator tuple or a model variant, as JSON."""
 
     kind: Literal["operator", "variant"]
     id: str
     spec: dict[str, Any]
-    tokens: dict[str, Any] | None = None  # of a variant with a text: `farm.types.tokens.Tokens` as JSON
+    tokens: dict[str, Any] | None = None  # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
 
 
 @dataclass(frozen=True)
 class Software(ContentAddressed):
-    """The software of a reading. Part of the reading's identity."""
+    """The software versions of a reading. Only readings with the same software are compared."""
 
     torch: str = original(MISSING, "version of PyTorch")
     torchvision: str = original("", "version")
@@ -284,7 +284,7 @@ class Software(ContentAddressed):
 
     @property
     def id(self) -> str:
-        # The Python version and the operating system's kernel change no kernel on the card.
+        # The versions of Python and the operating system do not affect the kernels on the card.
         return content_id({"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver})
 
 
@@ -293,16 +293,16 @@ class Software(ContentAddressed):
 
 Placements = Literal["none", "each", "all"]
 PLACEMENTS = get_args(Placements)
-#: Up to so many tensors, all 2^n configurations are measured; of more tensors, each alone and all together.
+#: Up to this number n of tensors, all 2^n configurations are measured; above it, each tensor alone and all together.
 FEW = 5
-#: Of more tensors (an optimizer's call on all parameters), only all together.
+#: Above this number of tensors (such as an optimizer's call), only all tensors together are measured.
 MANY = 64
 _PART = re.compile(r"(in|out)(0|[1-9]\d{0,5})(?:-([1-9]\d{0,5}))?")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The slow tensors. Empty: all are fast."""
+    """The tensors of a tuple that are in slow memory. Empty: all are in fast memory."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -311,7 +311,7 @@ class Placement:
     def parse(cls, word: str) -> Self:
         """
         Raises:
-            UsageError: the word is not a placement, or not in its canonical form.
+            UsageError: the word is not a placement in canonical form.
         """
         found: dict[str, set[int]] = {"in": set(), "out": set()}
         for part in word.split("+") if word else ():
@@ -335,12 +335,12 @@ class Placement:
 
 
 def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]:
-    """The words of all requested configurations, except the one with all tensors fast.
+    """Return the words of all requested configurations. The one with all tensors in fast memory is left out.
 
     Args:
-        inputs: the numbers of the storages that can be placed.
-        how: ``all`` (every subset of up to `FEW` tensors, of more each alone and all), ``each`` (each alone and all)
-            or ``none``.
+        inputs: the numbers of the input storages that can be in slow memory.
+        how: ``each`` (each tensor alone, and all together), ``all`` (every subset; above `FEW` tensors as ``each``) or
+            ``none``.
     """
     tensors = [("in", number) for number in sorted(inputs)] + [("out", number) for number in range(outputs)]
     if how == "none" or not tensors:

@@ -1,8 +1,8 @@
-"""The result of a measurement: a `Reading` with its `Trace` and `Details`. Also the `Verification` of a capture.
+"""The result of a measurement (`Reading` with `Trace` and `Details`), and the `Verification` of a capture.
 
-A reading travels from the benchmark process to the farm and is stored: its figures as columns, its details as JSON.
-Only this module writes and parses that JSON. Every field has its unit in its name. None means "not examined" or "the
-card cannot report it", never zero.
+The benchmark process sends a reading to the farm, which stores its figures as columns and its details as JSON. Only
+this module writes and parses that JSON. Field names end with the unit. None means "not examined" or "the card cannot
+report it", never zero.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from farm.types.fields import declared, names_of
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-METHOD = 5  # raised if a change of the code changes results; readings of another method are not reused
+METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
-_INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the subject or the canary runs
+_INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the measured operator, model or canary runs
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:
-    """The card time of the warm-ups and windows of a reading and its canary, in s."""
+    """Return the card time of a reading's and its canary's warm-ups, windows and bursts, in s."""
     return math.fsum(cost_s.get(name, 0.0) for name in _INSIDE)
 
 
@@ -36,7 +36,7 @@ def inside_s(cost_s: Mapping[str, float]) -> float:
 class Trace:
     """The sampled time series of one reading: name -> (times in s since the warm-up began, values).
 
-    Names carry their unit (`power_w`, `energy_mj`, `sm_clock_mhz`, `temperature_c`, ...).
+    Names end with their unit (`power_w`, `energy_mj`, `sm_clock_mhz`, `temperature_c`, ...).
     `window_s` is (begin, end) of the window on the same axis.
     """
 
@@ -44,7 +44,7 @@ class Trace:
     series: dict[str, tuple[list[float], list[float]]]
 
     def pack(self) -> bytes:
-        """The compressed form that is stored."""
+        """Return the compressed form for the database."""
         return zlib.compress(json.dumps({"window_s": self.window_s, "series": self.series}).encode(), 6)
 
     @classmethod
@@ -56,41 +56,41 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """An operator at the power limit, measured in bursts with pauses, at the higher clocks of bursts.
+    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks.
 
-    Figures are of one pass. Half-widths are absolute, of the 95 % interval. See `farm.benchmark.clock`.
+    Figures are for one pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`.
     """
 
     time_us: float
     time_half_width_us: float | None = None
-    power_w: float | None = None  # of a pass, without the pauses
+    power_w: float | None = None  # power during a pass, without the pauses
     power_half_width_w: float | None = None
     energy_mj: float | None = None
     energy_half_width_mj: float | None = None
-    sm_clock_mhz: float | None = None  # mean over both duties
-    pause_power_w: float | None = None  # between two bursts
-    duties: tuple[float, ...] | None = None  # shares of the time with work, the higher first
-    duty_power_w: tuple[float, ...] | None = None  # mean power at each of these duties
-    throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples, the larger of both duties
-    passes: int | None = None  # of both duties together
+    sm_clock_mhz: float | None = None  # mean over both duty cycles
+    pause_power_w: float | None = None  # power between two bursts
+    duties: tuple[float, ...] | None = None  # duty cycles (share of time with work), the higher first
+    duty_power_w: tuple[float, ...] | None = None  # mean power at each duty cycle
+    throttle_shares: Mapping[str, float] | None = None  # reason -> share of samples, the larger of both duty cycles
+    passes: int | None = None  # number of passes in both duty cycles
 
 
 @dataclass(frozen=True)
 class InContext:
-    """The time of an operator in a loop, and the effect of other operators on it, in µs per pass.
+    """The time of an operator in a loop, and how much longer it takes among other operators. Unit: µs per pass.
 
-    Measured on the same memory at the same clocks (`farm.benchmark.cache`).
+    Both are measured on the same memory at the same clocks (`farm.benchmark.cache`).
     """
 
-    alone_us: float  # in a loop, with weights and inputs as warm as possible
-    effect_us: float  # time that the others add
+    alone_us: float  # time in a loop, with as much of weights and inputs in the cache as possible
+    effect_us: float  # time that the other operators add
     effect_half_width_us: float | None = None  # of the 95 % interval
-    passes: int | None = None  # timed among others; 0: not timed, because the effect on so long a pass is negligible
+    passes: int | None = None  # passes among others; 0: not timed, as the effect on a long pass is negligible
 
 
 @dataclass(frozen=True)
 class Place:
-    """The time that the place in a model adds to a call, compared with a loop on warm data: the mean over the calls.
+    """The time that a call takes longer at its place in a model than in a loop on warm data: mean over the calls.
 
     See `farm.benchmark.call_context`.
     """
@@ -104,10 +104,10 @@ class Place:
 class CanaryNote:
     """The last measurement of the reference operator before a reading, in the same process (`farm.benchmark.checks`).
 
-    Figures are of one pass. Changes are fractions of the first undisturbed canary of the process.
+    Figures are for one pass. Changes are relative to the first undisturbed canary of the process.
     """
 
-    number: int  # counts the canaries of the process from 1
+    number: int  # number of the canary in its process, from 1
     time_us: float
     process: int | None = None  # the process's id on its host
     power_w: float | None = None
@@ -117,27 +117,27 @@ class CanaryNote:
     flags: tuple[str, ...] = ()
     time_change: float | None = None
     energy_change: float | None = None
-    cost_s: float | None = None  # all its card time
+    cost_s: float | None = None  # total card time of the canary
 
 
 class _Stored:
-    """A record that is stored as JSON. `other` keeps the keys that this version does not know."""
+    """A record that is stored as JSON. `other` contains the keys that this version does not know."""
 
     other: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON by field name, without None."""
+        """Plain JSON: field name -> value, without fields that are None."""
         values = {name: getattr(self, name) for name in names_of(type(self)) if name != "other"}  # type: ignore[arg-type]
         return {**self.other, **{name: _plain(value) for name, value in values.items() if value is not None}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Parse JSON of any version: missing keys become None, unknown ones go to `other`."""
+        """Parse JSON of any version. Missing keys become None; unknown keys are stored in `other`."""
         data = data or {}
         names = frozenset(names_of(cls)) - {"other"}  # type: ignore[arg-type]
         values = {name: _parsed(name, value) for name, value in data.items() if name in names}
-        # Few of the fifty fields of details are set, and a job has tens of thousands of readings: the other fields
-        # keep the defaults of the class.
+        # A job has tens of thousands of readings, and few of the fifty fields of `Details` are set. So only these are
+        # assigned; the other fields use the defaults of the class.
         found = cls.__new__(cls)
         vars(found).update(values, other={name: data[name] for name in data.keys() - names})
         return found
@@ -152,7 +152,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """The value of a field: lists as tuples, records of this module as such; a part that lacks a field as None."""
+    """Parse a field's value: lists become tuples, objects become records; an incomplete record becomes None."""
     if value is None or name not in _PARTS:
         return tuple(value) if isinstance(value, list) else value
     try:
@@ -165,51 +165,51 @@ def _parsed(name: str, value: Any) -> Any:
 
 @functools.cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # late: making a reading does not need it
+    from pydantic import TypeAdapter  # late: creating a reading does not need it
 
     return TypeAdapter(_PARTS[name])
 
 
 @dataclass(frozen=True)
 class Details(_Stored):
-    """The details of a reading. Times are of one pass; half-widths are absolute, of the 95 % interval."""
+    """The details of a reading. Times are for one pass. Half-widths are absolute, for the 95 % interval."""
 
     method: int | None = None  # `METHOD` of the code that measured
 
-    # what was run
-    copies: int | None = None  # of the tensors: the passes use one copy after the other
+    # what ran on the card
+    copies: int | None = None  # copies of the tensors: the passes use one after the other
     passes_per_round: int | None = None  # a round is launched and timed as one
     copies_wanted_more: bool | None = None  # True: too few copies for the requested residency
     parameter_bytes: int | None = None  # of a whole model, with buffers
-    activation_peak_bytes: int | None = None  # of a whole model: most memory that one pass allocates
-    allocated_peak_bytes: int | None = None  # of a training step on a GPU: most memory allocated, with all it holds
-    reserved_peak_bytes: int | None = None  # of the same: the memory that PyTorch's allocator reserved
+    activation_peak_bytes: int | None = None  # of a whole model: peak memory that one pass allocates
+    allocated_peak_bytes: int | None = None  # of a training step on a GPU: peak of all allocated memory
+    reserved_peak_bytes: int | None = None  # of a training step: memory that PyTorch's allocator reserved
     workspace_bytes: int | None = None  # part of the allocated memory: workspaces that cuBLAS keeps between calls
     found_again: float | None = None  # share of a pass's data that the cache still holds at the next pass, 0 to 1
     threads: int | None = None  # of a CPU
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
-    workspaces: str | None = None  # of the same: where a library's workspaces were, fast or may be with the output
-    attempts: int | None = None  # windows measured, if the first was hot, shared, drifting or starved
+    workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output
+    attempts: int | None = None  # number of windows, if the first was hot, shared, drifting or starved
 
     # the window: time
     rounds: int | None = None
-    late_rounds: int | None = None  # launched when the card was already idle
+    late_rounds: int | None = None  # rounds launched when the card was already idle
     starved_share: float | None = None  # share of the window in which the card waited for the host
-    time_figure: Literal["mean", "median"] | None = None  # the one in `Reading.time_us`
+    time_figure: Literal["mean", "median"] | None = None  # the figure in `Reading.time_us`
     time_mean_us: float | None = None
     time_mean_half_width_us: float | None = None
     time_median_half_width_us: float | None = None
     time_trimmed_half_width_us: float | None = None
-    ceiling_s: float | None = None  # the longest allowed window, if it ended before it converged
+    ceiling_s: float | None = None  # longest allowed window, if the window ended before it converged
 
     # the window: power
-    ticks: int | None = None  # of the energy counter within the window
+    ticks: int | None = None  # ticks of the energy counter within the window
     ramp_ticks_dropped: int | None = None  # first ticks, which still belong to the warm-up
     power_integral_w: float | None = None  # mean of the power sensor, to compare with the counter
-    power_drift: float | None = None  # relative change from the first half to the second, if large
+    power_drift: float | None = None  # relative change between the halves of the window, if large
 
     # the card during the window
-    lacks: tuple[str, ...] | None = None  # sensors for the checks of a reading that the card does not have
+    lacks: tuple[str, ...] | None = None  # sensors that the card lacks, but that checks of a reading need
     throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
     foreign_processes: tuple[int, ...] | None = None  # ids of other processes on the card
     foreign_cpu_share: float | None = None  # of a CPU: share of the cores' time used by other processes, 0 to 1
@@ -241,13 +241,13 @@ class Details(_Stored):
 
 
 def canary_of(details: Mapping[str, Any]) -> CanaryNote | None:
-    """The canary's note in the JSON of a reading's details. Much faster than parsing all details."""
+    """Return the canary's note from the JSON of a reading's details. Much faster than parsing all details."""
     return cast("CanaryNote | None", _parsed("canary", details.get("canary")))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One result for a subject, card, software and protocol: time, power, energy, their intervals, and flags.
+    """The result for a tuple or model, card, software and protocol: time, power, energy, their intervals, and flags.
 
     Times are of one pass, in microseconds. Half-widths are absolute, of the 95 % interval. If the card cannot report a
     value, the value is None and a flag says so.
@@ -274,16 +274,16 @@ class Reading:
     temperature_c: float | None = declared(None, "mean temperature", unit="°C")
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    details: Details = field(default_factory=Details)  # other states of the subject, cross-checks
+    details: Details = field(default_factory=Details)  # other states, cross-checks
     cost_s: dict[str, float] = field(default_factory=dict)  # card time by phase: rebuild, warm_up, window ...
     trace: Trace | None = None
 
     def noting(self, **found: Any) -> Self:
-        """The same reading with other fields of its details."""
+        """Return a copy of the reading with these fields changed in its details."""
         return dataclasses.replace(self, details=dataclasses.replace(self.details, **found))
 
     def flagged(self, *flags: str) -> Self:
-        """The same reading with more flags, sorted."""
+        """Return a copy of the reading with more flags. The flags are sorted."""
         return dataclasses.replace(self, flags=tuple(sorted({*self.flags, *flags})))
 
     def to_json(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class Reading:
         return cls(**{**data, **parsed})
 
 
-#: Flag -> its meaning, for people; `docs/method.md` has the same text.
+#: Flag -> its meaning, for users; `docs/method.md` has the same text.
 FLAGS: dict[str, str] = {
     "not_converged": "the window reached its maximum length before the interval was narrow enough",
     "few_passes": "fewer than three rounds: the interval is as wide as the figure",
@@ -355,10 +355,10 @@ class InModelTimes:
 
     Attributes:
         calls_us: tuple id -> the times of its calls, in order; None if the kernels of a call are unknown.
-        source: ``kernels`` (the sum of a call's kernels, without gaps) or ``ranges`` (by the clock).
+        source: ``kernels`` (the sum of a call's kernel times, without gaps) or ``ranges`` (wall-clock time).
         passes: number of passes.
-        attributed_share: share of the kernel time that belongs to a call, 0 to 1; 1 for ranges.
-        sum_us: of the calls with known times.
+        attributed_share: share of the kernel time that could be assigned to calls, 0 to 1; 1 for ranges.
+        sum_us: sum over the calls with known times.
     """
 
     calls_us: Mapping[str, tuple[float | None, ...]] | None = None
@@ -383,9 +383,9 @@ class Eagerly:
     """The differences between an eager pass and the measured run.
 
     Attributes:
-        kernels: name -> launches in the measured run and in the eager pass, if they differ. Older records name them:
-            ``{"launched": 0, "eager": 12}``.
-        kernel_time_us, eager_kernel_time_us: of all kernels of a pass.
+        kernels: name -> launches in the measured run and in the eager pass, if they differ. Older records have
+            ``{"launched": 0, "eager": 12}`` as value.
+        kernel_time_us, eager_kernel_time_us: time of all kernels of a pass, in the measured run and eagerly.
     """
 
     operators: tuple[OtherCalls, ...] = ()
@@ -399,23 +399,23 @@ class Verification(_Stored):
     """The comparison of a capture with a pass of the model on a card. None: not examined.
 
     Attributes:
-        launch: of the examined run, ``graph`` or ``eager``; None in old records, which are eager.
+        launch: launch of the examined run, ``graph`` or ``eager``; None in old records, which are eager.
         not_captured: why the run is eager although a graph was requested.
         eagerly: the differences of an eager pass; None if there are none.
-        matches: prediction and observation agree, and observing changed nothing.
+        matches: True if prediction and observation agree and the observation changed nothing.
         observer_effect: the differences between the observed and the unobserved pass, in words.
         missing: tuple id -> predicted calls that did not occur.
         unexpected: tuple id -> calls that were not predicted.
-        gaps, overlaps: of the observed capture, in words.
+        gaps, overlaps: gaps and overlaps in the observed capture, in words.
         unobserved_kernels: number of kernels launched in the unobserved pass.
-        kernels: the heaviest of them, by name.
+        kernels: name -> launches, for the heaviest of these kernels.
         tuple_kernels: tuple id -> kernel -> launches in one pass of the rebuilt tuple.
         in_model: the time of each call in the running model.
         numerics: the numeric flags (``tf32`` ...), which decide kernels and times.
-        differences: all findings against the prediction, in words; some of `difference_count`.
+        differences: differences from the prediction, in words; only some of all `difference_count`.
         card: the id of the card.
-        read_at_s: time of storing by the database's clock, in s since 1970.
-        simulated: no model ran.
+        read_at_s: when it was stored, by the database's clock, in s since 1970.
+        simulated: True if no model ran.
         other: keys of other versions.
     """
 
@@ -441,11 +441,11 @@ class Verification(_Stored):
     other: Mapping[str, Any] = field(default_factory=dict)
 
     def without_the_card(self) -> Self:
-        """The part that is valid for any card. Kernels and times depend on the card model and on the numeric flags."""
+        """Return the part that is valid for any card. Kernels and times are removed: they depend on card and flags."""
         return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
 
-#: Fields of details and verifications that are records themselves.
+#: Field -> type, for the fields of details and verifications that are records.
 _PARTS: dict[str, Any] = {
     "burst": Burst,
     "context": InContext,

@@ -27,13 +27,13 @@ class Sweep(ContentAddressed):
     `farm.operators.sweep` knows the names of each operator and makes the tuples.
     """
 
-    operator: str  # Conv2d
+    operator: str  # short name, such as Conv2d
     grid: dict[str, tuple[Any, ...]]
     name: str = original("", "title of the job")
 
     @property
     def size(self) -> int:
-        """The number of combinations."""
+        """The number of combinations in the grid."""
         return math.prod(map(len, self.grid.values()))
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Sweep(ContentAddressed):
 
 
 def named(operators: Sequence[str]) -> tuple[str, ...]:
-    """The operators that a request names; () for all, or if the accuracy loop chooses."""
+    """Return the operators that a request names; () if it requests all or the accuracy loop chooses them."""
     return () if {"all", "auto"} & set(operators) else tuple(operators)
 
 
@@ -109,7 +109,7 @@ class Request(ContentAddressed):
 
     @property
     def id(self) -> str:
-        """Equal for equal work: the stopping rule, the target and the reuse policy do not count."""
+        """The content id. Stopping rule, target and reuse policy do not affect it, so equal work has equal ids."""
         data = self.to_json()
         names = ("variant", "sweep", "protocol", "operators", "placements")
         return content_id({name: data[name] for name in names if name in data})
@@ -119,7 +119,7 @@ class Request(ContentAddressed):
         """The inverse of `to_json`. Other keys are ignored.
 
         Raises:
-            Unreadable: the JSON is not a request; names the first problem.
+            Unreadable: the JSON is not a request; the message names the first problem.
         """
         try:
             return _adapter().validate_python(data)

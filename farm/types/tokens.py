@@ -1,6 +1,6 @@
-"""The token ids of a language model's input. They are sent and stored with a variant; the text is not.
+"""The token ids of a language model's input. They are sent and stored with a variant. The text itself is not.
 
-No torch. Data from elsewhere is validated here, with bounded sizes.
+This module does not import torch. It validates data from files, messages and the database, with bounded sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farm.types.protocol import LARGEST_NUMBER, content_id
 if TYPE_CHECKING:
     import numpy as np
 
-#: Most ids of one input: 64 MiB in memory.
+#: The largest number of ids of one input: 64 MiB in memory.
 MOST_TOKENS = 2**24
 SIDES = ("right", "left")
 
@@ -55,7 +55,7 @@ class Tokens:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], length: int, *, pad: int, padding: str) -> Self:
-        """Rows of any lengths from 1 to ``length``, padded to it."""
+        """Create tokens from rows of 1 to `length` ids. Each row is padded to `length`."""
         import numpy as np
 
         ids = np.full((len(rows), length), pad, dtype="<i4")
@@ -75,7 +75,7 @@ class Tokens:
 
     @property
     def mask(self) -> np.ndarray:
-        """1 for text, 0 for padding: shape (batch, length), int64."""
+        """The attention mask, 1 for text and 0 for padding: shape (batch, length), int64."""
         import numpy as np
 
         places = np.arange(self.length)
@@ -89,12 +89,12 @@ class Tokens:
 
     @property
     def largest(self) -> int:
-        """The largest id: a model's vocabulary must be larger."""
+        """The largest token id. The model's vocabulary size must be larger."""
         return int(self.ids.max())
 
     @cached_property
     def id(self) -> str:
-        """The content address. It depends on the ids, not on their compressed form."""
+        """The content hash. It depends on the ids, not on their compressed form."""
         return content_id({**self._sizes(), "ids": hashlib.sha256(self.packed).hexdigest()})
 
     def _sizes(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Tokens:
     ) -> Self:
         """
         Raises:
-            TokensRejected: it is not an input of that size; never unpacks more than that size.
+            TokensRejected: the data is not an input of this size. At most this size is decompressed.
         """
         check_size(batch, length)
         size = batch * length * 4
@@ -127,7 +127,7 @@ class Tokens:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """
         Raises:
-            TokensRejected: `to_json` does not write that.
+            TokensRejected: `data` is not JSON as `to_json` writes it.
         """
         from pydantic import Base64Bytes, StrictInt, ValidationError, create_model  # late: only stored ids need it
 

@@ -6,11 +6,11 @@ Requirements:
   Nothing in it is evaluated, unpickled or imported.
 - Its id is a hash of its canonical form. It is equal on every machine, in every process and Python version. It does
   not depend on the model, its weights or the addresses of its tensors.
-- It holds everything that decides which kernels run: parameters, shapes, dtypes, strides, which arguments are the same
-  tensor (self-attention with one tensor three times takes another path than with three clones), and which tensors
-  share a storage, with their offsets.
+- It contains everything that decides which kernels run: parameters, shapes, dtypes, strides, which arguments are the
+  same tensor (self-attention on one tensor uses a different path than on three clones of it), and which tensors share a
+  storage, with their offsets.
 
-No torch in this file: the command line, the queues and the simulated cards use tuples without it.
+This module does not import torch: the command line, the queues and the simulated cards use tuples without it.
 
 Values that JSON lacks are written as an object with one key: ``{"tensor": 0}`` (an index into ``tensors``),
 ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"slice": [start, stop, step]}``, ``{"ellipsis": true}``,
@@ -60,12 +60,12 @@ LAYOUTS = ("strided",)
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, for long sets of names."""
+    """Split a text into a set of words. It makes long sets of names readable."""
     return frozenset(text.split())
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The stride, in elements, of a new tensor of this shape."""
+    """Return the stride, in elements, of a new contiguous tensor with this shape."""
     stride, step = [], 1
     for size in reversed(shape):
         stride.append(step)
@@ -74,11 +74,10 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def canonical_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The canonical form of a stride; None for the contiguous one.
+    """Return the canonical form of a stride; None for the contiguous stride.
 
-    The stride of a dimension of size 1 addresses nothing, and real and fake tensors disagree on it: it is replaced by
-    the contiguous choice. If that would change whether an image of one pixel counts as channels_last, the given stride
-    is kept.
+    The stride of a dimension of size 1 has no effect, and real and fake tensors have different ones. So it is replaced
+    by the contiguous stride, unless that changes whether a one-pixel image counts as channels_last.
     """
     if 0 in shape:
         return None
@@ -94,7 +93,7 @@ def canonical_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[i
 
 
 def _like_channels_last(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    # The test that torch applies when it suggests a memory format (c10/core/MemoryFormat.h).
+    # The same test as in torch, which suggests a memory format with it (c10/core/MemoryFormat.h).
     least = 0
     if stride[1] == 0:
         return False
@@ -133,7 +132,7 @@ class TensorSpec:
 
     @property
     def held(self) -> bool:
-        """True for a buffer or parameter of the model that is an argument, and not the leaf module's own."""
+        """True for a buffer or parameter of the model that is an argument (not the leaf module's own)."""
         return self.role != "activation" and not self.name
 
     @property
@@ -150,12 +149,12 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Elements from the first to the last one that the tensor touches."""
+        """The number of storage elements from the first to the last one that the tensor uses."""
         return self.numel and 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
 
     @property
     def distinct_bytes(self) -> int:
-        """Bytes that the tensor touches; an expanded dimension (stride 0) counts once."""
+        """The number of bytes that the tensor uses. An expanded dimension (stride 0) counts once."""
         touched = math.prod(size for size, step in zip(self.shape, self.strides, strict=True) if step != 0 or size == 0)
         return min(touched, self.extent) * self.itemsize_bytes
 
@@ -216,7 +215,7 @@ class OperatorTuple:
 
     @property
     def short_name(self) -> str:
-        """'Conv2d', 'add', 'convolution_backward': what tables group by."""
+        """The short name: 'Conv2d', 'add', 'convolution_backward'. Tables group tuples by it."""
         return short_name_of(self.operator)
 
     @property
@@ -225,7 +224,7 @@ class OperatorTuple:
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tensors passed in the call, in order; a tensor that is passed twice counts twice."""
+        """The shapes of the tensors passed in the call, in order. A tensor that is passed twice is listed twice."""
         trees = [*self.arguments, *self.keywords.values()]
         return tuple(self.tensors[index].shape for tree in trees for index in tensor_references(tree))
 
@@ -247,9 +246,9 @@ class Cost:
     """The cost of one call of an operator tuple.
 
     ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products, convolutions and attention.
-    ``bytes`` must be read or written at least: inputs, parameters and outputs, each distinct element once (an expanded
-    tensor by its memory), tensors that are written in place twice; if an operator touches only a part of a tensor (a
-    row of a cache, some rows of a table), that part. ``output_shapes`` are those of the tensors that the call returns;
+    ``bytes`` is the least number of bytes to read and write: inputs, parameters and outputs, each distinct element once
+    (expanded elements are not repeated). Tensors that are written in place count twice. If an operator uses only a part
+    of a tensor (some rows of a table), only that part counts. ``output_shapes`` are the shapes of the returned tensors;
     None if unknown.
     """
 
@@ -259,13 +258,13 @@ class Cost:
 
 
 def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """`OperatorTuple.input_shapes` of a stored description."""
+    """Return `OperatorTuple.input_shapes` for a stored description."""
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     return tuple(tuple(spec["tensors"][index]["shape"]) for tree in trees for index in tensor_references(tree))
 
 
 def dtype_of_call(spec: Mapping[str, Any]) -> str | None:
-    """The dtype of the first floating tensor of a stored description, otherwise of the first; None without tensors."""
+    """Return the dtype of the first floating-point tensor, else of the first tensor; None if there is no tensor."""
     dtypes = [tensor["dtype"] for tensor in spec.get("tensors") or ()]
     floating = (name for name in dtypes if name in DTYPES and DTYPES[name][1][0] in "fb" and name != "bool")
     return next(floating, dtypes[0] if dtypes else None)
@@ -287,7 +286,7 @@ _DUNDER |= {"rsub": "rsub", "truediv": "div"}
 
 
 def tensor_references(tree: Any) -> Iterator[int]:
-    """Indices of the tensors in a JSON tree, in order of appearance."""
+    """Yield the indices of the tensors in a JSON tree, in order of appearance."""
     if isinstance(tree, list | tuple):
         for entry in tree:
             yield from tensor_references(entry)
@@ -302,7 +301,7 @@ def holds_tensor(tree: Any) -> bool:
 
 
 def plain(tree: Any) -> Any:
-    """A JSON tree without its tags, for people and queries (not reversible)."""
+    """Remove the tags from a JSON tree, for display and queries. This is not reversible."""
     if isinstance(tree, list):
         return [plain(entry) for entry in tree]
     if isinstance(tree, dict) and len(tree) == 1:
@@ -319,7 +318,7 @@ def plain(tree: Any) -> Any:
 
 # ----- validation of JSON from a database, a file or a message, with bounds on every size
 
-# The bounds are far above the needs of models, and far below what harms a worker.
+# The bounds are far above what models need, and far below sizes that harm a worker.
 _MAX_TEXT = 200
 _MAX_TENSORS = 8192  # an optimizer updates all parameters in one call: five lists of 897 of efficientnet_v2_l
 _MAX_DIMENSIONS = 16
@@ -337,10 +336,10 @@ def _reject(where: str, problem: str) -> TupleRejected:
 
 
 def parse(data: Any) -> OperatorTuple:
-    """The tuple that ``data`` (the result of ``json.loads``) describes.
+    """Validate ``data`` (the result of ``json.loads``) and return the tuple that it describes.
 
     Raises:
-        TupleRejected: it describes none; the message names the offending key. No other error is raised.
+        TupleRejected: `data` is not a tuple; the message names the wrong key. No other error is raised.
     """
     try:
         return _parse(data)
@@ -355,8 +354,8 @@ def parse(data: Any) -> OperatorTuple:
 
 @functools.cache
 def _json_type() -> Any:
-    """The Pydantic model of a tuple's JSON. Trees of values are checked by `_check_tree`."""
-    from pydantic import ConfigDict, Field, create_model  # late: making a tuple does not need it
+    """Return the Pydantic model of a tuple's JSON. `_check_tree` checks the trees of values."""
+    from pydantic import ConfigDict, Field, create_model  # late: creating a tuple does not need it
 
     create: Any = create_model
     strict = ConfigDict(extra="forbid", strict=True)

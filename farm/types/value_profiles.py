@@ -1,23 +1,23 @@
-"""Value profiles: a small set of named classes of input values that all models share.
+"""Value profiles (data classes): a small set of named classes of input values that all models share.
 
-Switching power depends on the values: a convolution behind a ReLU multiplies zeros half of the time, and in many
-networks whole channels are zero or nearly constant. But a reading must not depend on the model that requested it. So
-the statistics of the values at a call are rounded to a class: the share of zeros in quarters, whether any value is
-negative, and the share of the variance between channels. The class is part of the protocol of a reading: two calls of
-one tuple with two classes have two readings. The steps are coarse because the effect is small (docs/method.md) and
-every class needs another reading.
+Switching power depends on the values: half of the inputs of a convolution after a ReLU are zeros, and in many networks
+whole channels are zero or nearly constant. But a reading must not depend on the model that requested it. So the
+statistics of a call's values are rounded to a class: the share of zeros in quarters, whether any value is negative, and
+the share of the total variance that is between channels. The class is part of a reading's protocol: two calls of a
+tuple with different classes have different readings. The classes are coarse, because the effect is small
+(docs/method.md) and every class needs another reading.
 
-A class is one word, or one word per activation joined by commas if they differ:
+A class is one word for all activations, or one word per activation, separated by commas:
 
     normal          standard normal
-    normal-c90      the same, nine tenths of the variance between channels
-    zeros-50        standard normal, half of the values set to zero
-    zeros-50+       none negative and half of them zero: the output of a ReLU
-    zeros-50+c90    the same, behind a ReLU whose channels differ
-    zeros-0+        all positive
+    normal-c90      normal, with 90 % of the variance between channels
+    zeros-50        normal, with half of the values set to zero
+    zeros-50+       half of the values zero, none negative: the output of a ReLU
+    zeros-50+c90    the same, from a ReLU whose channels differ
+    zeros-0+        all values positive
 
-Some arguments of a call are buffers or parameters, such as caches. If they do not hold random weights, their contents
-are described after a slash: one word for all, or one each:
+Some arguments of a call are buffers or parameters, such as caches. If their contents are not random weights, a slash
+and one word (for all of them) or one word each describe the contents:
 
     normal/zeros-100        an empty cache
     normal/used-50d2        a cache that is half full: the first half along dimension 2
@@ -34,15 +34,15 @@ from dataclasses import dataclass
 from typing import Any
 
 NORMAL = "normal"
-SINGLE = 3  # calls with more activations (concatenations) get one word for all
+SINGLE = 3  # calls with more activations (concatenations) have one word for all
 _WORD = re.compile(r"(?:normal|zeros-(0|25|50|75|100)(\+?))(?:-?c(50|90))?")
 _HELD = re.compile(r"normal|same|zeros-(25|50|75|100)|used-(25|50|75)d(\d)")
 
 
 @dataclass(frozen=True)
 class Filling:
-    """The values of one activation: the share of zeros, whether the rest is positive, and the share of the variance
-    between channels (before a ReLU)."""
+    """The values of one activation: the share of zeros, whether the others are positive, and the share of the variance
+    that is between channels (before a ReLU)."""
 
     zeros: float = 0.0
     positive: bool = False
@@ -51,8 +51,8 @@ class Filling:
 
 @dataclass(frozen=True)
 class HeldFilling:
-    """The values of a buffer or parameter: the share of zeros, at random places or after the used part of a dimension;
-    or one value everywhere."""
+    """The values of a buffer or parameter: the share of zeros, and whether they are at random places or after the used
+    part of a dimension; or one value everywhere."""
 
     zeros: float = 0.0
     dimension: int | None = None
@@ -60,26 +60,26 @@ class HeldFilling:
 
 
 def is_class(name: str) -> bool:
-    """True if the name is that of a class."""
+    """True if `name` is the name of a class."""
     seen, stroke, held = name.partition("/")
     return all(map(_WORD.fullmatch, seen.split(","))) and (not stroke or all(map(_HELD.fullmatch, held.split(","))))
 
 
 def fillings(name: str, activations: int) -> list[Filling]:
-    """One filling per activation of a tuple, in the order of its tensors.
+    """Return one filling per activation of a tuple, in the order of its tensors.
 
     Raises:
-        ValueError: the name is not a class, or is for another number of activations.
+        ValueError: the name is not a class, or has another number of words than activations.
     """
     matches = (_matched(_WORD, word) for word in _words(name, name.partition("/")[0], activations))
     return [Filling(int(match[1] or 0) / 100, bool(match[2]), int(match[3] or 0) / 100) for match in matches]
 
 
 def held_fillings(name: str, held: int) -> list[HeldFilling]:
-    """One filling for each buffer and parameter that is an argument of the tuple, in the order of its tensors.
+    """Return one filling for each buffer or parameter that is an argument of the tuple, in the order of its tensors.
 
     Raises:
-        ValueError: the name is not a class, or is for another number of them.
+        ValueError: the name is not a class, or has another number of words than such arguments.
     """
     found = []
     for word in _words(name, name.partition("/")[2] or NORMAL, held):
@@ -103,11 +103,11 @@ def _words(name: str, part: str, number: int) -> list[str]:
 
 
 def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
-    """The class of the values at one call.
+    """Return the name of the class of the values at one call.
 
     Args:
-        seen: for each activation its `zeros` and `channels` (shares) and `least`, or None; then for each buffer or
-            parameter that is an argument an entry with `held`.
+        seen: the statistics: first one entry per activation with `zeros` and `channels` (shares) and `least`, or None;
+            then one entry with `held` per buffer or parameter that is an argument.
     """
     held = _joined([_held_word(entry) for entry in seen or () if entry and entry.get("held")])
     activations = [entry for entry in seen or () if not (entry and entry.get("held"))]
@@ -121,7 +121,7 @@ def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """One word if all are the same; `NORMAL` if there is none."""
+    """Join words with commas. If all are equal, return one word; if there are none, return `NORMAL`."""
     return ",".join(words) if len(set(words)) > 1 else words[0] if words else NORMAL
 
 

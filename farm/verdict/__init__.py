@@ -1,1 +1,1 @@
-"""Sum against whole: the choice of figures for a sum, kernel audit, coverage, intervals, and the judgement."""
+"""Compares the sum of a model's tuples with the whole model: figures, coverage, intervals, kernels, and the outcome."""

@@ -1,17 +1,17 @@
-"""Does the sum of the parts explain the whole? The sums of a verdict, independent of database and cards.
+"""Computes the verdict: the sum of the tuples' readings compared with the whole model. Needs no database and no card.
 
     sum       = Σ count × reading              over the measured tuples of a model
-    gap       = sum / whole - 1                signed; too large fails as well as too small
+    gap       = sum / whole - 1                signed; a sum may be too large or too small
     accuracy  = 1 - |sum - whole| / whole      for time, and for energy if every reading has it
     coverage  = Σ count × estimate (measured) / Σ count × estimate (all)
 
-A verdict passes if accuracy *and* coverage reach the target: errors that cancel while half of the model is missing do
-not pass. Unmeasured tuples are listed with a reason. Energy that is missing for any tuple is "not available", never
-zero.
+A verdict passes only if accuracy *and* coverage reach the target, so that errors cannot cancel while half of the model
+is missing. Unmeasured tuples are listed with a reason. If the energy of one tuple is missing, the energy of the sum is
+"not available", not zero.
 
-**Intervals** (95 %): the n calls of one tuple share its error, so it counts n times. Different tuples are independent
-and add in quadrature. Differences between cards and drift are common to all tuples: they add linearly, as large as
-the canaries show. Quadrature alone would give intervals that are far too narrow.
+**Intervals** (95 %): the n calls of a tuple share its error, so its half-width counts n times. Errors of different
+tuples are independent and add in quadrature. Drift and differences between cards affect all tuples alike: the canaries
+show their size, and they add linearly. Quadrature alone would give intervals that are far too narrow.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from farm.verdict.judging import Circumstances, judge
 from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict, audit_kernels
 
 Measured = tuple[Part, ReadingView, Chosen]  # a part with a reading
-Choice = tuple[Part, Chosen | None]  # a part, and the figures that the sum takes from its reading
+Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading that the sum uses
 
 
 def choices_of(parts: Iterable[Part], wholes: Iterable[Whole], launch: str) -> list[Choice]:
-    """Choose the figures of each part, given the wholes of this launch."""
+    """Choose the figures of each part for the sum. Only wholes with this `launch` are considered."""
     readings = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
     return [(part, choose(part.reading, readings, part.operator_id) if part.reading else None) for part in parts]
 
@@ -51,13 +51,13 @@ def aggregate(
 
     Args:
         parts: every tuple of the model, measured or not.
-        wholes: the whole model on each card that contributed, weighted by the card's share of the sum. Wholes of
-            another launch only give the launch gap.
+        wholes: the whole model on each card of the job; each is weighted by the card's share of the sum. Wholes with
+            the other launch are used only for the launch gap.
         canaries: readings of reference tuples on the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
-        requested: the operator types requested by name. If these alone cannot reach the target, the outcome is "none".
-        seen: the verification of the whole on a card; its kernels are compared with those of the tuples.
+        requested: the operator types requested by name. If they are too few for the target, the outcome is "none".
+        seen: the verification of the whole on a card; its kernels are compared with the kernels of the tuples.
     """
     own = [whole for whole in wholes if whole.launch in ("", launch)]
     readings = [whole.reading for whole in own if whole.reading]
@@ -101,14 +101,14 @@ def aggregate(
 
 
 def _total(measured: Sequence[Measured], name: str) -> float:
-    """The sum of a number of the chosen figures over all calls."""
+    """Return the sum over all calls of the field `name` of the chosen figures."""
     return math.fsum(getattr(chosen, name) * part.count for part, _, chosen in measured)
 
 
 def _comparisons(
     measured: Sequence[Measured], wholes: Sequence[ReadingView], systematic_time: float, systematic_energy: float
 ) -> dict[str, Any]:
-    """Time, energy, energy above idle and power: the sums over all calls against the means of the wholes."""
+    """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power."""
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 
     def compared(
@@ -137,7 +137,7 @@ def _comparisons(
 
 
 def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
-    """The tuples as the sum takes them, the most expensive first."""
+    """Return the tuples with the figures that the sum uses, the most expensive first."""
     rows = []
     for part, chosen in choices:
         time, energy = (chosen.time, chosen.energy) if chosen else (None, None)
@@ -161,7 +161,7 @@ _OF_PART = "operator_id short_name label flops bytes_moved estimated_us card_id 
 
 
 def coverage_of(parts: Iterable[Part]) -> float | None:
-    """The measured share of the estimated cost; None if nothing has a cost."""
+    """Return the measured share of the estimated cost; None if the estimated cost is 0."""
     return _share(parts, lambda part: part.reading is not None)
 
 
@@ -172,11 +172,11 @@ def _share(parts: Iterable[Part], of: Callable[[Part], bool]) -> float | None:
 
 
 def next_operators(parts: Sequence[Part], significant: set[str], *, target: float = 0.95) -> list[str]:
-    """The operator types that the accuracy loop adds next, heaviest first; empty if none is left.
+    """Return the operator types that the accuracy loop adds next, heaviest first; empty if none is left.
 
-    The first round (no part in scope yet) takes the significant types of the model. If there are none, it takes the
-    heaviest until their share of the estimated cost reaches the target. Each later round fills up to the target in
-    the same way, and adds at least one type: if the share is reached already, the accuracy is not.
+    The first round (no part in scope yet) adds the significant types of the model. If there are none, it adds the
+    heaviest types until their share of the estimated cost reaches the target. Each later round adds types in the same
+    way, at least one: if the share already reaches the target, the accuracy does not.
     """
     weight: dict[str, float] = defaultdict(float)
     chosen: set[str] = set()
@@ -199,7 +199,7 @@ def next_operators(parts: Sequence[Part], significant: set[str], *, target: floa
 
 
 def _weights(given_us: Iterable[tuple[ReadingView, float]], wholes: Sequence[ReadingView]) -> list[float]:
-    """The weight of each card's whole: the card's share of the sum, or equal weights if that is unknown."""
+    """Return the weight of each card's whole: the card's share of the sum, or equal weights if it is unknown."""
     of_card: dict[str, float] = defaultdict(float)
     for reading, time_us in given_us:
         of_card[reading.card_id] += time_us
@@ -210,7 +210,7 @@ def _weights(given_us: Iterable[tuple[ReadingView, float]], wholes: Sequence[Rea
 
 
 def _mean(figures: Sequence[Figure | None], weights: Sequence[float]) -> Figure | None:
-    """The mean of one quantity over cards, with their own errors and their distance; None if one is missing."""
+    """Return the weighted mean over cards; its half-width includes their spread. None if a figure is missing."""
     known = [(figure, weight) for figure, weight in zip(figures, weights, strict=True) if figure]
     counted = [(figure, weight) for figure, weight in known if weight]
     if len(known) < len(figures) or not counted:
@@ -221,7 +221,7 @@ def _mean(figures: Sequence[Figure | None], weights: Sequence[float]) -> Figure 
 
 
 def _power(energy_mj: Figure, time_us: Figure) -> Figure:
-    """Average power in W. Energy was measured as power times time, so the errors count as independent."""
+    """Return the mean power in W. Energy is measured as power times time, so the errors count as independent."""
     if not time_us.value:
         return Figure(0.0)
     power_w = energy_mj.value / time_us.value * 1e3
@@ -229,14 +229,14 @@ def _power(energy_mj: Figure, time_us: Figure) -> Figure:
 
 
 def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Figure | None:
-    """Energy beyond that of the idle card in the same time, in mJ."""
+    """Return the energy in mJ minus the energy of the idle card in the same time."""
     if energy is None or reading.idle_power_w is None:
         return None
     return Figure(energy.value - reading.idle_power_w * time.value * 1e-3, energy.half_width)
 
 
 def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> tuple[float, float, str]:
-    """The largest deviation of a canary reading from the mean of its subject, for time and energy; and a note."""
+    """Return the largest relative deviation of a canary from its mean, for time and for energy; and a note."""
     by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
     for canary in canaries:
         by_subject[canary.subject_id].append(canary)
@@ -295,7 +295,7 @@ def _adjustments(measured: Iterable[Measured]) -> tuple[Adjustment, ...]:
 
 
 def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
-    """Eager minus graph: the mean over the cards with both, from two readings or one with both."""
+    """Return the eager time minus the graph time in µs: the mean over the cards that have both."""
     times: dict[str, dict[str, float]] = defaultdict(dict)
     for whole in wholes:
         if whole.reading is None:
@@ -313,16 +313,16 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
 # ---- the figures of a reading that belong in a sum
 
 
-PLACE_UNSURE_US = 0.05  # per call: an event in front of a kernel keeps it from starting early
-PLACE_UNSURE = 0.1  # of the effect of a place in the model
-BURST_THROTTLED_SHARE = 0.05  # of the samples of a burst reading: from this share on, its clocks are not full
+PLACE_UNSURE_US = 0.05  # per call: a CUDA event before a kernel prevents an early start of the kernel
+PLACE_UNSURE = 0.1  # fraction of the effect of a place in the model
+BURST_THROTTLED_SHARE = 0.05  # share of throttled samples from which a burst did not run at full clocks
 
 
 def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str = "") -> Chosen:
-    """Choose the figures of one call for the sum, given how the card ran the whole model.
+    """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model.
 
     Args:
-        operator_id: of the tuple; the effect of its place in the model is stored with the whole.
+        operator_id: the tuple's id, to find the effect of its place in the model; the whole's reading has it.
     """
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen, in_cache = _at_model_clocks(reading, wholes), weights_in_cache(wholes) or 0.0
@@ -330,14 +330,14 @@ def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str
     if not found:
         return _among_others(chosen, reading, in_cache)
     effect = Figure(sum(one.effect_us for one in found) / len(found), max(one.half_width_us for one in found))
-    # The weights are as cold there as in the model: the effect contains the time to fetch them.
+    # The effect was measured with weights as cold as in the model, so it contains the time to fetch them.
     return _among_others(chosen, reading, 1.0, _bounded(effect, reading, in_cache))
 
 
 def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
-    """Take the steady state, the burst state, or an interpolation between the two.
+    """Choose the steady figures, the burst figures, or an interpolation between them.
 
-    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let it cool.
+    A tuple that hits the power limit in a loop runs faster in the model, because its neighbours draw less power.
     """
     steady = Chosen(reading.time, reading.energy, "steady")
     burst = reading.details.burst
@@ -357,7 +357,7 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
     if clock is None or not low or not high or high <= low:
         return replace(steady, why="the whole hits the power limit; the clocks do not distinguish the states")
     share = min(1.0, max(0.0, (clock - low) / (high - low)))
-    # Between the two states the true relation is a curve. The error of the straight line is zero at both ends.
+    # The true relation is a curve. The error of linear interpolation is zero at both ends.
     bend = share * (1 - share)
     energy, unsure_mj = steady.energy, 0.0
     if steady.energy and burst_energy:
@@ -374,9 +374,9 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
 
 
 def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chosen:
-    """Widen the interval of bursts that hit the power limit themselves, as passes longer than a burst do.
+    """Widen the interval of bursts that hit the power limit too, as happens if one pass is longer than a burst.
 
-    They are too slow by an unknown part: at most by the ratio of the clocks, if all time depends on the clock.
+    Their time is too long by an unknown factor: at most the ratio of the clocks, if all time depends on the clock.
     """
     clock_mhz = burst.sm_clock_mhz
     limited = (burst.throttle_shares or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
@@ -393,10 +393,10 @@ def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chos
 
 
 def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
-    """Limit the effect of a place if the cache holds all data of a pass: at most the effect of unrelated operators.
+    """Limit the effect of a place, if all data of a pass fit in the cache, to the effect of unrelated operators.
 
-    Unrelated operators evict all code of the operator and rewrite its inputs. With events between the calls a pass is
-    longer and misses some weights that the model's own pass finds; which ones differs from process to process.
+    Unrelated operators evict all code of the operator and rewrite its inputs. CUDA events between the calls make a pass
+    longer, so the cache loses some weights that a normal pass finds. The lost weights differ between processes.
     """
     context = reading.details.context
     excess = max(0.0, place.value - max(0.0, context.effect_us)) if context else 0.0
@@ -404,19 +404,19 @@ def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
 
 
 def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: Figure | None = None) -> Chosen:
-    """Add the effect of the neighbours in a model; remove the time to fetch weights that are in the cache there.
+    """Add the effect of the neighbours in a model. Subtract the time to fetch weights that are in the cache there.
 
-    While a kernel waits for code or data, the card draws more than its idle power and less than the operator's own
-    power: the mean is taken, and half of the difference is unsure. Without a measured place, the similarity of the
-    neighbours to those in the model is unknown, so the effect is unsure by its own size. Both uncertainties are
-    common to all tuples.
+    While a kernel waits for code or data, the card draws a power between idle power and the operator's power: the mean
+    is used, with half of the difference as uncertainty. If the effect was not measured at the call's place in the
+    model, the real neighbours may act differently, so the uncertainty is as large as the effect. Both uncertainties
+    are common to all tuples.
     """
     context, burst = reading.details.context, reading.details.burst
     if context is None:
         return chosen
     effect = place or Figure(context.effect_us, context.effect_half_width_us or 0.0)
     fetching_us = 0.0
-    if (reading.details.copies or 1) > 1:  # with one copy the loop does not fetch weights either
+    if (reading.details.copies or 1) > 1:  # with one copy, the weights stay in the cache in the loop too
         looped_us = (burst.time_us if burst else None) or reading.time_us
         fetching_us = looped_us - context.alone_us
     shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
@@ -442,9 +442,9 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: 
 
 
 def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
-    """The share of a model's weights that the next pass finds in the cache of the card, 0 to 1.
+    """Return the share of a model's weights that the next pass finds in the card's cache, 0 to 1.
 
-    Measured with the whole (`farm.benchmark.cache`). None if no whole has it; weights then count as cold.
+    It is measured with the whole (`farm.benchmark.cache`). None if no whole has it; then all weights count as cold.
     """
     shares = [share for whole in wholes if (share := whole.details.found_again) is not None]
     return sum(shares) / len(shares) if shares else None

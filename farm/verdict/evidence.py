@@ -1,7 +1,7 @@
-"""The evidence of a verdict: the rows of one round of a job as parts, wholes and canaries, and the verdict.
+"""Loads the rows of a job's round from the database as parts, wholes and canaries, and computes the verdict.
 
-Call counts come from the round's capture, readings from the job's items. An operator of the model without an item is
-a part too, with the reason why it has no reading: no operator of the model is left out.
+Call counts come from the round's capture, readings from the job's items. A tuple of the model without an item is a part
+too, with the reason why it has no reading. So no tuple of the model is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farm.verdict.verdict import TupleRow, Verdict
 _ITEM = tables.Item.__table__.columns  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.columns  # type: ignore[attr-defined]
 _READING = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
-# Only the columns that verdicts and reports use, because of tens of thousands of rows.
+# Load only the columns that verdicts and reports use: there are tens of thousands of rows.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
 _OF_READING = """
 id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
@@ -42,7 +42,7 @@ _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cu
 
 
 class Evidence:
-    """What the database has of a job up to one of its rounds. Each attribute is loaded when it is first used."""
+    """The database rows of a job up to one of its rounds. Each attribute is loaded at its first use."""
 
     def __init__(self, session: Session, job: tables.Job, number: int) -> None:
         self.session, self.job, self.number = session, job, number
@@ -52,21 +52,21 @@ class Evidence:
 
     @cached_property
     def items(self) -> Sequence[Any]:
-        """The items up to the round in the order of their ids."""
+        """The items of all rounds up to this one, ordered by id."""
         return values(self.session, [_ITEM[name] for name in _OF_ITEM.split()], *self.its, in_order_of=_ITEM.id)
 
     @cached_property
     def readings(self) -> dict[str, Any]:
-        """The readings of the items by id."""
+        """Reading id -> reading, for the readings of the items."""
         return self.columns_of_readings(_OF_READING)
 
     @cached_property
     def origins_of_readings(self) -> dict[str, Any]:
-        """Reading id -> its card, software and costs. Loads much less than `readings`."""
+        """Reading id -> its card, software and card time. Loads much less than `readings`."""
         return self.__dict__.get("readings") or self.columns_of_readings("id card_id software_id cost_s")
 
     def columns_of_readings(self, names: str, *of: Any) -> dict[str, Any]:
-        """The named columns of the readings of the items (of those for which `of` holds), by id."""
+        """Return reading id -> the named columns, for the items' readings that meet the conditions `of`."""
         its = sqlalchemy.select(_ITEM.reading_id).where(*self.its, *of)
         found = values(self.session, [_READING[name] for name in names.split()], _READING.id.in_(its))
         return {row.id: row for row in found}
@@ -82,7 +82,7 @@ class Evidence:
 
     @cached_property
     def parts(self) -> Sequence[Part]:
-        """The tuples of the model with their counts; of a sweep, every tuple with the count 1."""
+        """The tuples of the model with their number of calls. In a sweep, the number is 1."""
         protocol, own_data = self.protocol, self.protocol.of_whole.data
         # (Operator id, data class) -> calls of the model, in the order of the first call
         number = dict.fromkeys(((item.subject_id, own_data) for item in self.items if item.role == "tuple"), 1)
@@ -129,7 +129,7 @@ class Evidence:
 
     @cached_property
     def wholes(self) -> Sequence[Whole]:
-        """The whole model on each card; also with the other launch if the same card has such a reading."""
+        """The whole model on each card, and with the other launch if the card has such a reading."""
         launch, wholes = self.protocol.launch, []
         found = self.columns_of_readings(_OF_READING, _ITEM.role == "whole")
         for item in (item for item in self.items if item.role == "whole"):
@@ -142,7 +142,7 @@ class Evidence:
         return wholes
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
-        """The newest sound reading of the same whole on the same card and software with the other launch."""
+        """Return the newest sound reading of the whole on the same card and software, with the other launch."""
         protocol = self.protocol.of_whole
         other = "eager" if protocol.launch == "graph" else "graph"
         reading = tables.ReadingRow
@@ -162,7 +162,7 @@ class Evidence:
 
     @cached_property
     def canaries(self) -> Sequence[CanaryReading]:
-        """The readings of the canary items, of the same subjects as tuples, and of the reference operator."""
+        """The readings of canary items, of tuple items with the same operators, and of the reference operator."""
         subjects = {(item.subject_id, item.protocol_id) for item in self.items if item.role == "canary"}
         rows = {
             item.reading_id: self.readings[item.reading_id]
@@ -172,7 +172,7 @@ class Evidence:
             and item.reading_id in self.readings
         }
         found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
-        # Each benchmark process measures the reference operator again and again; readings note the result.
+        # Each benchmark process measures the reference operator repeatedly; each reading stores the last result.
         noted: dict[tuple[Any, ...], CanaryReading] = {}
         for row in self.readings.values():
             if note := canary_of(row.details):
@@ -183,7 +183,7 @@ class Evidence:
 
     @cached_property
     def seen(self) -> Verification:
-        """The verification of the round's capture on a card, as far as it is valid for this job.
+        """The verification of the round's capture on a card, without the parts that are not valid for this job.
 
         Kernels and times of calls depend on the card model and the numeric flags; the rest does not.
         """
@@ -199,11 +199,11 @@ class Evidence:
 
     @property
     def tuples(self) -> tuple[TupleRow, ...]:
-        """The tuples as the sum takes them."""
+        """Return the tuples with the figures that the sum uses."""
         return tuple_rows(choices_of(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
-        """Judge what there is: the verdict of a closed round, a preliminary one while items are open."""
+        """Compute the verdict from the readings so far. While items are open, it is preliminary."""
         verdict = aggregate(
             self.parts,
             self.wholes,
@@ -216,9 +216,9 @@ class Evidence:
         return self._of_one_software(verdict)
 
     def _of_one_software(self, verdict: Verdict) -> Verdict:
-        """Withhold the outcome if the readings are of different software: they are never summed.
+        """Remove the outcome if the readings are of different software, because such readings are never summed.
 
-        A job is planned for one software. If a host gets another torch meanwhile, its later readings use that.
+        A job is planned for one software. If a host gets another torch during the job, its later readings differ.
         """
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
         numbers: Counter[str] = Counter()
@@ -243,13 +243,13 @@ class Evidence:
 
 
 def scope_of(job: tables.Job, round_row: tables.Round | None) -> frozenset[str] | None:
-    """The operator types chosen up to a round; None means all."""
+    """Return the operator types that a job measures up to a round; None: all types."""
     chosen = round_row.operators if round_row and round_row.operators else job.request.get("operators", ["all"])
     return None if "all" in chosen else frozenset(name for name in chosen if name != "auto")
 
 
 def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roofline:
-    """One roofline for the whole job, so that its weights are comparable: that of the most frequent card."""
+    """Return one roofline for all tuples of a job, so that weights are comparable: that of its most frequent card."""
     card = session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
     variant = job.request.get("variant") or {}
     dtype = variant.get("amp") or variant.get("dtype", "float32")
@@ -259,7 +259,7 @@ def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roof
 
 
 def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
-    """The fields of a part that follow from its operator."""
+    """Return the fields of a part that its operator determines."""
     flops, bytes_moved = operator.flops, operator.bytes_moved
     return {
         "operator_id": operator.id,
@@ -271,7 +271,7 @@ def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
 
 
 def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
-    """The tuples of a capture with only their estimated cost. The accuracy loop chooses its first types by it."""
+    """Return the tuples of a capture with estimated costs only. The accuracy loop uses them for its first choice."""
     number = counts(session, capture_id)
     operators = session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(list(number))))
     more: dict[str, Any] = {"reason": NOT_IN_SCOPE, "in_scope": False}
@@ -279,7 +279,7 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
 
 
 def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
-    """One item per subject and protocol: one with a reading first, then an open one, then a failed one."""
+    """Choose one item per (subject id, protocol id): preferably with a reading, else an open one, else a failed one."""
     order = (ItemState.DONE, ItemState.CLAIMED, ItemState.DEFERRED, ItemState.WAITING, ItemState.FAILED)
     rank = {str(state): place for place, state in enumerate(order)}
     chosen: dict[tuple[str, str], Any] = {}
@@ -292,7 +292,7 @@ def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
 
 
 def _reason(item: Any, in_scope: bool) -> str:
-    """Why an item (None: no item) has no reading."""
+    """Say why a tuple has no reading. `item` is None if the tuple has no item."""
     if item is None:
         return "not planned" if in_scope else NOT_IN_SCOPE
     if item.state == ItemState.FAILED:
@@ -302,9 +302,9 @@ def _reason(item: Any, in_scope: bool) -> str:
 
 
 def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
-    """The ids of readings with a good canary before them and a changed canary after them, in the same process.
+    """Return the ids of readings with a good canary before them and a changed canary after them, in the same process.
 
-    The moment of the change is unknown. Each reading notes only the canary before it, so the later rows tell.
+    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change.
     """
     noted = {
         row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)

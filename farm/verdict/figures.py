@@ -29,14 +29,14 @@ class Figure:
         return self.half_width / abs(self.value) if self.value else 0.0
 
     def deviation_from(self, reference: Figure) -> Figure:
-        """``self / reference - 1``, with independent errors. The value of the reference must not be 0."""
+        """Return ``self / reference - 1`` for independent errors. The value of the reference must not be 0."""
         ratio = self.value / reference.value
         return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
 
 
 def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
-    """The sum of figures times exact numbers, with independent errors; None if a figure is missing."""
-    values, half_widths = [], []  # no Figure for each term: there may be thousands
+    """Return the sum of figure x exact number, for independent errors; None if a figure is missing."""
+    values, half_widths = [], []  # lists, because a Figure for each of thousands of terms is slow
     for figure, number in terms:
         if figure is None:
             return None
@@ -46,15 +46,15 @@ def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
 
 
 def share_of(value: float | None, total: float | None) -> float | None:
-    """The share of a value in a total; None if one of them is unknown or the total is 0."""
+    """Return value / total; None if one of them is unknown or the total is 0."""
     return None if value is None or not total else value / total
 
 
 def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """A figure as plain JSON: the keys ``name_unit`` and ``name_half_width_unit``; None if there is no figure.
+    """Return the keys ``name_unit`` and ``name_half_width_unit`` with a figure's values (None without a figure).
 
     Args:
-        unit: "" for a figure without one, whose keys end with the name and with ``half_width``.
+        unit: "" for a figure without a unit. Then the keys are ``name`` and ``name_half_width``.
     """
     end = f"_{unit}" if unit else ""
     value, half_width = (figure.value, figure.half_width) if figure else (None, None)
@@ -63,7 +63,7 @@ def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float 
 
 @dataclass(frozen=True)
 class ReadingView:
-    """The columns of a stored reading that a verdict uses. Figures are of one call or one pass of the whole."""
+    """The columns of a stored reading that a verdict uses. Figures are for one call, or one pass of the whole model."""
 
     time_us: float
     time_half_width_us: float = 0.0
@@ -80,7 +80,7 @@ class ReadingView:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Make a view of a row of the table of readings."""
+        """Create a view from a row of the table of readings."""
         same = {name: getattr(row, name) for name in _SAME}
         listed: dict[str, Any] = {name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")}
         return cls(**same, **listed, details=Details.from_json(row.details), reading_id=row.id)
@@ -99,7 +99,7 @@ class ReadingView:
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
 
 
-_OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # not the same in a row
+_OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # these columns have another name or type in a row
 _SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
 
 
@@ -113,17 +113,17 @@ class Part:
     count: int
     flops: int = 0
     bytes_moved: int = 0
-    estimated_us: float = 0.0  # of one call, from the roofline
+    estimated_us: float = 0.0  # estimated time of one call, from the roofline
     reading: ReadingView | None = None
-    reason: str = ""  # why there is no reading
+    reason: str = ""  # why the part has no reading
     card_id: str = ""
     data: str = "normal"  # data class of the inputs
-    in_scope: bool = True  # --operators selects its operator type
+    in_scope: bool = True  # True if --operators selects its operator type
     reused: bool = False
 
     @property
     def weight_us(self) -> float:
-        """Estimated time of all calls."""
+        """Estimated time of all calls, in µs."""
         return self.count * self.estimated_us
 
 
@@ -139,7 +139,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class CanaryReading:
-    """One reading of a reference tuple. Several of one subject show differences between cards, and drift."""
+    """One reading of a reference tuple. Several readings of one tuple show drift and differences between cards."""
 
     subject_id: str
     card_id: str
@@ -148,15 +148,15 @@ class CanaryReading:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The figures of one call that the sum takes from the reading of a part."""
+    """The figures of one call that the sum uses, computed from the reading of a part."""
 
     time: Figure
     energy: Figure | None
     used: Used
     why: str = ""
-    context_us: float = 0.0  # of the time: the effect of the neighbouring operators, compared with the loop
-    context_mj: float = 0.0  # of the energy: the same
-    unsure_us: float = 0.0  # half-width that all tuples have in common: it adds linearly over a sum
+    context_us: float = 0.0  # part of the time: the effect of neighbouring operators, relative to the loop
+    context_mj: float = 0.0  # part of the energy: the same effect
+    unsure_us: float = 0.0  # half-width of an error that all tuples share: it adds linearly
     unsure_mj: float = 0.0
 
 
@@ -169,9 +169,9 @@ class HasValue(Protocol):
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tokens a second and energy a token; None if the time or energy is unknown.
+    """Tokens per second and energy per token; None if the time or energy is unknown.
 
-    `tokens` is the number of tokens of a pass: those of a prompt or text, or one of each decoded sequence.
+    `tokens` is the number of tokens of one pass: all tokens of a prompt or text; in a decode, one per sequence.
     """
 
     tokens: int
@@ -180,7 +180,7 @@ class PerToken:
 
     @classmethod
     def of(cls, variant: Variant | None, time: HasValue | None, energy: HasValue | None) -> PerToken:
-        """The cost per token, from the time (µs) and energy (mJ) of one pass of the whole model."""
+        """Compute the cost per token from the time (µs) and energy (mJ) of one pass of the whole model."""
         if variant is None or not variant.tokens:
             return cls(0, None, None)
         tokens_per_s = variant.tokens / time.value * 1e6 if time and time.value else None

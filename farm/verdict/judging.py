@@ -1,4 +1,4 @@
-"""Judge a verdict against its target: the outcome, and sentences that say what limits it."""
+"""Compares a verdict with its target: decides the outcome and writes sentences that say what limits it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass, replace
 from farm.verdict.figures import Figure, ReadingView, Whole
 from farm.verdict.verdict import Comparison, Outcome, Verdict
 
-#: Flag of a disturbed reading -> what disturbed it.
+#: Flag of a disturbed reading -> the cause, as text.
 DISTURBED = {"busy_host": "Other programs used the CPU", "shared": "Other processes computed on the card"}
 REPEAT = "Repeat when it is idle, with --reuse none."
-KERNELS_ALIKE = 0.98  # share of the kernel time below which a verdict says that other kernels run
-APART = 3.0  # times their intervals: from this distance on, the wholes of two cards contradict each other
+KERNELS_ALIKE = 0.98  # if tuples explain less of the kernel time, a verdict says that kernels differ
+APART = 3.0  # two cards' wholes contradict each other from this multiple of their intervals
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What the judgement needs beyond the figures of a verdict."""
+    """The inputs of the judgement that are not in the verdict."""
 
-    without_energy: int  # of the measured parts
-    looped_alone: int  # of the measured parts: not measured among other operators, although other parts were
+    without_energy: int  # number of measured parts without energy
+    looped_alone: int  # measured parts without a measurement among other operators, if others have one
     requested: Sequence[str]  # the operator types that were requested by name
     requested_share: float | None  # their share of the estimated cost
 
 
 def judge(found: Verdict, about: Circumstances) -> Verdict:
-    """Add the outcome and its reasons: first why the verdict does not pass, then what limits it.
+    """Return the verdict with its outcome and reasons: first why it does not pass, then what limits it.
 
     `asked_for` and `asked_share` are set only if the operator types requested by name cannot reach the target. If the
-    readings do not represent the model, the only reason says why, and the comparisons have no gap.
+    readings do not represent the model, there is one reason, which says why, and the comparisons have no gap.
     """
     if found.time.gap is None or not found.measured:
         return replace(found, reasons=tuple(_nothing_to_judge(found)))
@@ -53,13 +53,13 @@ def judge(found: Verdict, about: Circumstances) -> Verdict:
 
 
 def _compared(found: Verdict) -> list[tuple[str, Comparison, Figure]]:
-    """The quantities with a gap, time first."""
+    """Return (name, comparison, gap) of the quantities that have a gap, time first."""
     both = (("time", found.time), ("energy", found.energy))
     return [(name, pair, pair.gap) for name, pair in both if pair and pair.gap]
 
 
 def _wholes(found: Verdict) -> list[Whole]:
-    """The wholes with the launch of the verdict."""
+    """Return the wholes that were measured with the launch of the verdict."""
     return [whole for whole in found.wholes if whole.launch in ("", found.launch)]
 
 
@@ -79,7 +79,7 @@ def _nothing_to_judge(found: Verdict) -> Iterator[str]:
 
 
 def _shortfalls(found: Verdict) -> Iterator[str]:
-    """The reasons why a verdict does not pass."""
+    """Yield the reasons why a verdict does not pass."""
     for name, _, gap in _compared(found):
         if 1 - abs(gap.value) < found.target:
             allowed = _percent(1 - found.target)
@@ -89,10 +89,10 @@ def _shortfalls(found: Verdict) -> Iterator[str]:
 
 
 def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Iterator[str]:
-    """What limits a verdict, for every outcome.
+    """Yield sentences that say what limits a verdict, for every outcome.
 
     Args:
-        judged: False if the gaps decide nothing, because too little was requested.
+        judged: False if the gaps do not affect the outcome, because too few types were requested.
     """
     compared = _compared(found)
     yield from _not_converged(found)
@@ -118,10 +118,10 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
 
 
 def _why_meaningless(found: Verdict) -> str:
-    """Why the readings do not represent the model; "" if they do.
+    """Say why the readings do not represent the model; "" if they do.
 
-    Either most of them, or a whole, were disturbed; or they did not converge, so that sum or whole are less certain
-    than a gap may be wide. The size of the gap decides nothing, because the gap is what is in doubt.
+    Either most readings, or a whole, were disturbed; or they did not converge, and the half-width of the sum or whole
+    exceeds the allowed gap. The size of the gap itself is not considered, because it is uncertain.
     """
     for flag, what in DISTURBED.items():
         if which := _mostly(found, flag):
@@ -141,7 +141,7 @@ def _not_converged(found: Verdict) -> Iterator[str]:
 
 
 def _mostly(found: Verdict, flag: str) -> str:
-    """The readings with a flag if most readings or a whole have it; else ""."""
+    """Return text about the readings with a flag, if most readings or a whole have it; else ""."""
     readings = _readings(found)
     total, flagged = found.measured + len(readings), found.flags.get(flag, 0)
     if 2 * flagged > total:
@@ -150,7 +150,7 @@ def _mostly(found: Verdict, flag: str) -> str:
 
 
 def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iterator[str]:
-    """Report a gap whose interval is wider than the limit, or contains the limit."""
+    """Report a gap if its interval is wider than the limit or contains the limit."""
     if gap.half_width > max(allowed, abs(gap.value)):
         whole = pair.whole.value if pair.whole else math.inf
         why = (
@@ -164,7 +164,7 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
 
 
 def _contradicting_wholes(found: Verdict) -> Iterator[str]:
-    """Report two cards whose wholes differ by more than their intervals, and by more than a gap may be wide."""
+    """Report two cards if their wholes differ by more than their intervals, and by more than the allowed gap."""
     readings = sorted(_readings(found), key=lambda reading: reading.time_us)
     if not readings:
         return

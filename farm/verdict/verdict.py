@@ -1,7 +1,7 @@
-"""The result of a verdict: sum against whole of each quantity, the tuples in the sum, adjustments, and what is missing.
+"""The classes of a verdict: comparison of sum and whole, tuples in the sum, adjustments, and unmeasured tuples.
 
-Plain values, separate from the arithmetic (`farm.verdict.aggregate`): a stored verdict is shown without judging
-again. In JSON every key carries its unit.
+They are plain values without the arithmetic (`farm.verdict.aggregate`), so a stored verdict can be shown without
+computing it again. In JSON every key ends with its unit.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VERDICT_SCHEMA = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """The sum of the tuples (`total`) and the whole model, both as time or as energy. `gap` is relative and signed.
+    """The sum of the tuples (`total`) and the whole model, in one quantity such as time. `gap` is relative and signed.
 
-    `common` is the part of the sum's half-width that longer windows do not narrow: errors that all tuples share, from
-    neighbours in the model or from clocks at the power limit. It is not stored. `held` is False if the readings do not
-    represent the model, as on a busy host: then there is no gap.
+    `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all tuples share, caused
+    by neighbours in the model or by clocks at the power limit. It is not stored. `held` is False if the readings do not
+    represent the model, for example on a busy host. Then there is no gap.
     """
 
     total: Figure
@@ -48,7 +48,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """A power-limited tuple for which the sum does not take the steady figure, and the effect on the sum."""
+    """A power-limited tuple whose steady figure is not used in the sum, and the effect of that on the sum."""
 
     operator_id: str
     label: str
@@ -73,7 +73,7 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class TupleRow:
-    """One operator tuple of a job; figures are of one call, as in the sum."""
+    """One operator tuple of a job. Figures are for one call, as used in the sum."""
 
     operator_id: str
     short_name: str
@@ -90,10 +90,10 @@ class TupleRow:
     card_id: str
     reading_id: str | None
     reused: bool
-    reason: str  # why it is not measured
+    reason: str  # why the tuple is not measured
     flags: tuple[str, ...]
     data: str = "normal"  # data class of the inputs
-    context_us: float | None = None  # of the time: the effect of the neighbouring operators
+    context_us: float | None = None  # part of the time: the effect of neighbouring operators
     in_model_us: float | None = None  # one call in the running model: the median over its calls
     kernels: Mapping[str, int] = field(default_factory=dict)  # launches of one call, if a card was observed
 
@@ -103,16 +103,16 @@ class TupleRow:
 
     @property
     def total_us(self) -> float:
-        """Time of all calls; 0 if it is not measured."""
+        """Time of all calls in µs; 0 if the tuple is not measured."""
         return self.calls * (self.time_us or 0.0)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Sum against whole for one round of a job, with everything needed to show it and to question it."""
+    """The comparison of sum and whole for one round of a job, with all details that a report shows."""
 
     outcome: Outcome
-    reasons: tuple[str, ...]  # why it does not pass, and what limits it, in plain sentences
+    reasons: tuple[str, ...]  # sentences: why it does not pass, and what limits it
     target: float
     launch: str
     coverage: float | None
@@ -129,18 +129,18 @@ class Verdict:
     unmeasured: tuple[Unmeasured, ...]
     adjustments: tuple[Adjustment, ...]
     flags: dict[str, int]
-    launch_gap_us: float | None = None  # eager minus graph, of the whole
+    launch_gap_us: float | None = None  # eager time minus graph time of the whole
     kernels: KernelAudit | None = None
-    context_time_us: float | None = None  # of the sum: the effect of the neighbours of the tuples
+    context_time_us: float | None = None  # part of the sum: the effect of neighbouring operators
     context_energy_mj: float | None = None
     weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
-    asked_share: float | None = None  # their share of the estimated cost
+    asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
 
     @property
     def missed(self) -> bool:
-        """True if it does not pass, unless only a part of the model was requested and all of that part was measured."""
+        """True if the verdict does not pass. False if only a part of the model was requested and all of it measured."""
         partial = bool(self.asked_for) and all(entry.reason == NOT_IN_SCOPE for entry in self.unmeasured)
         return self.outcome != "pass" and not partial
 
@@ -151,11 +151,11 @@ class Verdict:
         return any(gap.value > 1 - self.target for gap in gaps if gap)
 
     def withheld(self, reason: str) -> Verdict:
-        """The same figures without an outcome, for this reason alone."""
+        """Return the verdict without an outcome. `reason` replaces its reasons."""
         return replace(self, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
 
     def columns(self) -> dict[str, Any]:
-        """The columns of the table of verdicts. The tuples are stored as one list per field."""
+        """Return the values for the table of verdicts. The tuples are stored as one list per field."""
         energy, whole = self.energy, self.time.whole
         tuples = {name: [getattr(row, name) for row in self.tuples] for name in _STORED}
         return {
@@ -182,7 +182,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """The inverse of `to_json`, with the tuples of stored details. Wholes have the columns that `to_json` keeps."""
+        """Parse the JSON of `to_json`, or stored details with tuples. Wholes have only the columns that are in JSON."""
         stored = data.get("tuples") or {}
         made = {
             **{name: _comparison_from_json(name, data) for name in _UNITS},
@@ -193,13 +193,13 @@ class Verdict:
 
 
 _VERDICT, _READING = TypeAdapter(Verdict), TypeAdapter(ReadingView)
-_UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # of the compared quantities
-#: The columns of a whole's reading that a verdict keeps.
+_UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # quantity -> unit
+#: The columns of a whole's reading that a verdict stores.
 _OF_WHOLE = (
     *("reading_id", "time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj"),
     *("idle_power_w", "sm_clock_mhz", "throttle_reasons", "flags"),
 )
-#: The fields of a tuple that are stored. The others follow from the verification of the capture, which may come later.
+#: The stored fields of a tuple. The other fields come from the capture's verification, which may be done later.
 _STORED = [entry.name for entry in fields(TupleRow) if entry.name not in ("in_model_us", "kernels")]
 
 
@@ -239,7 +239,7 @@ def _whole_from_json(data: Mapping[str, Any]) -> Whole:
 # ---- kernel audit
 
 
-KEPT = 30  # kernels listed of each kind
+KEPT = 30  # largest length of each list of kernels
 
 
 @dataclass(frozen=True)
@@ -256,12 +256,12 @@ class Kernel:
 class KernelAudit:
     """The kernels of the whole compared with those of its tuples.
 
-    `explained` is the share of the whole's kernel time that launches of the same kernels by the tuples account for.
+    `explained` is the share of the whole's kernel time in launches that the tuples make too.
     Each list holds at most the 30 heaviest kernels; the counts include all.
     """
 
     explained: float
-    time_us: float  # of all kernels of one unobserved pass
+    time_us: float  # time of all kernels of one unobserved pass
     launches: int
     unknown_tuples: int  # tuples of the model without known kernels
     only_whole: tuple[Kernel, ...] = ()
@@ -270,7 +270,7 @@ class KernelAudit:
     only_whole_count: int = 0
     only_tuples_count: int = 0
     other_counts_count: int = 0
-    launch: str = "eager"  # of the observed pass
+    launch: str = "eager"  # launch of the observed pass
 
     @property
     def same(self) -> bool:
