@@ -1,8 +1,8 @@
-"""Host-wide locks: one process per card, and one process at a time for resources that the cards of a host share.
+"""Host-wide locks: only one process at a time uses a card, or a resource that the cards of a host share.
 
-A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder dies, however it dies. The
-file names the holder for the next process. The directory must be mounted into containers; it is world-writable and
-sticky, because workers of different users must share it.
+A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder exits or is killed. The
+holder writes its name into the file for messages of other processes. The directory must be mounted into containers. It
+is world-writable and sticky, because workers of different users share it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from farm.types.format import printable
 
 
 class CardLock:
-    """The exclusive right to measure on a card: a context manager, or `acquire` and `release`.
+    """The exclusive right to measure on a card. Use it as a context manager, or call `acquire` and `release`.
 
-    A child made by `fork` shares the lock until both have closed it; a child made by `exec` does not.
+    A child process made by `fork` shares the lock until both have closed it; a program started by `exec` does not.
 
     Args:
-        started_by: the id of the process that a person started and that started this one; other processes are given it
-            as the holder.
+        started_by: the id of the process that a person started and that started this process; messages of other
+            processes name it as the holder. The default is this process.
     """
 
     def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:
@@ -47,15 +47,15 @@ class CardLock:
         """Acquire the lock without waiting.
 
         Raises:
-            CardBusy: another process holds it; the message names its id, host and command.
-            SettingsError: the directory cannot have locks.
+            CardBusy: another process holds the lock; the message names its id, host and command.
+            SettingsError: the lock file cannot be created or locked.
         """
         if self._descriptor is None:
             self._descriptor = _lock(self.path, f"The card {self.card_id}", self.card_id, started_by=self.started_by)
         return self
 
     def release(self) -> None:
-        """Release the lock. The file stays: without it, two processes could lock two files of one name."""
+        """Release the lock, but do not delete the file: otherwise two processes could lock two files of one name."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -75,8 +75,8 @@ def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
     """Acquire the host-wide lock `name`; wait up to `timeout_s` for it.
 
     Raises:
-        CardBusy: another process held it all the time; the message names it.
-        SettingsError: the directory cannot have locks.
+        CardBusy: another process still held the lock after `timeout_s`; the message names the process.
+        SettingsError: the lock file cannot be created or locked.
     """
     descriptor = _lock(_path(name, lock_dir), f"This host's {name}", timeout_s=timeout_s)
     try:
@@ -91,7 +91,7 @@ def _path(name: str, lock_dir: Path | str) -> Path:
 
 
 def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = None, timeout_s: float = 0.0) -> int:
-    """Open a file, lock it and write the holder into it; returns its descriptor. The errors name `what`."""
+    """Open a file, lock it and write the holder into it. Return the file's descriptor. Error messages name `what`."""
     until_s = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         try:
@@ -126,7 +126,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int, started_by: int) -> None:
-    """Write the holder into the file, for other processes."""
+    """Write this process into the lock file as the holder, for messages of other processes."""
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -146,8 +146,8 @@ def _open(path: Path) -> int:
             path.parent.chmod(0o1777)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(3):
-        # First without O_CREAT: with it, fs.protected_regular denies access to another user's file in a sticky
-        # directory, even for root.
+        # Try without O_CREAT first: with O_CREAT, the kernel (fs.protected_regular) denies access to another user's
+        # file in a sticky directory, even for root.
         try:
             return os.open(path, flags)
         except FileNotFoundError:
@@ -157,13 +157,13 @@ def _open(path: Path) -> int:
         except FileExistsError:
             continue
         with contextlib.suppress(OSError):
-            os.fchmod(descriptor, 0o666)  # whatever the umask
+            os.fchmod(descriptor, 0o666)  # the umask may have removed permissions
         return descriptor
     raise FileNotFoundError(errno.ENOENT, "the file comes and goes", str(path))
 
 
 def _holder(descriptor: int) -> str:
-    """The holder of a lock, for messages."""
+    """A text that names the holder of a lock, for messages."""
     user = _user(descriptor)
     of_user = f", user {user}" if user else ""
     try:
@@ -175,7 +175,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _user(descriptor: int) -> str:
-    """The user whose process holds a lock, by the kernel's list: anyone may write into the file. "" if unknown."""
+    """The user whose process holds a lock, from /proc/locks, since any user may write into the file. "" if unknown."""
     import psutil
 
     file = os.fstat(descriptor)
@@ -189,7 +189,7 @@ def _user(descriptor: int) -> str:
 
 
 def _command(pid: int) -> str:
-    """The command line of a process: `farm` with all its arguments; the first two words of other programs."""
+    """The command line of a process: `farm` with all its arguments; for other programs the first two words."""
     import psutil
 
     words: list[str] = []

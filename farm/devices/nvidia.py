@@ -1,9 +1,9 @@
 """NVIDIA cards through NVML (`pynvml`), without torch and without a CUDA context.
 
 Cards differ in their sensors: there is no energy counter before Volta, no instant power on consumer cards, and no
-process list in some containers. A missing sensor is None, is not among the capabilities, and is not queried again. A
-card that does not answer at all is listed with a refusal that quotes the driver: the other cards work, and the host is
-not taken for one without a GPU.
+process list in some containers. If a card lacks a sensor, the getter returns None, the capabilities lack its name, and
+the farm does not query it again. If a card's driver fails, the card is listed with a refusal that quotes the driver:
+the other cards still work, and the farm does not use the CPU as if the host had no GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farm.settings import Settings
 
 T = TypeVar("T")
 
-# The card will never answer this query. Any other error (a busy driver, an unknown error) may pass.
+# With these errors the card will never support the query. Other errors (for example a busy driver) may be temporary.
 LACKS = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -32,13 +32,13 @@ LACKS = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 
-# There is no driver, so no NVIDIA card that can be measured. Any other error comes from a driver.
+# With these errors the host has no NVIDIA driver, so the farm can measure no NVIDIA card. Other errors need a driver.
 ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
-# Nothing works on such a card, although the driver may still report its name and UUID.
+# With these errors the card cannot be used, although the driver may still report its name and UUID.
 GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 
-# What to do about an error whose text does not say it.
+# Next steps for errors whose text names none.
 NEXT_STEPS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "reset the card or restart the host",
     pynvml.NVML_ERROR_RESET_REQUIRED: "reset the card with `nvidia-smi --gpu-reset`",
@@ -47,14 +47,14 @@ NEXT_STEPS = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: its driver was changed while it was loaded",
 }
 
-#: The id of a card whose UUID is unknown begins with this.
+#: The ids of cards with unknown UUID begin with this prefix.
 WITHOUT_UUID = "NVIDIA-"
 
-# Energy, power and clocks are those of the whole chip: the share of one instance is unknown.
+# Sensors give energy, power and clocks of the whole chip: the share of one MIG instance is unknown.
 MIG_REFUSAL = "power and clocks cannot be read per instance; `nvidia-smi -mig 0` ends that mode"
 
-# Our names of NVML's throttle reasons. Reasons that do not slow the card down (idle, a clock set by a person) have
-# names of their own, so that flags can ignore them.
+# The farm's names of NVML's throttle reasons. Reasons that do not slow the card down (idle, a clock set by a person)
+# have separate names, so that flags can ignore them.
 THROTTLE_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: "idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "clocks_set",
@@ -71,8 +71,8 @@ THROTTLE_REASONS = {
 def nvidia_cards(settings: Settings) -> list[Card]:
     """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
 
-    A card that does not answer is listed with its refusal. If the driver cannot count the cards, one entry stands for
-    all.
+    A card whose driver fails is in the list with its refusal. If the driver cannot count the cards, the list has one
+    entry for all cards.
     """
     try:
         pynvml.nvmlInit()
@@ -88,9 +88,9 @@ def nvidia_cards(settings: Settings) -> list[Card]:
 
 
 def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
-    """The cards that CUDA_VISIBLE_DEVICES names; all if it is not set.
+    """The cards that CUDA_VISIBLE_DEVICES names; all cards if it is not set.
 
-    Includes cards with a refusal: MIG instances, and cards without a UUID if it names a UUID that no other card has.
+    The list includes MIG instances, and cards with unknown UUID if the variable names a UUID that no other card has.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not cards:
@@ -125,7 +125,7 @@ def _describe(index: int, settings: Settings) -> Card:
         card = dataclasses.replace(card, model=pynvml.nvmlDeviceGetName(handle))
         card = dataclasses.replace(card, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     except pynvml.NVMLError as error:
-        # A card whose name is known may hide its memory size, which stays 0.
+        # If only the memory size is unknown, the card is usable, and its memory size stays 0.
         if card.model == "NVIDIA card" or _code(error) in GONE:
             return dataclasses.replace(card, refusal=_no_answer(error))
     if _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) == 1:
@@ -138,7 +138,7 @@ def _uncounted_id(settings: Settings) -> str:
 
 
 def _no_answer(error: pynvml.NVMLError) -> str:
-    """The refusal of a card that did not answer: the driver's message, and what to do."""
+    """The refusal of a card whose driver fails: the driver's message, and what to do."""
     return f"the driver says '{str(error).rstrip('.')}'; {NEXT_STEPS.get(_code(error), 'look at `nvidia-smi`')}"
 
 
@@ -154,7 +154,7 @@ def _optional(ask: Callable[[], T]) -> T | None:
 
 
 class NvidiaDevice(Device):
-    """One card, found by its UUID whatever CUDA_VISIBLE_DEVICES says. Its getters are made from `_QUERIES`."""
+    """One card, found by its UUID (CUDA_VISIBLE_DEVICES has no effect). Its getters are generated from `_QUERIES`."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -207,12 +207,12 @@ def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
-#: Getter of `Device` -> its query. A 0 for energy, power or memory temperature means no sensor: None here.
+#: Getter of `Device` -> its NVML query. If energy, power or memory temperature is 0, there is no sensor: return None.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
     # Ticks every 100 ms on the H200.
     "energy_counter_mj": lambda handle: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) or None,
     "power_instant_w": lambda handle: _field_value(handle, pynvml.NVML_FI_DEV_POWER_INSTANT) / 1e3 or None,
-    # A 1 s average on Hopper, and on Ampere other than A100: the last resort.
+    # This is an average over 1 s on Hopper, and on Ampere except the A100: use it only without another power source.
     "power_average_w": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3 or None,
     "sm_clock_mhz": lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
     "memory_clock_mhz": lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),

@@ -1,8 +1,8 @@
-"""Simulated cards, for tests of the farm: their device, and a measurement on them without torch.
+"""Simulated cards, for tests of the farm: their device, and a simulated measurement without torch.
 
-All values are functions of the subject's id: two cards agree, and a repeated run gives the same verdict. Readings of
-simulated cards are flagged and never reused. A subject whose parameters contain ``"simulate"`` misbehaves as the value
-says; real cards ignore it.
+All values are functions of the subject's id, so all simulated cards agree and a repeated run gives the same verdict.
+Their readings have the flag ``simulated`` and are never reused. If a subject's parameters contain ``"simulate"``, its
+measurement fails in the way that the value names (`_misbehave`); real cards ignore it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODEL = "simulated card"
 DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
 SOFTWARE = Software(torch="simulated", driver="simulated")
-SLOW_TIMES = 4  # each tensor in slow memory adds so many times the fast time
+SLOW_TIMES = 4  # each tensor in slow memory adds this multiple of the time in fast memory
 
 
 def simulated_cards(settings: Settings) -> list[Card]:
@@ -42,7 +42,7 @@ def item_s() -> float:
 
 
 class SimulatedDevice(Device):
-    """A device without hardware and sensors: its values are computed from the id of what is measured."""
+    """A device without hardware and sensors. It computes time and power from the subject's id."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -72,10 +72,10 @@ def measure(
     predicted: Mapping[str, int] | None,
     on_phase: OnPhase,
 ) -> Reading:
-    """A reading that depends on the subject alone. For a variant with a prediction it is the sum of its tuples.
+    """A reading that depends only on subject and placement. With a prediction it is the sum of the predicted tuples.
 
     Raises:
-        Unmeasurable: the subject asks for it.
+        Unmeasurable: the subject's parameters request a failure.
     """
     begin_s = time.perf_counter()
     on_phase("rebuild", {})

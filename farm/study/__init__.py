@@ -1,6 +1,6 @@
-"""Measurements that answer the questions behind the method; anyone can repeat them on a card (`farm study`).
+"""Studies: measurements that justify the farm's method. Anyone can repeat them on a card (`farm study`).
 
-This file has only names and questions, so that the command line lists them without loading anything.
+This file has only their names and questions, so that the command line can list them without loading other modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Study:
-    """One question. Its measurement is the function `name` of ``farm.study.<module>``."""
+    """A study with its question. The function `name` of ``farm.study.<module>`` measures the answer."""
 
     name: str
     question: str

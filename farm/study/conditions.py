@@ -1,4 +1,4 @@
-"""Studies of the conditions of a reading: the values in the tensors, and busy neighbours of the card."""
+"""Studies of two conditions of a reading: the values in the tensors, and other busy cards of the host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from farm.types.protocol import Protocol, Stopping
 
 
 def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """How much do the values in the tensors matter? Each tuple with normal values, zeros, and its commonest class."""
+    """How much do the values in the tensors matter? Compare normal values, zeros, and the class that most calls have."""
     stopping = laboratory.stopping(quick=options.quick)
     samples = laboratory.samples(options.variant, options.tuples or (10 if options.quick else 24), values=True)
     wanted = [(sample, list(dict.fromkeys(("normal", sample.data_class, "zeros")))) for sample in samples]
@@ -77,9 +77,9 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 
 def simultaneous(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """Do the readings of a card change while its neighbours measure? The same list alone and beside busy neighbours.
+    """Do the readings of a card change while its neighbours (other cards of the host) measure?
 
-    Without `quick` both twice, in the order A B B A, against drift.
+    Measure the same list with idle (A) and busy neighbours (B). Without `quick` the order is A B B A: drift cancels.
 
     Raises:
         UsageError, CardBusy: see `holding`.
@@ -150,17 +150,17 @@ def _mean(rows: Sequence[tables.ReadingRow], name: str) -> float | None:
 def _busy(
     cards: Sequence[Card], samples: Sequence[Sample], protocol: Protocol, stopping: Stopping, taken: Counter[str]
 ) -> Iterator[Callable[[], None]]:
-    """Let the cards, whose locks are held, measure the list again and again.
+    """Let the cards measure the list again and again during the block. The caller must hold their locks.
 
-    The block begins when each has taken a reading; `taken` counts them by card id. Yields a function that raises if a
-    card has stopped, or cannot measure anything of the list.
+    The block begins when each card has made a reading; `taken` counts the readings by card id. Yields a function that
+    raises FarmError if a card has stopped, or cannot measure any sample of the list.
     """
     stop = threading.Event()
     problems: list[str] = []
 
     def work(card: Card, begun: threading.Event, first: int) -> None:
-        # The process ends with the thread that starts it.
-        failed = 0  # in a row
+        # This thread starts the process, because a process ends with the thread that started it.
+        failed = 0  # failures in a row
         try:
             with BenchmarkProcess(card.id) as process:
                 check_health(process)
@@ -189,7 +189,7 @@ def _busy(
             raise FarmError(f"A neighbour does not measure: {problems[0]}", "Stop what uses it, or name other cards.")
 
     begun = {card: threading.Event() for card in cards}
-    # Each begins at another place of the list, so that they do not run in step.
+    # Each card begins with another sample, so that the cards do not measure the same sample at the same time.
     threads = [
         threading.Thread(target=work, args=(card, begun[card], 1 + 3 * number), daemon=True)
         for number, card in enumerate(cards)

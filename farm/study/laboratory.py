@@ -1,7 +1,7 @@
-"""The card of a study: held exclusively, measured through the farm's own benchmark process, every reading stored.
+"""The card of a study: a study locks it, measures through the farm's benchmark process, and stores every reading.
 
-The readings of a study are flagged ``study``; ``details["study"]`` has its id, its name and the circumstances. Jobs
-never reuse them, since a study has its own windows and conditions.
+The readings of a study have the flag ``study``; ``details["study"]`` has the study's id, its name and the conditions.
+Jobs never reuse these readings, because a study uses other windows and conditions than jobs.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sample:
-    """One subject of a study. `weight_us`: estimated time of all its calls in the model."""
+    """One subject of a study. `weight_us` is the estimated time of all its calls in the model."""
 
     subject: Subject
     label: str
     short_name: str
     count: int = 1
     weight_us: float = 0.0
-    data: tuple[tuple[str, int], ...] = ()  # (class of data, calls); `normal` for all if the values are unknown
+    data: tuple[tuple[str, int], ...] = ()  # (data class, calls); class `normal` for all calls if values are unknown
 
     @property
     def data_class(self) -> str:
-        """The class of data that most calls have."""
+        """The data class of most calls."""
         return max(self.data, key=itemgetter(1))[0] if self.data else "normal"
 
 
@@ -68,9 +68,9 @@ class StudyOptions:
 
 @dataclass
 class Laboratory:
-    """A context manager that holds one card while a study runs.
+    """A context manager that locks one card while a study runs.
 
-    On entering it raises the errors of `hold_card`, and Unmeasurable if the benchmark process does not get ready.
+    `__enter__` raises the errors of `hold_card`, and Unmeasurable if the benchmark process does not start.
     """
 
     database: Database
@@ -100,10 +100,10 @@ class Laboratory:
         """Use the memory of another GPU of the host, whose lock is held, as slow memory.
 
         Raises:
-            Unmeasurable: the card does not reach that memory, or the benchmark process does not get ready.
+            Unmeasurable: the card cannot access that memory, or the benchmark process does not start.
         """
         usual, self._process = self._process, BenchmarkProcess(self.card.id, peer_id=peer.id)
-        usual.close()  # one process at a time on the card; the usual one starts again when it is used
+        usual.close()  # only one process at a time uses the card; the next request after the block restarts `usual`
         try:
             self.check_health()
             yield
@@ -124,36 +124,36 @@ class Laboratory:
         return ("eager",) if self.card.kind == "cpu" else ("graph", "eager")
 
     def protocol(self, **changes: Any) -> Protocol:
-        """The default protocol of the card with changes. Default data: standard normal values."""
+        """The default protocol of the card with these changes. The default data class is `normal`."""
         return Protocol(**{"launch": DEFAULTS[self.card.kind].launch, **changes})
 
     def stopping(self, *, quick: bool) -> Stopping:
-        """The stopping rule of a job on this card; with `quick` windows of about half the length."""
+        """The default stopping rule of jobs on this card. If `quick` is set, windows have about half the length."""
         usual = DEFAULTS[self.card.kind].stopping
         if not quick:
             return usual
         return Stopping(min(0.2, usual.warm_up_s), min(0.5, usual.minimum_s), min(1.0, usual.maximum_s), 0.02, 0.03)
 
     def exactly(self, window_s: float) -> Stopping:
-        """A window of this length whatever the intervals; the maximum leaves room for ticks of the energy counter."""
+        """A stopping rule for windows of this length, whatever their intervals, plus time for the last counter tick."""
         warm_up_s = DEFAULTS[self.card.kind].stopping.warm_up_s
         return Stopping(warm_up_s, window_s, window_s * 1.1 + 0.25, time_half_width=1.0, energy_half_width=1.0)
 
     def scaled(self, seconds: float) -> float:
-        """A duration for cards with an energy counter; a tenth of it for others, which measure only time."""
+        """The given duration on a GPU; a tenth of it on other cards, which measure only time. Unit: s."""
         return seconds if self.card.kind == "cuda" else seconds / 10
 
     def shuffled(self, sample: Sample, wanted: Sequence[T]) -> list[T]:
-        """The measurements of a sample in random order, since the card warms up and drifts.
+        """The given list in random order: a fixed order would mix up its effects with warm-up and drift of the card.
 
-        The ids of study and sample are the seed: the order can be reproduced, and another run has another order.
+        The ids of study and sample are the seed: the order is reproducible, and each study has another order.
         """
         return random.Random(f"{self.id}/{sample.subject.id}").sample(wanted, len(wanted))
 
     def read(
         self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any
     ) -> tables.ReadingRow | None:
-        """Measure and store one reading; None and an entry in `failures` if that is not possible.
+        """Measure and store one reading. If this fails, return None and add an entry to `failures`.
 
         Raises:
             UnhealthyCard: see `check_health`.
@@ -162,7 +162,7 @@ class Laboratory:
         words = filter(None, (_in_words(name, value) for name, value in circumstances.items()))
         self.say(f"{self._begun} of {self.expected}: {', '.join((sample.label, *words))}")
         try:
-            self.check_health()  # of a process that was started again
+            self.check_health()  # the process may have been restarted
             timeout_s = settings().item_timeout_s
             answer = self._process.measure(sample.subject, protocol, stopping, timeout_s=timeout_s, verify=False)
         except Unmeasurable as error:
@@ -176,7 +176,7 @@ class Laboratory:
         return row
 
     def in_situ(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """Times of the model's calls with tensors in slow memory, by `farm.slow_memory.in_situ.compare`.
+        """Time the model's calls with tensors in slow memory; the result of `farm.slow_memory.in_situ.compare`.
 
         Raises:
             FarmError: this card or this model does not support it.
@@ -199,8 +199,8 @@ class Laboratory:
         """The tuples of a model, sorted by estimated cost.
 
         Args:
-            most: the highest number of tuples; at most half of them have the same operator type if there are others.
-            values: run the model for the values in its tensors, too (`Sample.data`).
+            most: the highest number of tuples. At most half of them have the same operator type, if there are others.
+            values: run the model once to observe the values in its tensors (`Sample.data`).
         """
         data = "seen" if values else "normal"
         request = Request(variant=variant, protocol=self.protocol(data=data))
@@ -212,7 +212,7 @@ class Laboratory:
             by_tuple: dict[str, dict[str, int]] = defaultdict(dict)
             for (operator_id, name), calls in classes(session, capture_id, data).items():
                 by_tuple[operator_id][name] = calls
-            card = session.get_one(tables.CardRow, self.card.id)  # with a fingerprint if a worker ever served it
+            card = session.get_one(tables.CardRow, self.card.id)  # has a fingerprint if a worker has served the card
             roofline = roofline_of(card.kind, card.model, card.fingerprint, dtype=variant.dtype, tf32=False)
             for operator_id, named in by_tuple.items():
                 one = session.get_one(tables.Operator, operator_id)
@@ -223,11 +223,11 @@ class Laboratory:
         found.sort(key=lambda sample: -sample.weight_us)
         if most is None:
             return found
-        ranks: dict[str, Iterator[int]] = defaultdict(itertools.count)  # within an operator type
+        ranks: dict[str, Iterator[int]] = defaultdict(itertools.count)  # operator type -> rank of its next tuple
         return sorted(found, key=lambda sample: next(ranks[sample.short_name]) >= max(1, most // 2))[:most]
 
     def parts(self, variant: Variant, most: int | None = None) -> list[Sample]:
-        """The tuples of a model as in the sum of a job: a tuple with two classes of data is two samples."""
+        """The summands of a model as in a job: a tuple whose calls have two data classes gives two samples."""
         values = DEFAULTS[self.card.kind].data == "seen"
         return [
             dataclasses.replace(
@@ -239,7 +239,7 @@ class Laboratory:
 
     def require(self, readings: Sequence[object]) -> None:
         """Raises:
-        FarmError: nothing was measured; with the first reason.
+        FarmError: all `readings` are empty or None; the message has the first failure.
         """
         if not any(readings):
             reason = next(iter(self.failures.values()), "nothing was measured")
@@ -262,11 +262,11 @@ def _in_words(circumstance: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def holding(cards: Sequence[Card], laboratory: Laboratory) -> Iterator[None]:
-    """Hold the locks of neighbours: no worker may measure on them, even while they idle.
+    """Lock other cards of the host during the block: no worker may measure on them, even while they are idle.
 
     Raises:
-        UsageError: there are none.
-        CardBusy: a worker serves a neighbour, or somebody else measures on it.
+        UsageError: `cards` is empty.
+        CardBusy: a worker or another command uses one of the cards.
     """
     if not cards:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A training step on a card of this host: captured there, planned, and run under its plans."""
+"""Capture a training step on a card of this host, and run it under offload plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farm.types.protocol import Protocol, Subject, Variant
 
 @dataclass(frozen=True)
 class StepOnCard:
-    """A step as its card runs it, which may use other operators than a capture without a card predicts."""
+    """A step that was captured on its card. It may use other operators than a capture without a card predicts."""
 
     memory: StepMemory  # with estimated times
     subject: Subject
@@ -30,7 +30,7 @@ class StepOnCard:
     process: BenchmarkProcess
 
     def wire(self) -> Wire:
-        """The bandwidth of copies during the step.
+        """Measure the bandwidth of copies between slow and fast memory, alone and during the step.
 
         Raises:
             Unmeasurable: the card does not support it.
@@ -38,7 +38,7 @@ class StepOnCard:
         return self.process.call(WireRequest(self.subject, self.protocol), timeout_s=settings().item_timeout_s)
 
     def run(self, planned: StepMemory) -> StepMemory:
-        """Run the same step under its plans, and with all tensors in fast memory.
+        """Run the step with all tensors in fast memory, and under each plan. Return `planned` with the results.
 
         Raises:
             Unmeasurable: the card does not support it.
@@ -59,7 +59,7 @@ class StepOnCard:
 
 @contextlib.contextmanager
 def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
-    """The step of a variant on a card, which is held while the block lasts.
+    """Capture the step of a variant on a card. The card is locked until the end of the block.
 
     Raises:
         UsageError: the card has no slow memory, or no data sheet.

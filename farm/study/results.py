@@ -1,7 +1,7 @@
-"""Running a study, and its findings: a table with notes and charts, stored so that they can be shown again.
+"""Run a study and store its findings: a table with notes and charts.
 
-The readings are in the database. The findings are one JSON file on the host that ran the study, since each kind of
-study has its own columns and nothing queries across studies.
+The readings are in the database. The findings are in a JSON file on the host that ran the study: each kind of study has
+its own columns, and no query needs several studies.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from farm.study.laboratory import Laboratory, StudyOptions
 from farm.types.protocol import Variant
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
-QUANTITIES: tuple[tuple[str, Kind], ...] = (("time", "time_us"), ("energy", "energy_mj"))  # of a pass
+QUANTITIES: tuple[tuple[str, Kind], ...] = (("time", "time_us"), ("energy", "energy_mj"))  # per pass
 
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """The JSON key, the table heading and the format of a value. Tables leave out a value without heading.
+    """The JSON key, the table heading and the format of a value. A value without a heading is only in the JSON.
 
-    The kind `change` is a signed fraction, `share` an unsigned one.
+    The kind `change` is a signed fraction, the kind `share` an unsigned fraction.
     """
 
     key: str
@@ -49,13 +49,13 @@ ResultRow = dict[ResultColumn, Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of one study. Keys of rows carry their unit; changes, gaps and shares are fractions."""
+    """The result of one study. The keys of rows end with the unit; changes, gaps and shares are fractions."""
 
     columns: tuple[ResultColumn, ...]
     rows: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...]
     charts: tuple[Chart, ...]
-    variant: Variant  # that was measured
+    variant: Variant  # the measured variant
 
     @property
     def drawable(self) -> tuple[Chart, ...]:
@@ -64,7 +64,7 @@ class Findings:
 
 
 def tabulated(rows: Iterable[ResultRow]) -> tuple[tuple[ResultColumn, ...], tuple[dict[str, Any], ...]]:
-    """The columns that the table shows, and the rows by key."""
+    """The columns with a heading; and each row as a dict from column key to value."""
     rows = list(rows)
     columns = dict.fromkeys(column for row in rows for column in row if column.head)
     return tuple(columns), tuple({column.key: value for column, value in row.items()} for row in rows)
@@ -76,7 +76,7 @@ def change(value: float | None, reference: float | None) -> float | None:
 
 
 def change_of(reading: object, reference: object, name: str) -> float | None:
-    """The change of a field from one reading to another; None if a reading or its field is missing."""
+    """The change of the field `name` relative to the reference; None if a reading or its field is None."""
     return change(getattr(reading, name, None), getattr(reference, name, None))
 
 
@@ -85,16 +85,16 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def median_and_most(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The median, and the value of the largest size; None without values."""
+    """The median, and the value with the largest absolute value; (None, None) if there are no values."""
     return statistics.median(values) if values else None, max(values, key=abs, default=None)
 
 
 def bar_chart(title: str, rows: Iterable[Mapping[str, Any]], label: str, series: Mapping[str, str]) -> Chart:
-    """Bars of fractions in %, without groups that have no value.
+    """A chart with a group of bars for each row: fractions in %. Rows without values have no group.
 
     Args:
-        label: the key of a group's label.
-        series: the name of a bar -> the key of its value.
+        label: the key of the group's label in a row.
+        series: the name of each bar -> the key of its value in a row.
     """
     bars = {row[label]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None} for row in rows}
     return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
@@ -103,7 +103,7 @@ def bar_chart(title: str, rows: Iterable[Mapping[str, Any]], label: str, series:
 def scatter_chart(
     title: str, x_name: str, rows: Sequence[Mapping[str, Any]], x: str, series: Mapping[str, str]
 ) -> Chart:
-    """Points of fractions in %, over the values of the key `x`. `series`: the name of points -> their key."""
+    """A chart of fractions in % over the values with key `x`. `series` maps a name of points to the key of their y."""
     lines = []
     for name, key in series.items():
         if points := sorted((row[x], row[key] * 100) for row in rows if row[key] is not None):
@@ -113,7 +113,7 @@ def scatter_chart(
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(Findings):
-    """The findings of a study with their provenance."""
+    """The findings of a study, with the card, the software and the readings from which they come."""
 
     study: str
     question: str
@@ -131,18 +131,18 @@ class StudyResult(Findings):
         return f"{self.study}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """All but the charts, which are stored but not printed."""
+        """The result as JSON without charts: `farm study --json` does not print them."""
         data = TypeAdapter(type(self)).dump_python(self, mode="json", exclude={"charts"})
         return {**data, "variant": self.variant.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From JSON with `charts`."""
+        """The result from JSON that includes `charts`, as `keep` stores it."""
         return TypeAdapter(cls).validate_python({**data, "variant": Variant.from_json(data["variant"])})
 
 
 def folder() -> Path:
-    """Where the results of this host are stored."""
+    """The folder that contains the stored results of this host."""
     return settings().state_dir / "studies"
 
 
@@ -157,7 +157,7 @@ def keep(made: StudyResult) -> None:
 
 
 def kept(say: Callable[[str], None] = lambda line: None) -> list[StudyResult]:
-    """All stored results, newest first. Unreadable files are reported through `say` and left out."""
+    """All stored results, newest first. Unreadable files are skipped; `say` is called with the reason."""
     found = []
     for path in folder().glob("*.json"):
         try:
@@ -168,10 +168,10 @@ def kept(say: Callable[[str], None] = lambda line: None) -> list[StudyResult]:
 
 
 def find_kept(beginning: str) -> StudyResult:
-    """The only stored result whose id begins so.
+    """The only stored result with an id that starts with `beginning`.
 
     Raises:
-        UsageError: no id begins so, several do, or the beginning is empty.
+        UsageError: no id or several ids start with `beginning`, or it is empty.
         FarmError: the file cannot be read.
     """
     found = [path for path in folder().glob("*.json") if path.stem.startswith(beginning)]
@@ -195,10 +195,10 @@ def _read(path: Path) -> StudyResult:
 def perform(
     study: Study, database: Database, card: Card, options: StudyOptions, say: Callable[[str], None] = lambda line: None
 ) -> StudyResult:
-    """Run a study on a card. Each reading is stored in the database at once, the findings in a file at the end.
+    """Run a study on a card. Store each reading in the database at once, and the findings in a file at the end.
 
     Raises:
-        CardBusy: a worker or another command holds the card.
+        CardBusy: a worker or another command uses the card.
         CardUnavailable, UnhealthyCard: the card is in quarantine, or fails its health check.
         FarmError: nothing could be measured.
     """
@@ -220,6 +220,6 @@ def perform(
         )
     try:
         keep(made)
-    except OSError as error:  # the readings and the printed findings remain
+    except OSError as error:  # the readings are stored, and the caller can still print the findings
         say(f"These findings are not kept: {error}")
     return made

@@ -1,4 +1,4 @@
-"""Studies of tensors in slow memory: changed calls in the running model, and the memory of another GPU."""
+"""Studies of tensors in slow memory: calls with such tensors in the running model, and the memory of another GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MOST_CONFIGURATIONS, QUICK_CONFIGURATIONS = 160, 12
 
 
 def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?
+    """Does a call with tensors in slow memory take as long if one run changes many calls as if it changes one?
 
-    Each tuple of a model is changed at its first call: every tensor slow by itself, and all of them. `together` changes
-    all calls of a run that do not touch each other, `alone` one call. Without `quick`, `isolated` is the tuple's own
-    reading under that placement.
+    The first call of each tuple is changed: once with each single tensor in slow memory, once with all. A run changes
+    many independent calls (`together`) or one call (`alone`). Without `quick`, the table also has the time of the tuple
+    outside of the model (`isolated`).
 
     Raises:
-        FarmError: the card has no slow memory, or no tensor could be placed.
+        FarmError: the card has no slow memory, or no tensor could be put in it.
     """
     found = laboratory.in_situ(
         options.variant, options.tuples or (QUICK_CONFIGURATIONS if options.quick else MOST_CONFIGURATIONS)
@@ -103,22 +103,22 @@ def _placement_notes(found: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -
     return notes
 
 
-QUICK_TUPLES = 4  # a dozen configurations
-FAST = ""  # no tensor is in slow memory
+QUICK_TUPLES = 4  # they have about a dozen configurations
+FAST = ""  # the placement with all tensors in fast memory
 
 Times = Mapping[tuple[str, str], float]  # (tuple id, placement) -> us
 
 
 def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """What do tensors in the memory of another GPU cost, compared with the memory of the host?
+    """How much time do tensors in another GPU's memory cost, compared with the memory of the host?
 
-    Each tuple alone, with every tensor slow by itself, with all slow, and between these with none. First with the
-    memory of the first neighbour, which is idle meanwhile, then with that of the host.
+    Measure each tuple with each single tensor in slow memory, with all, and with none. Slow memory is first the memory
+    of the first neighbour, which is idle meanwhile, then the memory of the host.
 
     Raises:
         UsageError, CardBusy: see `holding`.
-        Unmeasurable: the card does not reach the neighbour's memory.
-        FarmError: nothing could be read.
+        Unmeasurable: the card cannot access the neighbour's memory.
+        FarmError: nothing could be measured.
     """
     from farm.operators.replay import placements_of
 
@@ -127,7 +127,7 @@ def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
         samples = laboratory.samples(options.variant, options.tuples or (QUICK_TUPLES if options.quick else None))
         wanted = [(sample, placements_of(parse(sample.subject.spec), "each")) for sample in samples]
         laboratory.expected = 2 * sum(1 + len(words) for _, words in wanted)
-        with laboratory.slow_on(peer):  # first: if the card does not reach it, nothing is measured
+        with laboratory.slow_on(peer):  # do this first: it fails at once if the card cannot access the memory
             there = _measure_placements(laboratory, wanted, "of another GPU")
         here = _measure_placements(laboratory, wanted, "of the host")
     rows: list[ResultRow] = []
@@ -166,7 +166,7 @@ def _measure_placements(laboratory: Laboratory, wanted: Sequence[tuple[Sample, S
             protocol = laboratory.protocol(placement=word)
             row = laboratory.read(sample, protocol, stopping, placement=word or "none", memory=memory)
             if row is not None:
-                # The median of the passes, as in readings without energy.
+                # Use the median of the pass times, as in readings without energy.
                 times[sample.subject.id, word] = row.time_median_us
                 rows.append(row if word else None)
     laboratory.require(rows)

@@ -18,9 +18,9 @@ POLICIES = ("resident", "reuse", "stream", "chain")
 
 
 def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """What must be in the cache so that the tuples add up? The sum under each residency policy, against the same whole.
+    """Which residency policy makes the sum of the tuples equal to the whole model? Compare the sum of each with it.
 
-    The table has `resident` twice: measured in a loop, like the others, and among other operators, as in jobs.
+    The table has `resident` twice: measured in a loop, like the other policies, and after other operators, as in jobs.
     """
     stopping = laboratory.stopping(quick=options.quick)
     samples = laboratory.parts(options.variant, options.tuples)
@@ -70,7 +70,7 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 
 def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """What does launching cost? Measure model and tuples by CUDA graph and eagerly; compare sum and whole of each.
+    """What does launching cost? Measure model and tuples by CUDA graph and eagerly; compare sum and whole in each mode.
 
     The batch is 1, where launching matters most; without `quick` the study also measures the given batch.
     """
@@ -145,11 +145,11 @@ def against_whole(
     all_tuples: bool,
     looped: bool = False,
 ) -> dict[str, Any]:
-    """Sums and gaps of tuples against a whole, by the same arithmetic as the verdict of a job.
+    """The sum of tuples, the whole model, and the gap between them, computed as in the verdict of a job.
 
     Args:
-        all_tuples: these are all tuples of the model. Otherwise, or if one has no reading, there is no gap.
-        looped: use the time of every tuple in its loop, even if it was also timed among other operators.
+        all_tuples: True if `read` has all tuples of the model. If not, or if a reading is None, the gaps are None.
+        looped: use each tuple's time in its loop, even if it was also timed after other operators.
     """
     parts = []
     for sample, row in read:

@@ -1,4 +1,4 @@
-"""Studies of the measuring window: how long it must be, and which average of it to trust."""
+"""Studies of the measurement window: its length, and the average that represents its pass times best."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from farm.study.results import (
 )
 from farm.types.reading import Details
 
-#: (window in s, readings of each tuple).
+#: (length of the window in s, number of readings of each tuple).
 LENGTHS = ((0.5, 5), (1.0, 4), (2.0, 3), (5.0, 2), (10.0, 1), (30.0, 1))
 QUICK_LENGTHS = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
 
@@ -37,7 +37,7 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
     wanted = [window_s for window_s, times in lengths for _ in range(times)]
     laboratory.expected = len(samples) * len(wanted)
     for sample in samples:
-        # In random order: the temperature of the card would rise with the length.
+        # Use a random order: in order of length, the temperature of the card would rise with the length.
         for window_s in laboratory.shuffled(sample, wanted):
             row = laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
             if row is not None:
@@ -86,7 +86,7 @@ AVERAGES = ("mean", "median", "trimmed mean")
 
 
 def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """Which average to trust? Deviation and scatter of three averages of short windows, against a long one."""
+    """Which average is best? Compare three averages of short windows with a long window: deviation and scatter."""
     short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if options.quick else 10.0)
     times = 5 if options.quick else 10
     protocol = laboratory.protocol()
@@ -101,7 +101,7 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
         figures = [_averages(row) for row in again if row is not None]
         if reference is None or len(figures) < 2:
             continue
-        true_us = _averages(reference)["mean"]  # its product with the power is the energy
+        true_us = _averages(reference)["mean"]  # the mean, because mean time times mean power is the energy
         deviations: dict[str, Any] = {"tuple": sample.label}
         for name in AVERAGES:
             values = [one[name] / true_us for one in figures]
