@@ -32,7 +32,7 @@ from farm.types.protocol import Protocol, Stopping
 
 
 def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """How much do the values in the tensors matter? Compare normal values, zeros, and the class that most calls have."""
+    """How much do the values in the tensors matter? Compare normal values, zeros, and the most frequent class."""
     stopping = laboratory.stopping(quick=options.quick)
     samples = laboratory.samples(options.variant, options.tuples or (10 if options.quick else 24), values=True)
     wanted = [(sample, list(dict.fromkeys(("normal", sample.data_class, "zeros")))) for sample in samples]
