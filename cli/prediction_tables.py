@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +93,8 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         "flags": ", ".join(f"{name} ×{flagged}" for name, flagged in found.flags.items()),
         "readings": ", ".join(f"{count} from {name}" for name, count in found.origins.items() if name),
     }
-    if found.oldest_at_s:
-        lines["age"] = f"the oldest reading is {span(time.time() - found.oldest_at_s)} old"
+    if found.oldest_age_s is not None:
+        lines["age"] = f"the oldest reading is {span(found.oldest_age_s)} old"
     table = grid(2)
     for name, value in lines.items():
         if value:

@@ -28,6 +28,7 @@ from farm.prediction.stored_predictor import CallPrediction, NeededTuple, Predic
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
+from farm.store.database import read_clock_s
 from farm.types.format import percent
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
@@ -96,6 +97,7 @@ class Estimate:
     narrowing: tuple[str, ...] = ()  # ids of missing tuples; the one that would narrow the total most is first
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
+    oldest_age_s: float | None = None  # the age of the oldest reading, by the clock of the database; not in the JSON
 
     @property
     def complete(self) -> bool:
@@ -177,7 +179,15 @@ class Estimate:
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a 90 % interval.
         Half-widths belong to 95 % intervals.
         """
-        left_out = ("specs", "measured_time", "measured_energy", "whole_time", "whole_energy", "total_time")
+        left_out = (
+            "specs",
+            "oldest_age_s",
+            "measured_time",
+            "measured_energy",
+            "whole_time",
+            "whole_energy",
+            "total_time",
+        )
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
@@ -273,7 +283,8 @@ def estimate(
     found = _from_readings(variant, model, protocol, software, needed, weight, selected)
     if notes and found.missing:
         found = replace(found, notes=(*notes, *found.notes))
-    found = replace(found, memory=_memory(session, variant, model, needed))
+    age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
+    found = replace(found, memory=_memory(session, variant, model, needed), oldest_age_s=age_s)
     if predictor:
         found = _with_predictions(found, predictor, needed)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):

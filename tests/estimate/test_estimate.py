@@ -17,7 +17,7 @@ from farm.operators.roofline import roofline_of
 from farm.prediction.stored_predictor import RooflinePredictor
 from farm.settings import settings
 from farm.store import tables
-from farm.store.database import newest_schema
+from farm.store.database import newest_schema, read_clock_s
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -143,6 +143,20 @@ def test_what_cannot_be_estimated_is_told(database):
         asked(database, card="NVIDIA")
     with pytest.raises(UsageError, match="No reading"):
         asked(database, dataclasses.replace(filled.VARIANT, dtype="float16"))
+
+
+def test_the_age_of_the_oldest_reading_is_by_the_clock_of_the_database(database, farm, monkeypatch):  # noqa: F811
+    with database.read() as session:
+        made_at_s = read_clock_s(session) - 3 * 86400 - 1800
+    filled.fill(database, created_at_s=made_at_s)
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    arguments = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200", "--fill", "none")
+    assert "the oldest reading is 3 d old" in farm(*arguments).stdout
+    told = json.loads(farm(*arguments, "--json").stdout)
+    assert told["oldest_at_s"] == pytest.approx(made_at_s, abs=60)
+    assert "oldest_age_s" not in told
 
 
 def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
