@@ -1,8 +1,8 @@
 """The Celery task on a card's queue. It adapts `farm.jobs.item_driver` to Celery.
 
-The task returns a status and never raises for what happened on the card: a chord with a failed header task never runs
-its body. Only a message without anything to do raises ``Ignore``, which does not count as a part of the chord. Celery
-takes every returned status for a success; `ItemRequest` lets the *event* of a failed item say that it failed.
+If an item fails on the card, the task returns a status and does not raise: a chord with a failed header task never runs
+its body. If a message has nothing to do, the task raises ``Ignore``, which does not count as a part of the chord. For
+Celery, every returned status is a success; `ItemRequest` changes the *event* of a failed item to a failure.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tasks.servers import STOPPING, die_with_parent
 
 @dataclass
 class CardWorker(ItemDriver):
-    """The item driver of a pool process: it publishes what follows, sends events and stops with its worker."""
+    """The item driver of a pool process. It also publishes messages, sends Celery events and stops with its worker."""
 
     task: Any = None  # the Celery task that runs now
 
     def registered(self, card: Card) -> None:
-        """Take the card's fingerprint if it has none with this driver. The card measures without one, too."""
+        """Store a fingerprint of the card if it has none for its driver. Without one, the card can measure too."""
         try:
             if cards.needs_fingerprint(self.database, card.id, card.driver):
                 found = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
@@ -52,7 +52,7 @@ class CardWorker(ItemDriver):
             log.warning("The card %s has no fingerprint: %s", card.id, error.message)
 
     def follow_up(self, closed: Closed) -> None:
-        """Publish what the closing of an item asks for; if that fails, the reconciler publishes it later."""
+        """Publish the messages that follow from a closed item. If this fails, the reconciler publishes them later."""
         try:
             follow_up(self.database, closed)
         except FarmError as error:
@@ -71,9 +71,9 @@ class CardWorker(ItemDriver):
         return bool(_stop_signals)
 
     def stay_registered(self, heartbeat_s: float) -> None:
-        """Register the card, and again if its row asks for that: after a release, or if it failed before.
+        """Register the card; register it again after its release from quarantine, or if registering failed.
 
-        The thread lives as long as its process, since a benchmark process ends with the thread that started it.
+        This runs in a thread until the process ends, since a benchmark process ends with the thread that started it.
         """
         self._register_again()
         while not _ended.wait(heartbeat_s):
@@ -87,7 +87,7 @@ class CardWorker(ItemDriver):
     def _register_again(self) -> None:
         try:
             with _lock:
-                self.software = None  # so that the card is written again
+                self.software = None  # with None, `ready` writes the card's row again
                 self.ready()
         except FarmError as error:
             log.error("The card %s cannot be served: %s %s", self.card_id, error.message, error.next_step)
@@ -96,7 +96,7 @@ class CardWorker(ItemDriver):
 
 
 _worker: CardWorker | None = None
-# The registering thread and the tasks share the benchmark process.
+# The thread that registers the card and the Celery tasks use the same benchmark process, one at a time.
 _lock = threading.Lock()
 _ended = threading.Event()
 # A list, not an Event: the signal handler may interrupt code that holds the lock of an Event.
@@ -106,7 +106,7 @@ _parent: int | None = None  # the worker's main process
 
 @worker_process_init.connect(weak=False)
 def begin(**_: Any) -> None:
-    """Prepare a pool process: tie it to its worker, start the benchmark process, register the card."""
+    """Prepare a pool process: let it end with its worker, start the benchmark process, register the card."""
     global _worker, _parent
     card_id = os.environ.get(CARD_VARIABLE)
     if not card_id:
@@ -129,7 +129,7 @@ def begin(**_: Any) -> None:
 
 @worker_process_shutdown.connect(weak=False)
 def end(**_: Any) -> None:
-    """End the benchmark process with its pool process."""
+    """End the benchmark process when its pool process ends."""
     _ended.set()
     if _worker is not None:
         _worker.benchmark.close()
@@ -137,7 +137,7 @@ def end(**_: Any) -> None:
 
 
 class ItemRequest(Request):  # type: ignore[misc]
-    """The worker's side of one message; Celery makes it from `Task.Request`. It changes events, never the result."""
+    """One message in the worker's main process; Celery creates it (`Task.Request`). It changes only the events."""
 
     def send_event(self, type: str, **fields: Any) -> None:
         if type == "task-succeeded" and (reason := failure(fields.get("result"))):
@@ -148,13 +148,13 @@ class ItemRequest(Request):  # type: ignore[misc]
         returned = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         exception = exc_info.exception
         if isinstance(getattr(exception, "exc", exception), Ignore):
-            # Celery sends no event for these, and Flower would show them as started for ever.
+            # Celery sends no event for an ignored message; without one, Flower shows it as started for ever.
             self.send_event("task-declined", exception="nothing to do: closed, moved, or another worker has it")
         return returned
 
 
 def failure(result: object) -> str:
-    """'out_of_memory: ...' from the text of a failed item's status, '' from any other result."""
+    """Return 'REASON: MESSAGE' from the text of a failed item's status; '' for any other result."""
     try:
         status = ast.literal_eval(str(result))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -188,8 +188,8 @@ def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, A
     """Run one item and return its status.
 
     Raises:
-        Ignore: there is nothing to do, or the card is out of work; its items wait in the database.
-        Reject: this worker is stopping; the message goes back to the queue.
+        Ignore: there is nothing to do, or the card cannot measure; its items wait in the database.
+        Reject: this worker is stopping; the message returns to the queue.
         DatabaseUnreachable: see `ItemDriver.ask`.
     """
     worker.task = task

@@ -1,9 +1,9 @@
-"""A filter for messages in front of Celery. Messages that no publisher of the farm would send are dropped and logged.
+"""A filter in front of Celery: it drops and logs malformed messages and messages that the farm never sends.
 
-Without it a malformed body ends the worker that takes the message, the message returns to the queue, and it ends the
-next worker: one message would stop a card for ever. A header that Celery cannot handle has the same effect: the worker
-lives but takes no more messages. Only the headers of the farm's own messages pass. The filter does not make a message
-trusted: it may only name a task of the farm and carry ids, whose meaning is in the database.
+Without the filter, a malformed body ends the worker that gets the message; the message returns to the queue and ends
+the next worker, so that one message would stop a card for ever. A header that Celery cannot handle is as harmful: the
+worker lives but gets no more messages. The filter removes all headers that the farm does not send. A message can still
+be forged, but it can only name a task of the farm and ids of rows in the database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farm.types.format import masked
 
 log = logging.getLogger("farm.message_filter")
 
-#: The errors of a malformed body or envelope. OSError and the client's errors mean that the broker is away.
+#: The errors of a malformed body or envelope. OSError and errors of the Redis client mean an unreachable broker.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 MAXIMUM_ID = 2**63 - 1
@@ -37,16 +37,16 @@ CONTROL_QUEUE = "control"
 
 
 def carries_tasks(queue: str) -> bool:
-    """Whether the messages of a queue name tasks."""
+    """True if the messages of a queue name tasks."""
     return queue == CONTROL_QUEUE or queue.startswith("card.")
 
 
 def carries_commands(queue: str) -> bool:
-    """Whether a queue carries remote commands (`tasks.worker`), such as 'control@gpu1.celery.pidbox'."""
+    """True for queues of remote commands (`tasks.worker`), for example 'control@gpu1.celery.pidbox'."""
     return queue.endswith(".celery.pidbox") and "@" in queue
 
 
-#: The tasks that a message may name, and the check of the one argument of each.
+#: Name of each allowed task -> check of its only argument.
 ARGUMENTS: Mapping[str, Callable[[Any], object]] = {
     "measure": lambda value: type(value) is int and 0 < value <= MAXIMUM_ID,
     "aggregate": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value),
@@ -55,19 +55,19 @@ ARGUMENTS: Mapping[str, Callable[[Any], object]] = {
 _TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
 _NUMBERS = ("retries", "group_index", "replaced_task_nesting")
 _FLAGS = ("ignore_result", "redelivered")
-#: The headers of the farm's own messages and their types; all other headers are removed. Among them are headers of
-#: Celery that the farm never sends: when a message is due and expires (a card that waits for it takes nothing else),
-#: its time limit (it would override that of the worker), stamps, and compression.
+#: The headers of the farm's own messages and their types; all other headers are removed. For example, these headers of
+#: Celery are harmful: the due time and the expiry (a card that waits for a message gets no other), the time limit (it
+#: overrides the worker's limit), stamps, and compression.
 _HEADERS: Mapping[str, type] = {
     name: kind for names, kind in ((_TEXTS, str), (_NUMBERS, int), (_FLAGS, bool)) for name in names
 }
-#: The form of the id of a message or of a group.
+#: The format of the ids of messages and groups.
 _ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")
 _IDS = ("id", "root_id", "parent_id", "group")
 
 
 def _safely(check: Callable[..., str]) -> Callable[..., str]:
-    """Let a check return the error of a malformed message as its reason."""
+    """Wrap a check: if a malformed message raises an error, return the error's text as the reason."""
 
     @functools.wraps(check)
     def checked(*message: Any) -> str:
@@ -81,7 +81,7 @@ def _safely(check: Callable[..., str]) -> Callable[..., str]:
 
 @_safely
 def refusal(message: Any, queue: str) -> str:
-    """Why a message in a queue is not one of the farm's; '' if it is. Never raises."""
+    """Return why a task message is not a message of the farm; '' if it is one. Never raises."""
     headers, properties = message["headers"], message["properties"]
     if (task := headers["task"]) not in ARGUMENTS:
         return "its task is not one of the farm's"
@@ -115,9 +115,9 @@ def refusal(message: Any, queue: str) -> str:
 
 @_safely
 def command_refusal(message: Any) -> str:
-    """Why a message is not a command to a worker; '' if it is. Never raises.
+    """Return why a message is not a valid command to a worker; '' if it is valid. Never raises.
 
-    Its arguments are not checked: Celery answers the errors that they raise.
+    The arguments of the command are not checked: if they raise an error, Celery returns it to the sender.
     """
     properties = message["properties"]
     if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
@@ -134,7 +134,7 @@ def command_refusal(message: Any) -> str:
     if to is not None and not (isinstance(to, list) and all(isinstance(name, str) for name in to)):
         return "its destination is malformed"
     if command.get("pattern") or command.get("matcher"):
-        return "it selects workers by a pattern"  # a regular expression can take for ever
+        return "it selects workers by a pattern"  # matching a regular expression can take for ever
     if not isinstance(command.get("ticket"), str | None) or not (
         answer is None or all(isinstance(answer[name], str) for name in ("exchange", "routing_key"))
     ):
@@ -143,7 +143,7 @@ def command_refusal(message: Any) -> str:
 
 
 def _harmless(value: Any) -> bool:
-    """Whether callbacks, errbacks and chord bodies are signatures of the farm's own tasks, at any depth."""
+    """True if all callbacks, errbacks and chord bodies, at any depth, are signatures of the farm's own tasks."""
     if value is None:
         return True
     if isinstance(value, list):
@@ -155,11 +155,11 @@ def _harmless(value: Any) -> bool:
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
-    """A connection that describes itself without passwords: workers send this to Flower."""
+    """A connection whose `info`, which workers send to Flower, has no password in its texts."""
 
     def info(self) -> dict[str, Any]:
-        # The URL of a socket has its password in the place of the host. The password itself stays: `as_uri` needs it to
-        # mask it, Flower to connect, and Celery removes it from the answers of a worker.
+        # The URL of a socket has its password in the place of the host. The entry "password" stays: `as_uri` needs it
+        # to mask it, and Flower needs it to connect. Celery removes this entry from the answers of a worker.
         return {name: value if name == "password" else _masked(value) for name, value in super().info().items()}
 
 
@@ -177,7 +177,7 @@ class Channel(redis.Channel):  # type: ignore[misc]
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
-        except MALFORMED as error:  # not even JSON; it has left the queue already
+        except MALFORMED as error:  # the message is not JSON; it is no longer in the queue
             log.warning("Dropped a malformed message: %.200s", f"{type(error).__name__}: {error}")
             return True
 
@@ -208,12 +208,12 @@ class Transport(redis.Transport):  # type: ignore[misc]
             log.warning("Dropped a message from %s: Celery could not decode it", queue, exc_info=True)
             with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
                 tag = message["properties"]["delivery_tag"]
-                for channel in self.channels:  # acknowledge it; otherwise it would return when this worker ends
+                for channel in self.channels:  # acknowledge it; otherwise it returns to the queue when this worker ends
                     if tag in channel.qos._delivered:
                         channel.basic_reject(tag, requeue=False)
 
 
 def install() -> None:
-    """Let every Redis connection of this process use `Transport`."""
+    """Make `Transport` the transport of every Redis connection in this process."""
     for scheme in ("redis", "rediss"):
         kombu.transport.TRANSPORT_ALIASES[scheme] = "tasks.message_filter:Transport"

@@ -1,8 +1,8 @@
 """The farm's metrics for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts in the database (`farm.jobs.listing`) and reads the power of this host's cards, so there is no state
-to lose and nothing to add up between processes. A host reports its own cards, so that sums over hosts count nothing
-twice; only lost cards are reported by every host, since their own may be down.
+Every scrape counts items in the database (`farm.jobs.listing`) and reads the power of this host's cards: the exporter
+has no state of its own. Each host reports its own cards, so that sums over hosts count each card once. Every host
+reports all lost cards, since the host of a lost card may be down.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CARD = ("host", "card", "index", "model")
 
 PerCard = Sequence[tuple[str, str, Callable[[CardCounts], float]]]  # name, help, value
 
-#: Metrics with one value per card that only grow.
+#: Counters: metrics with one value per card that never decreases.
 COUNTERS: PerCard = (
     ("farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
     ("farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),
 )
-#: Other metrics with one value per card. An item that is tried again, moved or handed back lowers them; of counters,
-#: rate() would take that for a restart.
+#: Other metrics with one value per card. They decrease if an item is tried again, moved or handed back. They are not
+#: counters, since Prometheus's rate() treats a decrease of a counter as a restart.
 GAUGES: PerCard = (
     ("farm_items_begun_again", "Attempts after an item's first", lambda of: of.begun_again),
     ("farm_items_repeated", "Finished work that came too late", lambda of: of.repeated),
@@ -53,7 +53,7 @@ GAUGES: PerCard = (
 
 
 def serve(current: Settings) -> int | None:
-    """Serve metrics from now on, in a thread; returns the port, None if it is off or taken."""
+    """Start a thread that serves metrics; return its port, or None if metrics are off or the port is in use."""
     if not current.metrics_port:
         return None
     registry = CollectorRegistry()
@@ -61,7 +61,7 @@ def serve(current: Settings) -> int | None:
     try:
         start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
-        # Another control worker of this host may be the exporter; measuring works without.
+        # Another control worker of this host may export metrics already; measuring does not need them.
         log.warning("No metrics on %s:%s: %s", current.metrics_address, current.metrics_port, error)
         return None
     log.info("Metrics on http://%s:%s/metrics", current.metrics_address, current.metrics_port)
@@ -69,7 +69,7 @@ def serve(current: Settings) -> int | None:
 
 
 class FarmCollector(Collector):
-    """Called by the registry at every scrape, from several threads at once."""
+    """Collects the metrics. The registry calls `collect` at every scrape, possibly in several threads at once."""
 
     def __init__(self, current: Settings) -> None:
         self._settings = current
@@ -78,7 +78,7 @@ class FarmCollector(Collector):
         self._devices: dict[str, Device | None] = {}
 
     def describe(self) -> list[Metric]:
-        """Nothing is collected on registration: the database may start later."""
+        """Return no metrics: registration must not query the database, which may start later."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -105,7 +105,7 @@ class FarmCollector(Collector):
         yield from self._now(entries)
 
     def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:
-        """What the cards and their queues report at this moment."""
+        """Yield the present power and temperature of the cards and the present lengths of their queues."""
         power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
         temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
         messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)

