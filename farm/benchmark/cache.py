@@ -54,7 +54,7 @@ def found_again(footprint_bytes: int, device: torch.device) -> float | None:
         warm_us = _piece_us(pieces[: max(1, cache // WARM_SHARE // piece_bytes)], device)
         cold_us = _piece_us(pieces, device)
         here_us = _piece_us(pieces[:wanted], device)
-    except torch.OutOfMemoryError:  # no room beside the model
+    except torch.OutOfMemoryError:  # the model leaves too little memory
         return None
     if cold_us <= 1.02 * warm_us:  # the cache makes no difference to this kernel
         return None

@@ -47,7 +47,7 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
 
     Raises:
         FarmError: a tuple cannot be built.
-        torch.OutOfMemoryError: the tuples do not fit beside the model.
+        torch.OutOfMemoryError: the model leaves too little memory for the tuples.
     """
     player = Player(capture, device)
     player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
@@ -68,7 +68,7 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
         graph.replay()
-        graph.replay()  # only this replay counts: the replay before has left the caches as a pass of the model does
+        graph.replay()  # only the second replay counts: the first has filled the caches like a pass of the model
         torch.cuda.synchronize(device)
         for call, (first, second, third) in zip(capture.calls, events, strict=True):
             added_ms = first.elapsed_time(second) - second.elapsed_time(third)

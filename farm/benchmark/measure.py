@@ -186,7 +186,7 @@ class Bench:
                 reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
             except Unmeasurable:
                 raise
-            except Exception as error:  # the reason of the item is whatever PyTorch raises on the card
+            except Exception as error:  # any exception of PyTorch becomes the item's reason
                 raise why_it_raised(error) from error
             finally:
                 if workload is not None:

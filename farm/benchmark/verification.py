@@ -180,7 +180,7 @@ def _observe_step(variant: Variant, protocol: Protocol, device: torch.device) ->
 
 
 class NotCaptured(Exception):
-    """A run cannot be captured as a CUDA graph."""
+    """Raised if a run cannot be captured as a CUDA graph."""
 
 
 def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], object]:

@@ -168,7 +168,7 @@ class SteadyWindow:
         return any(self.seen.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
     def reading(self, levels: PowerLevels, trace: Trace | None, **details: Any) -> Reading:
-        """The reading of the window. Its details are those of the workload, those of the window, and `details`."""
+        """The reading of the window. Its details combine the workload's details, the window's and `details`."""
         power, seen, flags = self.power, self.seen, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
         figure: Callable[[Sequence[float]], float]

@@ -188,7 +188,7 @@ def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Worklo
     pool = passes.pool.id if graph and passes.pool is not None else pool
     keep: list[Any] = [] if passes.keep is None else [passes.keep]
     if graph and pass_s < LAUNCHED_S:
-        # If short kernels are launched one by one, the time is that of the launches: use a graph for the estimate.
+        # The eager time of short kernels is mostly launch time: estimate the time of a pass with a small graph.
         few = max(1, min(20, round(2e-3 / pass_s)))
         with _not_capturable():
             small = capture_graph([passes.first] * few, device, pool)

@@ -112,8 +112,10 @@ class Laboratory:
             self._process = usual
 
     def check_health(self) -> Software:
-        """Raises:
-        UnhealthyCard: the card failed the health check of its newest process; it is now in quarantine.
+        """Return the software of the benchmark process if the card is healthy.
+
+        Raises:
+            UnhealthyCard: the card failed the health check of its newest process; it is now in quarantine.
         """
         with quarantining(self.database, self.card):
             return check_health(self._process)
@@ -238,9 +240,7 @@ class Laboratory:
         ]
 
     def require(self, readings: Sequence[object]) -> None:
-        """Raises:
-        FarmError: all `readings` are empty or None; the message has the first failure.
-        """
+        """Raise FarmError if all `readings` are empty or None. Its message has the first failure."""
         if not any(readings):
             reason = next(iter(self.failures.values()), "nothing was measured")
             raise FarmError(f"The study found nothing to compare: {reason}", "Choose another model, batch or card.")

@@ -19,9 +19,9 @@ MOST_CONFIGURATIONS, QUICK_CONFIGURATIONS = 160, 12
 def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """Does a call with tensors in slow memory take as long if one run changes many calls as if it changes one?
 
-    The first call of each tuple is changed: once with each single tensor in slow memory, once with all. A run changes
-    many independent calls (`together`) or one call (`alone`). Without `quick`, the table also has the time of the tuple
-    outside of the model (`isolated`).
+    The study changes the first call of each tuple: once with each single tensor in slow memory, once with all. A run
+    changes many independent calls (`together`) or one call (`alone`). Without `quick`, `isolated` is the time of the
+    tuple outside of the model.
 
     Raises:
         FarmError: the card has no slow memory, or no tensor could be put in it.
