@@ -180,7 +180,7 @@ def _load() -> Check:
 
 
 def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: Settings) -> Iterator[Check]:
-    """Report processes that compute on the card and do not belong to the worker that holds the card's lock."""
+    """Report processes that compute on the card, except the worker that holds the card's lock and its children."""
     import psutil
 
     def command(pid: int) -> str:

@@ -32,7 +32,7 @@ class Column:
     """One column of an exported table.
 
     Attributes:
-        kind: `json` is a text that holds JSON; `integers`, `numbers` and `texts` are lists.
+        kind: the type of the values. `json` is JSON as text; `integers`, `numbers` and `texts` are lists.
         accepts: the type that an import accepts; None: the type of the kind (`column_types.OF_KIND`).
         derived: an export computes it from other columns, and an import ignores it.
     """

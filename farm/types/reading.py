@@ -185,7 +185,7 @@ class Details(_Stored):
     allocated_peak_bytes: int | None = None  # of a training step on a GPU: peak of all allocated memory
     reserved_peak_bytes: int | None = None  # of a training step: memory that PyTorch's allocator reserved
     workspace_bytes: int | None = None  # part of the allocated memory: workspaces that cuBLAS keeps between calls
-    found_again: float | None = None  # share of a pass's data that the cache still holds at the next pass, 0 to 1
+    found_again: float | None = None  # share of a pass's data that is still in the cache at the next pass, 0 to 1
     threads: int | None = None  # of a CPU
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output

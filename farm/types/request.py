@@ -78,7 +78,7 @@ class Request(ContentAddressed):
         choices=PLACEMENTS,
     )
 
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job stores its cards beside its request
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job's stored JSON also has its cards
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -249,7 +249,7 @@ def scope_of(job: tables.Job, round_row: tables.Round | None) -> frozenset[str] 
 
 
 def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roofline:
-    """Return one roofline for all tuples of a job, so that weights are comparable: that of its most frequent card."""
+    """Return the roofline of a job's most frequent card. It is used for all tuples, so that weights are comparable."""
     card = session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
     variant = job.request.get("variant") or {}
     dtype = variant.get("amp") or variant.get("dtype", "float32")
