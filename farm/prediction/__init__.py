@@ -1,1 +1,1 @@
-"""Predicted time, power and energy of operators without a reading."""
+"""Predict time, power and energy of operators that have no reading."""

@@ -1,10 +1,10 @@
-"""Conformal intervals that hold for models without readings.
+"""Calibrate conformal prediction intervals, so that they are valid for models without readings.
 
-They are calibrated by families of models and scaled by the predictor's own spread. With random folds, the training data
-would hold other tuples of the same model, and the intervals would be too narrow. Here each family is predicted without
-its tuples in the training data. Every family counts alike, and the interval covers the wanted share of them, somewhat
-widened. Sums of models have a calibration of their own, from the sums of held-out models (a jackknife over models),
-because the parts of a model are wrong together.
+The calibration compares predictions with readings. Each family of models is predicted by a predictor that was trained
+without the family's tuples. With random folds, the training data would contain other tuples of the same model, and the
+intervals would be too narrow. Each family has the same weight. The intervals scale with the predictor's own spread.
+Predicted sums of models are calibrated separately, with the sums of held-out models (a jackknife over models), because
+the errors of a model's parts are correlated.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy.typing as npt
 
 from farm.prediction.regressors import Floats, Names
 
-SHARE = 0.9  # of cases that an interval should cover
-SUM_FLOOR = 0.08  # least spread of a sum: what a predictor can be wrong by that is sure of every part
-SUM_LEAST = 0.02  # least half-width of a sum's interval: the error of the sum of readings itself
-#: The factor on intervals of times and energies, because features and rules were chosen with the left-out families in
-#: sight. Two frozen predictors, of 15 and 26 families, needed 1.3 to cover 90 % of later readings; a third, of 48
-#: families, needed 1.0.
+SHARE = 0.9  # share of cases that an interval should cover
+SUM_FLOOR = 0.08  # least spread of a sum, even if the predictor gives each part a small spread
+SUM_LEAST = 0.02  # least half-width of a sum's interval: a sum of readings has this error, too
+#: Factor that widens the intervals of times and energies, because the left-out families were known when features and
+#: rules were chosen. Two frozen predictors, of 15 and 26 families, needed 1.3 to cover 90 % of later readings; a third,
+#: of 48 families, needed 1.0.
 WIDENED = 1.1
-UNSEEN = 1.5  # least factor for operator types without a reading
-LEAST_UNSEEN = 20  # errors of such types for a calibration of their own
-LEAST_CASES = 10  # cases of a family whose covered share is compared
+UNSEEN = 1.5  # least factor on intervals of operator types without a reading
+LEAST_UNSEEN = 20  # least number of errors for a separate calibration of such types
+LEAST_CASES = 10  # least number of cases of a family for `IntervalCoverage.worst`
 
 
 @dataclass(frozen=True)
 class PredictionErrors:
-    """Logarithms of predicted over measured, the predicted spreads, and the family of models of each."""
+    """For each prediction: log(predicted / measured), the predicted spread, and the family of models."""
 
     log_ratio: Floats
     spread: Floats
@@ -44,7 +44,7 @@ class PredictionErrors:
 
 
 def quantile(errors: PredictionErrors, share: float = SHARE) -> float:
-    """The number of spreads that covers the share of errors; each family counts alike."""
+    """Return the number of spreads that covers `share` of the errors. Each family has the same weight."""
     usable = np.isfinite(errors.log_ratio) & (errors.spread > 0)
     if not usable.any():
         return math.nan
@@ -58,9 +58,9 @@ def quantile(errors: PredictionErrors, share: float = SHARE) -> float:
 
 
 def unseen_quantile(known: float, errors: PredictionErrors) -> float:
-    """The number of spreads for operator types without a reading, from their own errors if there are enough.
+    """Return the number of spreads for operator types without a reading, from their ``errors`` if there are enough.
 
-    It is at least `UNSEEN` times ``known``, that of other types.
+    The result is at least `UNSEEN` times ``known``, the number for types with a reading.
     """
     own = quantile(errors) if len(errors.log_ratio) >= LEAST_UNSEEN else math.nan
     return float(np.nanmax([own, UNSEEN * known])) if known == known else own
@@ -68,9 +68,9 @@ def unseen_quantile(known: float, errors: PredictionErrors) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Half-widths of the 90 % intervals in spreads: of calls, of calls of types without a reading, and of sums.
+    """Half-widths of the 90 % intervals, as numbers of spreads. NaN: no interval.
 
-    NaN: no interval.
+    `unseen_*` are for operator types without a reading, `sum_*` for sums of models, the others for all other calls.
     """
 
     time: float = math.nan
@@ -81,7 +81,7 @@ class Calibration:
     unseen_energy: float = math.nan
     sum_time: float = math.nan
     sum_energy: float = math.nan
-    families: int = 0  # that it is based on
+    families: int = 0  # number of families in the calibration
 
     def to_json(self) -> dict[str, Any]:
         return without_nan(dataclasses.asdict(self))  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ class Calibration:
 
 
 def without_nan(tree: Any) -> Any:
-    """The tree with None for NaN, which JSON lacks."""
+    """Return the tree with None instead of NaN, because JSON has no NaN."""
     if isinstance(tree, dict):
         return {key: without_nan(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -102,9 +102,9 @@ def without_nan(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class IntervalCoverage:
-    """The share that 90 % intervals cover, that of the worst family, and their median width (x and ÷).
+    """Share of cases that 90 % intervals cover, the same for the worst family, and the median width as a factor.
 
-    The worst family is one of those with `LEAST_CASES` cases, if there are any.
+    Only families with at least `LEAST_CASES` cases can be the worst, if there are any.
     """
 
     coverage: float
@@ -114,7 +114,7 @@ class IntervalCoverage:
 
 
 def coverage(errors: PredictionErrors, half_widths: Floats) -> IntervalCoverage | None:
-    """None if there is no interval."""
+    """Return how many errors are inside their intervals; None if there are no intervals."""
     usable = np.isfinite(errors.log_ratio) & np.isfinite(half_widths)
     if not usable.any():
         return None
@@ -128,9 +128,9 @@ def coverage(errors: PredictionErrors, half_widths: Floats) -> IntervalCoverage 
 
 
 def jackknife_coverage(errors: PredictionErrors, known: npt.NDArray[np.bool_] | None = None) -> IntervalCoverage:
-    """The coverage of intervals that are calibrated by the other families.
+    """Return the coverage of each family's intervals, calibrated with the errors of all other families.
 
-    ``known`` tells whether the operator type of each error has a reading; None for sums.
+    ``known``: True for each error whose operator type has a reading; None for sums.
     """
     half_widths, usable = np.full(len(errors.log_ratio), np.nan), np.isfinite(errors.log_ratio)
     seen = np.ones_like(usable) if known is None else known

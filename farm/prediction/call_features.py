@@ -1,8 +1,7 @@
-"""A call as it is known before it is measured, and the numbers that predictors learn from.
+"""The description of a call before it is measured, and its features: the numbers that predictors learn from.
 
-What only a measurement shows - kernels, clocks, flags - is not here, because a prediction does not have it. `VERSION`
-is raised when a feature is added, removed or changes its meaning: predictors that were fitted to other features are
-refused.
+Kernels, clocks and flags are not features, because only a measurement shows them. `VERSION` increases when a feature is
+added or removed or changes its meaning. A stored predictor for another version of the features is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from farm.types.tuple import DTYPES, contiguous_stride, dtype_of_call, plain, wo
 from farm.types.value_profiles import fillings
 
 VERSION = 5
-#: Features of this version use the output of these operators only.
+#: In this version, only the features of these operators use the output's shape.
 _WITH_OUTPUT = words(
     """
     Linear mm bmm matmul addmm baddbmm scaled_dot_product_attention Embedding Conv1d Conv2d Conv3d MaxPool1d MaxPool2d
@@ -39,7 +38,7 @@ _WITH_OUTPUT = words(
 
 @dataclass(frozen=True)
 class CallDescription:
-    """One operator tuple on one card model, in one class of data. Sizes are of one call, None if it has none."""
+    """One operator tuple on one card model, in one class of data. Sizes are of one call; None: no such size."""
 
     operator_id: str
     operator: str  # its short name
@@ -54,10 +53,10 @@ class CallDescription:
     m: int | None
     n: int | None
     k: int | None
-    products: int | None  # number of products m x k by k x n: groups of a convolution, heads of an attention
+    products: int | None  # number of matrix products: groups of a convolution, heads of an attention
     tiles: int
     waves: float  # tiles over the card's multiprocessors
-    wave_share_64x64: float  # waves of 64 x 64 tiles over the whole waves that they take; 1 without products
+    wave_share_64x64: float  # number of waves / number rounded up, for 64 x 64 tiles; 1 without products
     wave_share_128x64: float
     wave_share_256x128: float
     roofline_us: float
@@ -69,20 +68,20 @@ class CallDescription:
     elements: int  # of the largest tensor
     elements_given: int
     parameter_bytes: int
-    strided_share: float  # of the elements given, the share in tensors that are not contiguous
-    expanded_share: float  # 1 - the smallest given tensor over the largest
-    written_share: float  # of the bytes moved, the share beyond its inputs: about what it writes
-    casts: bool  # whether the output or an input has another dtype than the first input
-    run_bytes: int  # contiguous bytes, the least over the given tensors
-    casts_to_whole: bool  # whether the output's dtype is named, and integer or boolean
+    strided_share: float  # share of the input elements that are in non-contiguous tensors
+    expanded_share: float  # 1 - size of the smallest input / size of the largest
+    written_share: float  # share of the moved bytes beyond the inputs: approximately the output
+    casts: bool  # True if the output or an input has another dtype than the first input
+    run_bytes: int  # length of contiguous runs, the minimum over the inputs
+    casts_to_whole: bool  # True if the call names an integer or boolean output dtype
     masked: float  # mask of an attention: 0.5 for booleans, 1 for numbers
     causal: bool
-    drops: bool  # whether an attention drops scores at random
-    materialised: bool  # whether an attention writes its scores to memory, as its mask, shape or shared keys require
-    along_last: float  # 1: works along the last dimension; 0: along others; 0.5: names none
-    along: int  # elements along the dimensions that it names
+    drops: bool  # True for an attention with dropout
+    materialised: bool  # True for an attention that writes its scores to memory
+    along_last: float  # named dimensions: 1: the last; 0: others; 0.5: none
+    along: int  # elements along the named dimensions
     last_size: int  # of the first tensor
-    rows: int  # elements of the first tensor over its last size; of an embedding, the rows looked up
+    rows: int  # elements of the first tensor / its last size; for an embedding, the looked-up rows
     batch: int
     window: int  # elements of the kernel of a convolution or pool
     stride: int
@@ -92,7 +91,7 @@ class CallDescription:
     pixels: int
     zeros: float  # mean share of zeros of activations
     positive: float  # share of activations without negative values
-    channels: float  # mean share of variance between channels
+    channels: float  # variance between channels / all variance, mean over activations
     data_known: bool
 
 
@@ -111,8 +110,8 @@ def describe(
     tf32: bool = False,
     outputs: Sequence[Sequence[int]] | None = None,
 ) -> CallDescription:
-    """``spec`` is that of `farm.types.tuple.OperatorTuple.to_json`; ``data_class`` is "" if unknown; ``outputs`` are
-    the shapes of the outputs, if known."""
+    """Describe a call. ``spec`` is the result of `farm.types.tuple.OperatorTuple.to_json`; ``data_class`` is "" if
+    unknown; ``outputs`` are the shapes of the outputs; None if unknown."""
     dtype, family = dtype_of_call(spec) or "float32", operator_family(short_name)
     output = outputs[0] if outputs and short_name in _WITH_OUTPUT else ()
     bytes_moved = _bytes_touched(short_name, spec, bytes_moved)
@@ -141,7 +140,7 @@ def describe(
 def _work(
     card: CardModel, short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, tf32: bool
 ) -> dict[str, Any]:
-    """What it multiplies and moves, and how long that should take."""
+    """Matrix products and moved bytes of a call, and its time by the tile roofline."""
     products = products_of(short_name, spec)
     if products is not None and short_name == "convolution_backward":
         flops = products.flops  # PyTorch's counter ignores groups
@@ -162,7 +161,7 @@ def _work(
 
 
 def _given(spec: Mapping[str, Any]) -> list[Tensor]:
-    """The inputs of a call; the tensors of a module itself if it has no others."""
+    """Return the inputs of a call; if there are none, the module's own tensors."""
     every = spec.get("tensors") or []
     return [tensor for tensor in every if not tensor.get("name")] or every
 
@@ -192,7 +191,7 @@ def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> 
 
 
 def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
-    """The dimensions along which it works, rows and columns, windows, channels and pixels."""
+    """Named dimensions, rows and columns, windows, channels and pixels of a call."""
     tensors, given = spec.get("tensors") or [], _given(spec)
     first = tuple(given[0]["shape"]) if given else ()
     along_last, along = _along(spec, first)
@@ -218,7 +217,7 @@ def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> d
 
 
 def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
-    """The values of its activations."""
+    """Features of the values in the activations of a call."""
     activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors") or [])
     known: Sequence[Any] = ()
     with contextlib.suppress(ValueError):
@@ -229,7 +228,7 @@ def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
 
 
 def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
-    """A call moves at most the part of a table or cache that it uses; counts of older captures contain all of it."""
+    """Limit the moved bytes to the used part of a table or cache. Counts of older captures contain all of it."""
     name, tensors = operator_type(short_name), spec.get("tensors") or []
     if operator_family(short_name) == "creation" and tensors:
         created = _bytes_created(short_name, spec, tensors[0])
@@ -246,7 +245,7 @@ def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -
 
 
 def _bytes_created(short_name: str, spec: Mapping[str, Any], like: Tensor) -> int | None:
-    """Size of a tensor that is created like another, which is not read; None if its size is not given in numbers."""
+    """Bytes of a tensor that a call such as `zeros_like` creates; None if its shape is not given in numbers."""
     dtype, shape = (_named_dtypes(short_name, spec) or [like["dtype"]])[0], like["shape"]
     if operator_type(short_name).startswith("new_"):
         sizes = [plain(one) for one in (spec.get("arguments") or [])[1:]]
@@ -258,7 +257,7 @@ def _bytes_created(short_name: str, spec: Mapping[str, Any], like: Tensor) -> in
 
 
 def _window(short_name: str, spec: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Elements of the window, of its stride and of its dilation, from parameters or from aten's arguments."""
+    """Elements of window, stride and dilation (products over dimensions), from parameters or aten's arguments."""
     kind = operator_type(short_name)
     if spec.get("kind") != "module" and kind in ("convolution", "convolution_backward"):
         weights = [tensor["shape"] for tensor in spec["tensors"] if len(tensor["shape"]) > 2]
@@ -286,7 +285,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _run_bytes(tensor: Tensor) -> int:
-    """Bytes that follow one another in memory before the first gap."""
+    """Number of contiguous bytes up to the first gap in memory."""
     shape = tensor["shape"]
     stride = tensor.get("stride") or contiguous_stride(tuple(shape))
     run = 1
@@ -297,20 +296,20 @@ def _run_bytes(tensor: Tensor) -> int:
     return run * DTYPES[tensor["dtype"]][0]
 
 
-#: Operators whose name is the dtype of their output.
+#: Operators whose name determines the dtype of their output.
 _NAMED_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32"}
 _NAMED_DTYPES |= {"double": "float64", "bool": "bool"}
 
 
 def _named_dtypes(short_name: str, spec: Mapping[str, Any]) -> list[str]:
-    """The output dtypes that a call names: in its arguments, or by its own name."""
+    """Output dtypes that the arguments or the name of a call specify."""
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     named = [tree["dtype"] for tree in trees if isinstance(tree, dict) and isinstance(tree.get("dtype"), str)]
     return named + ([_NAMED_DTYPES[short_name]] if short_name in _NAMED_DTYPES else [])
 
 
 def _along(spec: Mapping[str, Any], first: Sequence[int]) -> tuple[float, int]:
-    """Whether the named dimensions are the last ones, and the number of elements along them."""
+    """Return `CallDescription.along_last` and `along` of a call."""
     named = (spec.get("keywords") or {}).get("dim", (spec.get("parameters") or {}).get("dim"))
     value = plain(argument(spec, 1, "") if named is None else named)
     dimensions, rank = value if isinstance(value, list) else [value], len(first)
@@ -325,7 +324,7 @@ def _log(value: float | None) -> float:
 
 
 def _grain(value: int | None) -> float:
-    """The largest power of two, up to 64, that divides a size: odd sizes run other kernels."""
+    """Return the largest power of two, up to 64, that divides a size: libraries choose kernels by it."""
     return float(min(6, (value & -value).bit_length() - 1)) if value else 6.0
 
 
@@ -333,12 +332,12 @@ Feature = Callable[[CallDescription], float]
 
 
 def _of(transform: Callable[[Any], float], *names: str, **attributes: str) -> dict[str, Feature]:
-    """Features that transform one attribute each: by the attribute's name, or by another (`feature="attribute"`)."""
+    """Features that transform one attribute each: by equal names, or `feature="attribute"`."""
     attributes = dict(zip(names, names, strict=True)) | attributes
     return {name: lambda call, of=of: transform(getattr(call, of)) for name, of in attributes.items()}  # type: ignore[misc]
 
 
-#: In this order. Sizes are logarithms to base 2, shares are unchanged.
+#: All features, in their order. Sizes are logarithms to base 2; shares are unchanged.
 _FEATURES: dict[str, Feature] = {
     **_of(math.log2, tile_roofline="tile_roofline_us"),
     "over_roofline": lambda call: math.log2(call.tile_roofline_us / call.roofline_us),
@@ -356,7 +355,7 @@ _FEATURES: dict[str, Feature] = {
     **_of(_log, run="run_bytes"),
     **_of(float, "casts_to_whole", "masked", "drops", "causal", "materialised", "along_last"),
     **_of(_log, "along"),
-    # A convolution of 3 x 3, stride 1 and one group can be done with fewer multiplications.
+    # Winograd's method saves multiplications in a 3 x 3 convolution with stride 1 and one group.
     "winograd": lambda call: float(call.window == 9 and call.stride == 1 and call.dilation == 1 and call.products == 1),
     **_of(_log, "last_size"),
     **_of(_grain, grain_last="last_size"),
@@ -368,6 +367,6 @@ NAMES = tuple(_FEATURES)
 
 
 def numbers_of(calls: Sequence[CallDescription]) -> npt.NDArray[np.float64]:
-    """A row for each call, a column for each of `NAMES`."""
+    """Return the features. Shape: calls x `NAMES`."""
     rows = [[feature(call) for feature in _FEATURES.values()] for call in calls]
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(NAMES))

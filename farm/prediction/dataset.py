@@ -1,8 +1,8 @@
 """The training data of predictors: readings as rows, and measured models to compare predicted sums with.
 
-A row is one tuple on one card model, software and class of data. Its call is known before it is measured
-(`farm.prediction.call_features`); its figures are those of the newest reading: of one looped call, and the changes
-that a model's sum applies to it.
+A row is one tuple on one card model, software and class of data. It has the description of the call
+(`farm.prediction.call_features`) and values of the newest reading: time, power and energy of one call in a loop, and
+the corrections for a call within a model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What readings must have in common to train one predictor."""
+    """Properties that are equal for all readings of one predictor's training data."""
 
     card_model: str
     software: Software
@@ -55,17 +55,17 @@ class Conditions:
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One tuple as it was measured, looped. Figures are of one call, with half-widths of the 95 % interval."""
+    """Measured values of one tuple. Values are of one call in a loop, with half-widths of the 95 % interval."""
 
     reading_id: str
     call: CallDescription
     time_us: float
     time_half_width_us: float
-    power_w: float | None  # energy over time
+    power_w: float | None  # energy / time
     energy_mj: float | None
     energy_half_width_mj: float | None
     neighbours_us: float  # added by other operators if the call is part of a model
-    fetching_us: float  # part of the time: fetching weights that a small model finds in the cache
+    fetching_us: float  # part of the time: loading weights that a small model finds in the cache
     flags: tuple[str, ...]
     kernels: tuple[str, ...]  # known only after measuring, so never a feature
 
@@ -87,7 +87,7 @@ class Dataset:
 
     @functools.cached_property
     def key(self) -> str:
-        """A hash of the readings, the card model and the version of the features, which a predictor stores."""
+        """Hash of the readings, the card model and the version of the features. A stored predictor contains it."""
         conditions = json.dumps(self.conditions.to_json(), sort_keys=True)
         about = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
         about.update(json.dumps(dataclasses.asdict(self.card), sort_keys=True).encode())
@@ -103,7 +103,7 @@ class Dataset:
         return dataclasses.replace(self, rows=tuple(row for row, taken in zip(self.rows, chosen, strict=True) if taken))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """A plain record for each row: the columns of the data dictionary."""
+        """Yield a record for each row, with the columns of the data dictionary."""
         software, protocol = self.conditions.software, self.conditions.protocol
         for row in self.rows:
             yield {
@@ -136,7 +136,7 @@ def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
 
 
 def _sound_readings(session: Session, model: str, subject_kind: str) -> Iterator[Any]:
-    """The readings of a card model that others may use, oldest first: no simulations and no studies."""
+    """Yield the usable readings of a card model, oldest first: without simulations and studies."""
     names = ["id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"]
     names += ["energy_half_width_mj", "flags", "details", "kernels", "created_at_s"]
     about = (_READING.card_model == model, _READING.subject_kind == subject_kind, _READING.simulated.is_(False))
@@ -147,7 +147,7 @@ def _sound_readings(session: Session, model: str, subject_kind: str) -> Iterator
 
 
 def datasets(session: Session, model: str) -> list[Dataset]:
-    """All sound readings of a card model, by its stored name: a data set for each conditions, the largest first."""
+    """Return all usable readings of a card model (stored name): one data set by `Conditions`, the largest first."""
     cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
     card = card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
     software = {
@@ -163,7 +163,7 @@ def datasets(session: Session, model: str) -> list[Dataset]:
 
     for row in _sound_readings(session, model, "operator"):
         conditions = conditions_of(row.method, row.software_id, row.protocol_id)
-        if row.time_us > 0 and not conditions.protocol.placement:  # slow memory is not predicted
+        if row.time_us > 0 and not conditions.protocol.placement:  # predictions cover fast memory only
             newest[conditions][row.subject_id, protocols[row.protocol_id]["data"]] = row
     specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
     found = []
@@ -175,7 +175,7 @@ def datasets(session: Session, model: str) -> list[Dataset]:
 
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
-    """Operator id -> its row: name, description, FLOPs and bytes."""
+    """Return stored operators by id: rows with name, spec, FLOPs and bytes."""
     columns = [_OPERATOR[name] for name in ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")]
     return {
         row.id: row
@@ -188,7 +188,7 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
     details = Details.from_json(row.details)
     context, fetching_us = details.context, 0.0
     if context is not None and (details.copies or 1) > 1:
-        # The definition of `farm.verdict.aggregate`: a loop over copies minus the loop with everything in the cache.
+        # As in `farm.verdict.aggregate`: time of a loop over copies minus time of a loop with all tensors in the cache.
         looped_us = (details.burst.time_us if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
     return TrainingRow(
@@ -208,21 +208,21 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
 
 
 def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
-    """The call of a stored operator."""
+    """Describe a call of a stored operator."""
     costs = row.flops, row.bytes_moved
     return describe(card, row.id, row.short_name, row.spec, *costs, data, tf32=tf32, outputs=row.output_shapes)
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A variant with its calls, described without their values, and the reading of the whole model, if there is one."""
+    """A variant with its calls (described without tensor values) and its whole reading, if there is one."""
 
     title: str
     variant: Variant
     family: str
     calls: tuple[CallDescription, ...]
     counts: tuple[int, ...]
-    cached_share: float  # of its weights, the share that the next pass finds in the card's cache
+    cached_share: float  # share of its weights that the next pass finds in the card's cache
     time_us: float | None = None
     energy_mj: float | None = None
 
@@ -232,9 +232,9 @@ class MeasuredModel:
 
 
 def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_bytes: float) -> float:
-    """The share of a model's weights that the next pass finds in the cache: 1 if they and the largest call fit in it.
+    """Estimate the share (0 to 1) of a model's weights that the next pass finds in the L2 cache.
 
-    Measured models have all or nothing there, except models of just that size (`farm.benchmark.cache`).
+    In measurements the share is 0 or 1, except for models about as large as the cache (`farm.benchmark.cache`).
     """
     weights = sum(number * call.parameter_bytes for call, number in zip(calls, counts, strict=True))
     largest = max((call.bytes_moved - call.parameter_bytes for call in calls), default=0)
@@ -242,7 +242,7 @@ def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_byt
 
 
 def measured_models(session: Session, card: CardModel, conditions: Conditions) -> list[MeasuredModel]:
-    """Every captured variant for such cards, with the newest sound reading of the whole model, if there is one."""
+    """Return all variants captured for this kind of card, with the newest usable whole reading, if there is one."""
     protocol = conditions.protocol
     specs = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))
     alike = {row.id for row in specs if row.spec and _plain_protocol(row.spec) == protocol}
@@ -273,7 +273,7 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
 
 
 def families_of(models: Iterable[MeasuredModel]) -> dict[str, set[str]]:
-    """Family -> the tuples of all its models, which are left out together."""
+    """Return the tuple ids of each family of models; an evaluation leaves them out together."""
     found: dict[str, set[str]] = {}
     for model in models:
         found.setdefault(model.family, set()).update(model.operator_ids)
@@ -281,6 +281,6 @@ def families_of(models: Iterable[MeasuredModel]) -> dict[str, set[str]]:
 
 
 def without_values(data: Dataset) -> tuple[CallDescription, ...]:
-    """The calls of a data set as they are known before their model has run: without the values of their tensors."""
+    """Return the calls of a data set without their tensors' values, which are unknown until the model runs."""
     unknown = {"data_class": "", "data_known": False, "zeros": 0.0, "positive": 0.0, "channels": 0.0}
     return tuple(dataclasses.replace(call, **unknown) for call in data.calls)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""How well predictors predict: with random tuples left out, and with whole families of models left out.
+"""Evaluate predictors on left-out readings: random tuples, or all tuples of a family of models.
 
-With ten folds grouped by tuple, the training data hold other tuples of the same model. Leaving a family out is the
-case of users: a model unlike all measured ones. All tuples of the family are left out, including those that it shares
-with others, and the values of its tensors are unknown. The intervals of a family are calibrated with the other
+With ten folds grouped by tuple, the training data contain other tuples of the same model. Leaving a family out shows
+the error for a new model that is unlike all measured models. The evaluation leaves out all tuples of the family, even
+if other families have them, and the values of its tensors. It calibrates the family's intervals with the other
 families.
 """
 
@@ -36,7 +36,7 @@ from farm.prediction.stored_predictor import StoredPredictor
 
 FOLDS = 10
 LEAST_FAMILIES = 3
-MEASURED = (1, 3, 5, 8, 12)  # most expensive tuples of a model, taken from readings
+MEASURED = (1, 3, 5, 8, 12)  # numbers of a model's most expensive tuples that have readings
 TARGETS = {"time_us": "time", "power_w": "power", "energy_mj": "energy"}
 SUM_TARGETS = {"time_us": "time", "energy_mj": "energy"}
 Say = Callable[[str], None]
@@ -54,7 +54,7 @@ class Score:
 
     @classmethod
     def of(cls, log_ratio: Floats) -> Score | None:
-        """``log_ratio``: logarithms of predicted over measured, NaN if not predicted."""
+        """``log_ratio``: log(predicted / measured), NaN for a call without a prediction."""
         error = np.abs(np.expm1(log_ratio[np.isfinite(log_ratio)]))
         if not len(error):
             return None
@@ -64,12 +64,12 @@ class Score:
 
 @dataclass(frozen=True)
 class HeldOutPredictions:
-    """The rows of a data set as predictors without their readings answer them; NaN if no predictor was asked.
+    """Predictions for the rows of a data set by predictors that were trained without them; NaN without a prediction.
 
     Attributes:
-        families: of the models, or the fold of each row.
-        sums: for each model its cost, and its time in us by the number of its most expensive tuples that are taken
-            from readings.
+        families: family of models or fold, for each row.
+        sums: for each model its predicted sum, and the time in us if readings replace the predictions of its n most
+            expensive tuples, by n.
     """
 
     costs: CallCosts
@@ -97,7 +97,7 @@ def leave_families_out(
 ) -> HeldOutPredictions:
     """Predict each family of models by a predictor that was trained without its tuples.
 
-    A tuple of several families is predicted for each of them and counts for the last.
+    A tuple of several families is predicted for each family; its last prediction is kept.
 
     Raises:
         UsageError: there are too few families.
@@ -122,7 +122,7 @@ def leave_families_out(
 
 
 def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
-    """Tuple -> its time among neighbours, and what it saves if its weights are in the cache. Means, in us."""
+    """Return by tuple id: time of a call within a model, and time saved if its weights are cached. Means, in us."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in data.rows:
         found.setdefault(row.call.operator_id, []).append((row.time_us + row.neighbours_us, row.fetching_us))
@@ -132,7 +132,7 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
 def _sum(
     model: MeasuredModel, fitted: FittedPredictor, measured: Mapping[str, tuple[float, float]]
 ) -> tuple[MeasuredModel, PredictedSum, dict[int, float]]:
-    """The model, its predicted sum, and the sums if the costliest tuples are measured (by their number)."""
+    """Return the model, its predicted sum, and the times if readings replace the n most expensive tuples, by n."""
     costs = fitted.predict(model.calls)
     counts, times = np.array(model.counts, dtype=float), costs.in_model(model.cached_share)[0].copy()
     narrowed, order = {}, np.argsort(-counts * times, kind="stable")
@@ -146,7 +146,7 @@ def _sum(
 
 
 def cross_validated(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None) -> HeldOutPredictions:
-    """Ten folds grouped by tuple: all readings of one tuple are left out together."""
+    """Predict by ten-fold cross-validation. All readings of one tuple are in the same fold."""
     needs_scikit_learn()
     from sklearn.model_selection import GroupKFold
 
@@ -181,7 +181,7 @@ class Evaluation:
     narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `HeldOutPredictions.sums`
     unseen: Score | None = None  # time, of operator types outside the training data
     models: tuple[dict[str, Any], ...] = ()
-    curve: tuple[tuple[int, float], ...] = ()  # training tuples, and the median error of the time of others
+    curve: tuple[tuple[int, float], ...] = ()  # (number of training tuples, median error of time)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; NaN, which JSON lacks, becomes None."""
@@ -256,7 +256,7 @@ def _evaluation(
 
 
 def learning_curve(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None) -> Iterator[tuple[int, float]]:
-    """The number of training tuples, chosen at random, and the median error of the time of a fifth left out."""
+    """Yield (number of random training tuples, median error of time). The test set is a fixed fifth of the tuples."""
     ids = np.array(sorted({call.operator_id for call in data.calls}))
     order = np.random.default_rng(1).permutation(len(ids))
     held, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
@@ -282,8 +282,8 @@ def evaluate_fitted(
     """Compare a fitted predictor with readings outside its training data, and with whole models.
 
     Args:
-        calibration: of the intervals; without intervals if the predictor has learned another card model.
-        all_readings: also those that it has learned, which may replace predictions of a model's most expensive tuples.
+        calibration: calibration of the intervals. Default: no intervals, for a predictor of another card model.
+        all_readings: readings that may replace predictions of a model's most expensive tuples.
     """
     families, measured = families_of(models), measured_times(all_readings or data)
     family_of = [next((name for name, held in families.items() if c.operator_id in held), "") for c in data.calls]

@@ -1,7 +1,7 @@
 """Families: operators with similar kernels, and models that are variants of one architecture.
 
-A predictor learns an operator type from others of its family if it has few readings. Evaluations leave out whole
-families of models, because a predictor that has learned resnet18 knows resnet34.
+If an operator type has few readings, a predictor uses readings of other types of its family. Evaluations leave out
+whole families of models, because the tuples of resnet18 resemble those of resnet34.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FAMILIES = {
         randperm new_tensor tensor
     """,
 }
-#: Names of modules, functions and aten operators that run the same kernels.
+#: Names of modules, functions and aten operators -> their common operator type, if they run the same kernels.
 _SAME_WORK = {
     "convolution": "conv1d conv2d conv3d",
     "native_layer_norm": "layernorm layer_norm",
@@ -79,16 +79,16 @@ _BACKWARD = re.compile(r"_backward(_data)?$")
 
 
 def operator_type(short_name: str) -> str:
-    """The name that modules, functions and aten operators of the same work share: `ReLU` and `relu_` are `relu`."""
+    """Return the common name of modules, functions and aten operators with equal kernels: `ReLU`, `relu_` -> `relu`."""
     name = short_name.lower()
     name = name.rstrip("_") or name
     return _TYPE_OF.get(name, name)
 
 
 def operator_family(short_name: str) -> str:
-    """The kind of kernels that an operator runs; `pointwise` for unknown operators.
+    """Return the kind of kernels that an operator runs; `pointwise` for unknown operators.
 
-    A backward has a family of its own (``convolution backward``), because it runs other and more kernels.
+    A backward operator has a separate family (``convolution backward``), because it runs different kernels.
     """
     name = short_name.lower()
     name = name.rstrip("_") or name
@@ -101,7 +101,7 @@ def operator_family(short_name: str) -> str:
     return _FAMILY_OF.get(name, "pointwise")
 
 
-#: Models whose name does not begin with the name of their architecture.
+#: Architectures of models whose names do not begin with the architecture.
 _SAME_ARCHITECTURE = (
     (r"res2?ne[xs]?t|wide_resnet", "resnet"),
     (r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])", "bert"),
@@ -112,9 +112,9 @@ _SAME_ARCHITECTURE = (
 
 
 def model_family(model: str) -> str:
-    """The architecture of a model, from its name: `resnet18` and `wide_resnet50_2` are `resnet`.
+    """Return the architecture of a model from its name: `resnet` for `resnet18` and `wide_resnet50_2`.
 
-    Of other names, the first letters; after a single letter, also its number: `t5`.
+    For other names, it is the letters at the beginning; after a single letter also the number: `t5`.
     """
     name = model.rsplit("/", 1)[-1].lower()
     first = re.match(r"[a-z]{2,}|[a-z]\d*", name)

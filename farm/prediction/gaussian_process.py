@@ -1,11 +1,10 @@
-"""A Gaussian process: Matérn 3/2 with a length scale for each feature, for the operator's type and for its family.
+"""A Gaussian process: a Matérn 3/2 kernel with length scales for each feature, the operator's type and its family.
 
-Two operators of different types are as far apart as if one more feature differed, by a distance that is learned like
-the length scales: from the likelihood of the readings. The kernels of scikit-learn have no such distance, and their
-gradient takes n x n x features. The length scales are learned from at most `HYPER` readings. Up to `INDUCING`
-readings the process is exact; of more, a random choice of that size are its inducing points, and all readings count
-(subset of regressors). The spread of a value is that of the process given its nearest points alone, so no n x n
-matrix is stored.
+A different operator type adds a distance, as a different feature does. The fit learns this distance and the length
+scales by maximum likelihood. scikit-learn's kernels have no such distance, and their gradient needs n x n x features
+numbers. At most `HYPER` readings determine the length scales. With up to `INDUCING` readings the process is exact. With
+more, a random subset of `INDUCING` readings are its inducing points, and all readings determine coefficients (subset
+of regressors). Spreads use only the nearest points, so no n x n matrix is stored.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ ROOT3 = float(np.sqrt(3))
 HYPER, INDUCING, NEAREST = 800, 4500, 24
 BATCH = 500  # calls predicted at once, which bounds the size of the matrices
 JITTER = 1e-6
-#: Mean and standard deviation of the prior of logarithmic weights. Without it some features of few readings would
+#: Mean and standard deviation of the prior of logarithmic weights. Without a prior, some features with few readings
 #: dominate.
 PRIOR_WEIGHT, PRIOR_OTHER = (-5.0, 1.0), (0.0, 2.0)
 
 
 @dataclass(frozen=True)
 class MaternKernel:
-    """`weights` are 1 / length scale squared, of features in units of their standard deviation."""
+    """`weights`: 1 / length scale squared, for features in units of their standard deviation."""
 
     weights: Floats
     other_type: float  # squared distance of two types
@@ -50,14 +49,14 @@ class MaternKernel:
 
 @dataclass(frozen=True)
 class KernelPoints:
-    """Features over their length scales, and types and families as numbers (-1 if unknown)."""
+    """Features / length scales, and types and families as numbers (-1 if unknown)."""
 
     at: Floats  # ... x points x features
     types: npt.NDArray[np.int32]  # ... x points
     families: npt.NDArray[np.int32]
 
     def squared(self, others: KernelPoints, kernel: MaternKernel) -> Floats:
-        """Squared distances. Shape: ... x these x others."""
+        """Squared distances. Shape: ... x points of self x points of others."""
         own, their = (self.at**2).sum(axis=-1), (others.at**2).sum(axis=-1)
         apart = own[..., :, None] + their[..., None, :] - 2 * self.at @ np.swapaxes(others.at, -1, -2)
         apart += kernel.other_type * (self.types[..., :, None] != others.types[..., None, :])
@@ -70,7 +69,7 @@ class KernelPoints:
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """The fields are the stored arrays."""
+    """A fitted process. Its fields are the stored arrays."""
 
     kernel: Floats  # other type, other family, variance, noise, mean value
     weights: Floats
@@ -114,7 +113,7 @@ class GaussianProcess:
         return values, np.sqrt(variances)
 
     def explain(self, inputs: Inputs) -> list[str]:
-        """The distance of the nearest reading, and the features in which it differs."""
+        """Describe the distance to the nearest reading, and the features that differ."""
         point = self.placed(inputs)
         squared = np.maximum(point.squared(self.points, self.matern)[0], 0.0)
         nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
@@ -127,7 +126,7 @@ class GaussianProcess:
 def fit_process(
     inputs: Inputs, values: Floats, steps: int = 25, hyper: int = HYPER, inducing: int = INDUCING
 ) -> GaussianProcess:
-    """``steps`` bounds the search for length scales."""
+    """Fit a process. ``steps``: maximum number of optimizer steps for the length scales."""
     means, deviations = inputs.numbers.mean(axis=0), inputs.numbers.std(axis=0)
     deviations = np.where(deviations < 1e-9, 1.0, deviations)
     types, families = np.unique(inputs.types), np.unique(inputs.families)
@@ -154,7 +153,7 @@ def fit_process(
 
 
 def _numbers(names: Names, known: Names) -> npt.NDArray[np.int32]:
-    """Places in a sorted array of names; -1 for unknown ones."""
+    """Indices of names in a sorted array; -1 for unknown names."""
     places = np.minimum(np.searchsorted(known, names), len(known) - 1)
     return np.where(known[places] == names, places, -1).astype(np.int32)
 
@@ -177,7 +176,7 @@ def _coefficients(kernel: MaternKernel, chosen: KernelPoints, points: KernelPoin
 
 
 def _likeliest(points: KernelPoints, values: Floats, steps: int) -> MaternKernel:
-    """The kernel with the largest posterior of the values."""
+    """Return the kernel with the largest posterior probability."""
     needs_scikit_learn()
     from scipy.optimize import minimize
 

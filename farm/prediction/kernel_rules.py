@@ -1,9 +1,8 @@
-"""How libraries run a call, as far as its description shows: what the tile roofline knows of kernels beyond a call's
-sizes.
+"""Rules for how libraries run a call: kernel properties that the tile roofline uses in addition to a call's sizes.
 
-The rules are those of PyTorch and its libraries: which masks rule out a fused attention, what one block computes
-alone, how many launches a list of tensors takes, which tensors are copied first. The constants below were fitted to
-readings of an H200; predictors learn how other cards differ.
+The rules describe PyTorch and its libraries: which masks exclude a fused attention, what one thread block computes
+alone, how many launches a list of tensors needs, and which tensors are copied first. The constants below were fitted
+to readings of an H200; predictors learn how other cards differ. All rules use only the description of the call.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ from farm.types.tuple import DTYPES, contiguous_stride, plain, shapes_passed, te
 
 Tensor = Mapping[str, Any]
 
-#: An attention that writes its scores: passes over them as float32, passes over keys that are written for every head,
-#: launches.
+#: For an attention that writes its scores: passes over the float32 scores, passes over keys that are expanded to every
+#: head, and launches.
 SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 20, 4, 16
-ATTENTION_LAUNCHES = 6  # the dependent steps of a fused attention take as long as so many launches
-MASKED_LAUNCHES = 3  # added if each sequence asks for one position, with a mask
+ATTENTION_LAUNCHES = 6  # dependent steps of a fused attention, in launch times
+MASKED_LAUNCHES = 3  # added for a masked attention with one query per sequence
 SECTOR_BYTES = 32  # the memory's unit of access
-SCATTERED_TIMES = 2.5  # slowdown of single elements if each is in another sector
-JOINED_TIMES = 1.6  # slowdown of a concatenation of tensors that are not all contiguous
+SCATTERED_TIMES = 2.5  # slowdown of single elements if each is in a different sector
+JOINED_TIMES = 1.6  # slowdown of a concatenation if a tensor is not contiguous
 ROLLED_TIMES = 1.9  # slowdown of single elements, for each rolled dimension
 WINDOW_VALUE_SINGLES = 0.7  # single elements for each value of a pool's window
-SINGLES_LAUNCHES = 0.5  # least launches to compute the address of each element
-REORDERED_SINGLES = 0.5  # single elements for each element of an image that is turned channels last or back
-FEW_ROWS = 16  # rows of a table that are looked up one after the other, each in half the time of a launch
-DEPTHWISE_EXTRA = 14  # multiply-adds of an output of a depthwise convolution beside those of its window
-DEPTHWISE_TIMES = 3.3  # slowdown of each of them against a convolution that sums over channels
-NORM_WARPS, PLANE_WARPS = 4, 8  # warps of a block that normalises a row, or pools a plane
-LOADED_BYTES = 8  # an image must be a multiple of this to be a factor of a product without a copy
-ALIGNED_BYTES = 16  # a row must be a multiple of this to feed tensor cores
-#: A launch over lists of tensors (`multi_tensor_apply`): elements of a block, blocks, and tensors of each list
-#: by the number of lists.
+SINGLES_LAUNCHES = 0.5  # minimum time of computing element addresses, in launch times
+REORDERED_SINGLES = 0.5  # single elements per element of a layout change to or from channels last
+FEW_ROWS = 16  # up to this number, rows of a table are read serially, each in half a launch time
+DEPTHWISE_EXTRA = 14  # additional multiply-adds per output of a depthwise convolution
+DEPTHWISE_TIMES = 3.3  # slowdown of each multiply-add, compared with a full convolution
+NORM_WARPS, PLANE_WARPS = 4, 8  # warps of a block that normalizes a row; that pools a plane
+LOADED_BYTES = 8  # an image of a multiple of this size is multiplied without a copy
+ALIGNED_BYTES = 16  # tensor cores need rows of a multiple of this size
+#: Limits of a launch over lists of tensors (`multi_tensor_apply`): elements of a block, blocks, and tensors of each
+#: list by the number of lists.
 CHUNK, BLOCKS, TENSORS = 65536, 320, (110, 64, 48, 36, 30)
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How a call runs.
+    """How libraries run a call.
 
     Attributes:
-        dtype: of its multiplications.
-        bytes_moved: intermediate results included.
-        serial_bytes: the least that one multiprocessor must move alone.
-        singles: elements that are fetched one at a time; scattered ones count several times.
-        before: such elements in kernels of their own, which reorder inputs first or add a bias last.
-        warps: whose time is the latency of what they wait for.
-        cold_bytes: the part of bytes_moved that no cache keeps from one call to the next: its weights.
-        coarse: small tiles do not make it faster.
-        materialised: an attention that writes its scores to memory.
+        dtype: dtype of its multiplications.
+        bytes_moved: moved bytes, including intermediate results.
+        serial_bytes: bytes that one multiprocessor must move alone.
+        singles: elements that are read one at a time; a scattered element counts several times.
+        before: `singles` of additional kernels, which reorder inputs first or add a bias last.
+        warps: number of warps whose time is the memory latency.
+        cold_bytes: the part of bytes_moved that no cache keeps between calls: weights.
+        coarse: True if small tiles do not make the call faster.
+        materialised: True for an attention that writes its scores to memory.
     """
 
     dtype: str
@@ -79,7 +78,7 @@ class KernelPlan:
 def kernel_plan(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
 ) -> KernelPlan:
-    """``spec`` is that of `farm.types.tuple.OperatorTuple.to_json`; ``bytes_moved`` the least to read and write."""
+    """``spec``: result of `farm.types.tuple.OperatorTuple.to_json`; ``bytes_moved``: input and output bytes."""
     weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
     cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
     basic = KernelPlan(dtype, flops, bytes_moved, cold_bytes=min(cold, bytes_moved))
@@ -146,7 +145,7 @@ def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelP
 
 
 def _convolution_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products) -> KernelPlan:
-    """Half precision turns images channels last, and back, unless each is one product; a bias is added last."""
+    """In half precision, images are copied to channels last and back, unless each is one product. A bias comes last."""
     arguments, tensors = spec.get("arguments") or [], spec["tensors"]
     if short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True:  # transposed
         return basic
@@ -171,7 +170,7 @@ def _attention_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan,
     scores = 4 * products.m * products.n * products.count  # in float32
     places = [place for argument in (spec.get("arguments") or [])[:2] for place in tensor_references(argument)]
     shapes = [spec["tensors"][place]["shape"] for place in places]
-    chosen = short_name == "scaled_dot_product_attention"  # it chooses among kernels
+    chosen = short_name == "scaled_dot_product_attention"  # this operator chooses its kernel at run time
     written = basic.bytes_moved + SCORE_PASSES * scores
     unfused = replace(basic, bytes_moved=written, launches=SCORE_LAUNCHES, materialised=True)
     if chosen and len({shape[-3] for shape in shapes if len(shape) > 2}) > 1 and not argument(spec, 7, "enable_gqa"):
@@ -188,7 +187,7 @@ def _attention_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan,
 
 
 def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor | None, bool, bool]:
-    """The mask of a scaled dot product attention, whether it is causal, and whether it drops scores at random."""
+    """Return for a scaled dot product attention: its mask or None, True if causal, True if it has dropout."""
     places = zip(_PLACES.get(short_name, _OTHER_PLACES), ("attn_mask", "is_causal", "dropout_p"), strict=True)
     mask, causal, dropped = (argument(spec, place, name) for place, name in places)
     reference = next(iter(tensor_references(mask)), None)
@@ -196,8 +195,8 @@ def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor 
     return None if reference is None else spec["tensors"][reference], causal is True, drops
 
 
-#: Places of the mask, `is_causal` and `dropout_p` in the arguments of aten's operators; a flash attention takes no
-#: mask.
+#: Positions of the mask, `is_causal` and `dropout_p` in the arguments of aten's operators. A flash attention has no
+#: mask: its position 99 does not exist.
 _PLACES = {
     "_scaled_dot_product_flash_attention": (99, 4, 3),
     "_scaled_dot_product_efficient_attention": (3, 6, 5),
@@ -210,7 +209,7 @@ _OTHER_PLACES = (3, 5, 4)
 
 
 def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
-    """The arguments of a call that are lists of several tensors; without one, a list of all its tensors."""
+    """Return the arguments that are lists of several tensors; if there are none, one list with all tensors."""
     tensors = spec.get("tensors") or []
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     lists = [[tensors[place] for place in tensor_references(tree)] for tree in trees if isinstance(tree, list)]
@@ -218,7 +217,7 @@ def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
 
 
 def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """The launches for lists of tensors, and the sum of the elements of the largest chunk of each launch."""
+    """Return the number of launches for lists of tensors, and the sum of each launch's largest chunk (elements)."""
     lists = _lists(spec)
     most = TENSORS[min(len(lists), len(TENSORS)) - 1]
     launches = chunks = tensors = blocks = largest = 0
@@ -236,7 +235,7 @@ def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
-    """Whether every row of the factors begins at an address that tensor cores can fetch."""
+    """True if every row of the factors has an alignment that tensor cores can load."""
     if products is not None and min(products.m, products.n) == 1:  # a vector: no tensor core
         return True
     widths = [products.n * 2] if products is not None else []
@@ -263,7 +262,7 @@ class Products:
 
 
 def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
-    """The products of a linear layer or of a call such as ``torch.matmul``, as exports name them."""
+    """Return the products of a linear layer or a call such as ``torch.matmul``; None for other operators."""
     try:
         shapes = shapes_passed(spec)
         if short_name == "Linear":
@@ -280,8 +279,8 @@ def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
 def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     """The matrix products of an operator; None for other operators. A convolution has one for each group.
 
-    They follow from the stored description alone: of linear layers, products, convolutions and attention, as modules,
-    as functions and in aten's order of arguments, which training steps call.
+    They follow from the stored description alone. Known are linear layers, products, convolutions and attention: as
+    modules, as functions and as aten operators, which training steps call.
     """
     found, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
@@ -357,7 +356,7 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
 
 
 def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
-    """An argument by its place, or by its name among the keywords."""
+    """Return an argument by its position, or by its name among the keywords."""
     given = spec.get("arguments") or ()
     return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
 
@@ -404,7 +403,7 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
 
 
 def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
-    """`KernelPlan.singles` of a copy, which orders its source by its dimensions or keeps its layout."""
+    """`KernelPlan.singles` of a copy, whose result is contiguous or keeps the layout of its source."""
     name = operator_type(short_name)
     ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(spec.get("keywords"))
     if name == "cat":
@@ -418,7 +417,7 @@ def _flattened(short_name: str, tensors: Sequence[Tensor], products: Products | 
     """`KernelPlan.before` of a product whose factors must be copied first, and the number of these kernels."""
     name = operator_type(short_name)
     if name == "matmul":
-        apart = []  # batches of several dimensions that cannot be walked as one
+        apart = []  # tensors whose batch dimensions cannot be merged into one
         for one in (one for one in tensors if len(one["shape"]) > 3):
             steps, shape = _steps(one), one["shape"]
             places = [place for place in steps if place < len(shape) - 2]
@@ -444,7 +443,7 @@ def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
 
 
 def _rows(tensors: Sequence[Tensor]) -> int:
-    """Rows of a layer norm: elements of the largest tensor over those that are normalised together."""
+    """Rows of a layer norm: elements of the largest tensor / elements of one normalized group."""
     shapes = [one["shape"] for one in tensors]
     largest = max(shapes, key=math.prod)
     together = [math.prod(shape) for shape in shapes if shape == largest[len(largest) - len(shape) :]]
@@ -452,7 +451,7 @@ def _rows(tensors: Sequence[Tensor]) -> int:
 
 
 def _singles(tensor: Tensor) -> float:
-    """`KernelPlan.singles` of ordering it by its dimensions."""
+    """`KernelPlan.singles` of making a tensor contiguous."""
     step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
     return math.prod(tensor["shape"]) * (SCATTERED_TIMES if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
 
@@ -462,14 +461,14 @@ def _contiguous(tensor: Tensor) -> bool:
 
 
 def _without_gaps(tensor: Tensor, places: Sequence[int]) -> bool:
-    """Whether it fills its memory in this order of its dimensions, fastest first."""
+    """True if a tensor has no gaps in memory in this order of its dimensions, fastest first."""
     steps, sizes = _steps(tensor), (tensor["shape"][place] for place in places)
     expected = itertools.accumulate(sizes, operator.mul, initial=1)
     return all(steps[place] == step for place, step in zip(places, expected, strict=False))
 
 
 def _steps(tensor: Tensor) -> dict[int, int]:
-    """Place -> stride in elements, of the dimensions of more than one element."""
+    """Stride in elements by dimension, for dimensions of more than one element."""
     steps = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
     return {place: step for place, (step, size) in steps if size > 1}
 

@@ -1,8 +1,8 @@
-"""The predictors by name: how each is fitted, what it predicts, and its stored form of arrays and JSON.
+"""Predictors by name: how to fit each, what it predicts, and its stored form as arrays and JSON.
 
 `PredictorSpec.fit` learns from a `Dataset`, `FittedPredictor.predict` gives the costs of calls with their spreads,
-and `FittedPredictor.explain` what a prediction is based on. Operator types without a reading are marked: readings of
-their family answer for them. Where the family has no reading either, roofline x median answers.
+and `FittedPredictor.explain` says what a prediction is based on. For an operator type without a reading, the prediction
+uses readings of its family and is marked. If the family has no reading either, it is roofline x median.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from farm.prediction.regressors import (
     with_times,
 )
 
-LEAST_ROWS = 20  # readings for a fit
+LEAST_ROWS = 20  # least number of readings for a fit
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -57,14 +57,14 @@ class CallCosts:
     time_spread: Floats
     power_w: Floats
     power_spread: Floats
-    neighbours_us: Floats  # added by other operators if the call is part of a model
-    fetching_us: Floats  # part of the time: fetching weights that are not in the cache
-    known: npt.NDArray[np.bool_]  # whether its operator type has a reading
-    waiting_w: float = 0.0  # the most that the card draws while a kernel waits
+    neighbours_us: Floats  # time that other operators add if the call is part of a model
+    fetching_us: Floats  # part of the time: loading weights that are not in the cache
+    known: npt.NDArray[np.bool_]  # True if its operator type has a reading
+    waiting_w: float = 0.0  # maximum power of the card while a kernel waits
 
     @classmethod
     def empty(cls, calls: int) -> CallCosts:
-        """NaN for every call."""
+        """Return costs that are NaN for every call."""
         time, time_spread, power, power_spread, neighbours, fetching = np.full((6, calls), np.nan)
         return cls(time, time_spread, power, power_spread, neighbours, fetching, np.zeros(calls, dtype=bool))
 
@@ -79,16 +79,16 @@ class CallCosts:
     def in_model(self, cached_share: float) -> tuple[Floats, Floats]:
         """Time in us and energy in mJ of each call as part of a model (`farm.verdict.aggregate`).
 
-        The next pass of the model finds a share of the weights in the card's cache.
+        ``cached_share``: share of the model's weights (0 to 1) that the next pass finds in the card's cache.
         """
         shift_us = np.maximum(self.neighbours_us - cached_share * self.fetching_us, -0.9 * self.time_us)
         shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
         return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3
 
     def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
-        """The cost of a model, which makes each call as often as `counts` says; for `cached_share` see `in_model`.
+        """Return the cost of a model that makes each call `counts` times; for `cached_share` see `in_model`.
 
-        Errors within an operator type are equal, those of different types independent.
+        The spread assumes equal errors within an operator type and independent errors of different types.
         """
         types = np.array([call.operator_type for call in calls])
 
@@ -114,7 +114,7 @@ class PredictedSum:
 
 @dataclass(frozen=True)
 class PredictorSpec:
-    """How a predictor is fitted: to logarithms of time over a roofline and of power, or to raw us and W."""
+    """How to fit a predictor: to log(time / roofline) and log(power), or to raw us and W."""
 
     name: str
     time: Regressor
@@ -143,7 +143,7 @@ class PredictorSpec:
         if len(with_power) >= LEAST_ROWS:
             own, watts = inputs.at(with_power), powers[with_power]
             fallback_power = fit_medians(own, np.log(watts))
-            # Measured times; a prediction of power has the predicted time.
+            # The fit uses measured times; a prediction uses predicted times.
             power = self.power(with_times(own, times[with_power]), watts if self.raw_power else np.log(watts))
         return FittedPredictor(
             self.name,
@@ -162,11 +162,11 @@ class PredictorSpec:
 
 @dataclass(frozen=True)
 class TypicalData:
-    """The values assumed in unknown inputs of a call: the mean over the readings of its type ("": of all)."""
+    """Assumed values of unknown inputs: the mean over the readings of an operator type ("": all readings)."""
 
     types: Names
     data: Floats  # types x (zeros, positive, channels)
-    families: Names  # with readings
+    families: Names  # families with readings
     readings: npt.NDArray[np.int64]  # of each type
 
     @classmethod
@@ -186,7 +186,7 @@ class TypicalData:
         ]
 
 
-#: The stored names of regressors.
+#: Stored name -> class of a regressor.
 _KINDS: dict[str, type[Any]] = {
     "Factors": Medians,
     "Neighbours": NearestReadings,
@@ -231,7 +231,7 @@ class FittedPredictor:
         )
 
     def _times(self, inputs: Inputs) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-        """Times, spreads, and which of them the fallback answers."""
+        """Return times, spreads, and for each call True if the fallback predicts it."""
         roofline_us = inputs.column(self.over) if self.over else None
         times, spreads, failed = _raw(self.time.predict(inputs), roofline_us)
         unanswered = ~np.isin(inputs.families, self.typical.families) | failed
@@ -248,7 +248,7 @@ class FittedPredictor:
         return np.where(unanswered, fallback, powers), np.where(unanswered, fallback_spreads, spreads)
 
     def explain(self, call: CallDescription) -> list[str]:
-        """What the predicted time of a call is based on."""
+        """Describe what the predicted time of a call is based on."""
         inputs = Inputs.of(self.typical.filled([call]))
         readings = self.typical.readings[self.typical.types == call.operator_type]
         lines = [f"{sum(readings) or 'no'} readings of {call.operator_type}"]
@@ -265,17 +265,17 @@ class FittedPredictor:
         return found
 
     def about(self) -> dict[str, Any]:
-        """Everything that is not an array, as plain JSON."""
+        """Return everything except the arrays, as plain JSON."""
         kinds = {name: _kind(part) if (part := getattr(self, name)) else None for name in _REGRESSORS}
         plain = {name: getattr(self, name) for name in ("over", "raw_power", "base_power_w")}
         return {"predictor": self.name, **plain, **kinds}
 
     @classmethod
     def from_arrays(cls, about: Mapping[str, Any], arrays: Arrays) -> FittedPredictor:
-        """The inverse of `arrays` and `about`.
+        """Restore a predictor from the results of `arrays` and `about`.
 
         Raises:
-            KeyError, TypeError: they are not what `arrays` and `about` gave.
+            KeyError, TypeError: an argument does not have that form.
         """
         given: dict[str, Any] = {name: about[name] for name in ("over", "raw_power", "base_power_w")}
         given |= {name: _from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS}
@@ -289,9 +289,9 @@ class FittedPredictor:
 
 
 def _raw(predicted: tuple[Floats, Floats], times: Floats | None) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Values, spreads of their logarithms, and which values are unusable.
+    """Return values, spreads of their logarithms, and for each value True if it is unusable.
 
-    ``times`` is the factor of exponentials; None if the predicted values are raw.
+    ``times``: factor of the exponential of a predicted logarithm; None if the predicted values are raw.
     """
     values, spreads = predicted
     with np.errstate(invalid="ignore"):
@@ -300,12 +300,12 @@ def _raw(predicted: tuple[Floats, Floats], times: Floats | None) -> tuple[Floats
 
 
 def _kind(regressor: FittedRegressor) -> str | list[Any]:
-    """The stored name of a regressor; of a mean, a list of them."""
+    """Return the stored name of a regressor; for a mean, the list of its regressors' names."""
     return [_kind(part) for part in regressor.parts] if isinstance(regressor, Mean) else _STORED_NAME[type(regressor)]
 
 
 def _arrays(stored: Any, prefix: str) -> Arrays:
-    """The fields of a dataclass of arrays, by names that begin with `prefix`."""
+    """Return the fields of a dataclass of arrays, by `prefix` plus field name."""
     if isinstance(stored, Mean):
         parts = (_arrays(part, f"{prefix}/{number}") for number, part in enumerate(stored.parts))
         return dict(itertools.chain.from_iterable(part.items() for part in parts))
@@ -313,7 +313,7 @@ def _arrays(stored: Any, prefix: str) -> Arrays:
 
 
 def _from_arrays(kind: str | list[Any], arrays: Arrays, prefix: str) -> Any:
-    """The inverse of `_kind` and `_arrays`."""
+    """Restore a regressor from the results of `_kind` and `_arrays`."""
     if isinstance(kind, list):
         return Mean(tuple(_from_arrays(one, arrays, f"{prefix}/{number}") for number, one in enumerate(kind)))
     return _fields(_KINDS[kind], arrays, prefix)
@@ -343,7 +343,7 @@ _ONE_MEDIAN, _LOGARITHMS = partial(fit_medians, grouped=False), partial(fit_poly
 PREDICTORS: dict[str, PredictorSpec] = {
     one.name: one
     for one in (
-        # The card's peaks: a lower bound.
+        # A lower bound from the card's peaks.
         PredictorSpec("roofline", fit_zero, _ONE_MEDIAN, over="roofline_us", in_model=fit_zero),
         PredictorSpec("family", fit_medians, fit_medians, over="roofline_us"),
         PredictorSpec("neural-power", fit_polynomials, _LOGARITHMS, over="", raw_power=True),

@@ -1,4 +1,4 @@
-"""Regressors: each learns one number of a call from its features and keeps what it learned as arrays.
+"""Regressors: each predicts one number of a call from its features and stores its state as arrays.
 
 A regressor is a function `fit_...(inputs, values)` that returns a frozen dataclass with `predict` and `explain`. The
 fields of the dataclass are the stored arrays (`farm.prediction.predictors`), so stored predictors are never
@@ -29,7 +29,7 @@ Names = npt.NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Calls as regressors see them: a row of `numbers` for each call, with the type and family of its operator."""
+    """The input of regressors: for each call its features (`numbers`), operator type and operator family."""
 
     calls: tuple[CallDescription, ...]
     numbers: Floats  # calls x features
@@ -46,7 +46,7 @@ class Inputs:
         return len(self.calls)
 
     def column(self, name: str) -> Floats:
-        """An attribute of every call."""
+        """Return one feature of every call."""
         return np.array([getattr(call, name) for call in self.calls], dtype=float)
 
     def at(self, places: npt.NDArray[np.intp]) -> Inputs:
@@ -66,10 +66,10 @@ def with_times(inputs: Inputs, times_us: Floats) -> Inputs:
 
 class FittedRegressor(Protocol):
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        """The value of each call, and its spread: a standard deviation before calibration."""
+        """Return the value of each call and its spread: a standard deviation before calibration."""
 
     def explain(self, inputs: Inputs) -> list[str]:
-        """What the value of the first call is based on."""
+        """Describe what the value of the first call is based on."""
 
 
 #: Fits a regressor to one value for each call.
@@ -92,9 +92,9 @@ def needs_scikit_learn() -> None:
 
 @dataclass(frozen=True)
 class Medians:
-    """The median of each operator type and family, and the spread around it; the name "" is that of all readings.
+    """The median and spread of each operator type and family; the name "" means all readings.
 
-    It is the baseline, and the answer for operator families without a reading.
+    This regressor is the baseline, and the fallback for operator families without a reading.
     """
 
     names: Names  # type:relu, family:pointwise, or ""
@@ -116,12 +116,12 @@ class Medians:
         return [f"the median of {group}: x {np.exp(self.medians[place]):.3g}"]
 
 
-LEAST_FOR_MEDIAN = 3  # readings of a type or family
+LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family
 LEAST_SPREAD = 0.02
 
 
 def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians:
-    """``grouped=False`` takes one median of all readings."""
+    """Fit medians. ``grouped=False``: only one median of all readings."""
     groups = {"": values}
     for kind, names in (("type", inputs.types), ("family", inputs.families)) if grouped else ():
         groups |= {f"{kind}:{name}": values[names == name] for name in np.unique(names)}
@@ -134,7 +134,7 @@ def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians
 
 
 def fit_zero(inputs: Inputs, values: Floats) -> Medians:
-    """Always 0: the roofline itself."""
+    """Return a regressor that predicts 0: the roofline itself, as a logarithm."""
     return Medians(np.array([""]), np.zeros(1), np.array([max(float(np.sqrt(np.mean(values**2))), LEAST_SPREAD)]))
 
 
@@ -143,7 +143,7 @@ class NearestReadings:
     """The five nearest readings, weighted by 1 / distance. The fields are the training data; predicting needs
     scikit-learn.
 
-    Distances are in standard deviations of each feature. Another type or family counts as one more feature.
+    Distances are in standard deviations of each feature. A different type or family counts as one more feature.
     """
 
     numbers: Floats
@@ -169,7 +169,7 @@ class NearestReadings:
         return NearestNeighbors(n_neighbors=min(self.COUNT, len(self.values))).fit(columns)
 
     def _nearest(self, inputs: Inputs) -> tuple[Floats, npt.NDArray[np.intp]]:
-        """Distances and places of the nearest readings. Shapes: calls x COUNT."""
+        """Return distances and indices of the nearest readings. Shapes: calls x COUNT."""
         return self._index.kneighbors(self._columns(inputs.numbers, inputs.types, inputs.families))  # type: ignore[no-any-return]
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
@@ -201,16 +201,16 @@ LEAST_FOR_POLYNOMIAL, MOST_TERMS = 10, 370
 class Polynomials:
     """NeuralPower (Cai et al., 2017): a polynomial of layer parameters for each operator type.
 
-    A lasso selects its terms. The physical terms, operations and bytes, are added. Values are raw (us or W), as in the
-    publication; NaN for types without a polynomial.
+    A lasso selects the terms. Operations and bytes are additional parameters. Values are raw (us or W), as in the
+    publication, and NaN for types without a polynomial.
     """
 
-    logarithms: npt.NDArray[np.bool_]  # whether the logarithms of the parameters are parameters, too
+    logarithms: npt.NDArray[np.bool_]  # True if logarithms of the parameters are also parameters
     types: Names
     intercepts: Floats
-    spreads: Floats  # shares of the value
+    spreads: Floats  # as shares of the value
     least: Floats
-    term_types: npt.NDArray[np.intp]  # of each term, the place of its type
+    term_types: npt.NDArray[np.intp]  # index into `types`, for each term
     powers: npt.NDArray[np.int8]  # terms x parameters
     coefficients: Floats  # of each term
 
@@ -252,7 +252,7 @@ def fit_polynomials(inputs: Inputs, values: Floats, logarithms: bool = False) ->
 
 
 def _polynomial(parameters: Floats, values: Floats) -> tuple[float, npt.NDArray[np.int8], Floats, float]:
-    """The mean squared error of the folds, and the powers, coefficients and intercept of the best degree."""
+    """Return the mean squared error of the folds, and powers, coefficients and intercept of the best degree."""
     from sklearn.linear_model import LassoCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MaxAbsScaler, PolynomialFeatures
@@ -271,7 +271,7 @@ def _polynomial(parameters: Floats, values: Floats) -> tuple[float, npt.NDArray[
         settings = {"alphas": 12, "eps": 1e-4, "max_iter": 1000, "tol": 1e-3, "precompute": True, "random_state": 0}
         pipeline = make_pipeline(MaxAbsScaler(), LassoCV(cv=min(10, len(values)), **settings))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some lassos of the path do not converge; the best one is taken
+            warnings.simplefilter("ignore")  # some lassos do not converge; the fit uses the best one
             scaler, lasso = (step for _, step in pipeline.fit(_terms(parameters, powers), values).steps)
         error, kept = float(lasso.mse_path_.mean(axis=1).min()), lasso.coef_ != 0
         found.append((error, powers[kept], (lasso.coef_ / scaler.scale_)[kept], float(lasso.intercept_)))
@@ -279,33 +279,33 @@ def _polynomial(parameters: Floats, values: Floats) -> tuple[float, npt.NDArray[
 
 
 def _parameters(inputs: Inputs, logarithms: bool) -> Floats:
-    """Layer parameters, their logarithms if wanted, and the physical terms. Shape: calls x parameters."""
+    """Layer parameters, their logarithms on request, operations and bytes. Shape: calls x parameters."""
     own = np.nan_to_num(np.column_stack([inputs.column(name) for name in (*LAYER_PARAMETERS, *PRODUCT_PARAMETERS)]))
     physical = np.column_stack([inputs.column(name) for name in PHYSICAL])
     return np.hstack([own, *([np.log2(own + 1)] if logarithms else []), physical])
 
 
 def _terms(parameters: Floats, powers: npt.NDArray[np.int8]) -> Floats:
-    """Shape: calls x terms."""
+    """Terms of the polynomial. Shape: calls x terms."""
     return np.prod(parameters[:, None, :] ** powers[None, :, :], axis=2)  # type: ignore[no-any-return]
 
 
-SHRINK = 3.0  # the family's mean counts as so many readings beside those of the type
+SHRINK = 3.0  # weight of the family's mean, in readings of the type
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees of scikit-learn, one after the other. The left child of a node is the next one; a leaf has the feature -1.
+    """Trees of scikit-learn in joined arrays. The left child of a node is the next node; a leaf has the feature -1.
 
-    Their columns are the features, the mean of the operator's type (drawn towards the mean of its family), and a
-    column for each family. A threshold is stored as the largest float32 that is not above it, which splits float32
-    columns in the same way; that of a leaf is its value.
+    The columns are the features, the mean of the operator's type (shrunk towards the mean of its family), and one
+    column for each family. Thresholds are rounded down to float32, which splits float32 columns in the same way. The
+    threshold of a leaf is its value.
     """
 
     roots: npt.NDArray[np.int32]
     feature: npt.NDArray[np.int16]
     threshold: npt.NDArray[np.float32]
-    right: npt.NDArray[np.int32]  # how many nodes further the right child is, which packs better than its place
+    right: npt.NDArray[np.int32]  # index of the right child - index of the node, which compresses well
     settings: Floats  # base value, 1 if the values of trees are added (boosting), residual, mean of the values
     types: Names
     type_means: Floats
@@ -334,7 +334,7 @@ class Trees:
         return base + leaves.mean(axis=1), np.sqrt(leaves.var(axis=1) + residual**2)
 
     def explain(self, inputs: Inputs) -> list[str]:
-        """The features that most splits on the path of the call compare."""
+        """Describe the features that are most frequent in the splits for the first call."""
         (columns, *_), counts = self.columns(inputs), Counter[int]()
         for node in map(int, self.roots):
             while (feature := int(self.feature[node])) >= 0:
@@ -347,10 +347,10 @@ class Trees:
 
 @dataclass(frozen=True)
 class PortableTrees(Trees):
-    """Braun et al. (2020): trees of portable features alone; neither the operator's type nor the card is known.
+    """Braun et al. (2020): trees with portable features only, without the operator's type and the card.
 
-    Theirs are counted from a kernel's instructions. Known before a call runs are its tiles (blocks), elements
-    (threads), operations, bytes, bytes of parameters and arithmetic intensity.
+    The paper counts features in a kernel's instructions. Here they must be known before a call runs: tiles (blocks),
+    elements (threads), operations, bytes, bytes of parameters and arithmetic intensity.
     """
 
     PORTABLE = ("tiles", "elements", "flops", "bytes_moved", "parameter_bytes", "flops_per_byte")
@@ -365,7 +365,7 @@ class PortableTrees(Trees):
 def fit_trees(
     inputs: Inputs, values: Floats, estimator: str = "ExtraTreesRegressor", kind: type[Trees] = Trees, **settings: Any
 ) -> Trees:
-    """``estimator`` is the class of `sklearn.ensemble`; ``settings`` are its arguments."""
+    """Fit trees. ``estimator``: name of a class in `sklearn.ensemble`; ``settings``: its arguments."""
     needs_scikit_learn()
     from sklearn import ensemble
 
@@ -397,7 +397,7 @@ def _nodes(tree: Any, rate: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any], 
 
 
 def _group_means(inputs: Inputs, values: Floats) -> tuple[Names, Floats, Names, Floats]:
-    """Types with their means, each drawn towards that of its family, and families with theirs."""
+    """Return types with their means (shrunk towards the family's mean), and families with their means."""
 
     def shrunk(chosen: npt.NDArray[np.bool_], towards: float) -> float:
         return float((values[chosen].sum() + SHRINK * towards) / (chosen.sum() + SHRINK))
@@ -411,7 +411,7 @@ def _group_means(inputs: Inputs, values: Floats) -> tuple[Names, Floats, Names, 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of several regressors: of logarithms, the geometric mean. Its spread includes their disagreement."""
+    """The mean of several regressors; of logarithms, the geometric mean. The spread includes their disagreement."""
 
     parts: tuple[FittedRegressor, ...]
 

@@ -1,8 +1,8 @@
-"""Predictors as estimates use them, and their files: arrays (`.npz`, never pickled) and JSON beside them.
+"""Predictors for estimates, and their files: arrays (`.npz`, never pickled) with JSON.
 
-A stored predictor knows what it was fitted to: a hash of the readings, the version of the features, the card model,
-the software and the protocol. A file of other features is refused; one of other readings is still of use. Predictions
-have 90 % intervals of their own, because they are wrong by factors.
+A stored predictor contains a description of its training data: a hash of the readings, the version of the features, the
+card model, the software and the protocol. `load` refuses a file with another version of the features, but accepts other
+readings. Predictions have separate 90 % intervals, because predictions can be wrong by factors.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class NeededTuple:
 
     @property
     def held_bytes(self) -> int:
-        """Of the parameters and buffers that one call takes, as a whole."""
+        """Size of all parameters and buffers that one call uses. Unit: bytes."""
         held = [one for one in self.spec["tensors"] if one["role"] != "activation"]
         return sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in held)
 
 
 @dataclass(frozen=True)
 class PredictedValue:
-    """A value with its 90 % interval (or the level that its user states); low and high are None without one."""
+    """A value with its interval (90 % if not stated otherwise); low and high are None without an interval."""
 
     value: float
     low: float | None = None
@@ -75,7 +75,7 @@ class PredictedValue:
 
     @classmethod
     def around(cls, value: float, half_width: float) -> PredictedValue:
-        """``half_width`` is that of the interval of the logarithm; NaN for no interval."""
+        """``half_width``: half-width of the interval of log(value); NaN: no interval."""
         ends = (value / np.exp(half_width), value * np.exp(half_width)) if np.isfinite(half_width) else ()
         return cls(*map(float, (value, *ends)))
 
@@ -93,7 +93,7 @@ class CallPrediction:
 class Predictions:
     """Calls in the order of the request, and their sum.
 
-    `narrowing`: their places, those first whose readings would narrow the interval of the sum most.
+    `narrowing`: indices of the calls; first the call whose reading would narrow the interval of the sum most.
     """
 
     calls: tuple[CallPrediction, ...]
@@ -104,9 +104,9 @@ class Predictions:
 
 @dataclass(frozen=True)
 class RooflinePredictor:
-    """The least time at the card's peaks: a lower bound without an interval, and no energy.
+    """Predicts the minimum time at the card's peaks: a lower bound without an interval and without energy.
 
-    It has no software, so it cannot answer for a whole model.
+    It belongs to no software, so it cannot predict a whole model.
     """
 
     roofline: Roofline
@@ -130,7 +130,7 @@ class StoredPredictor:
     conditions: Conditions
     key: str  # of the data set (`Dataset.key`)
     rows: int
-    learned: npt.NDArray[np.uint64]  # its training tuples: 64 bits of a hash of their ids
+    learned: npt.NDArray[np.uint64]  # 64-bit hashes of the ids of its training tuples
     path: Path | None = None
 
     @classmethod
@@ -170,7 +170,7 @@ class StoredPredictor:
         ]
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        """``model``: all tuples of the model, which tell whether its weights stay in the cache."""
+        """``model``: all tuples of the model, from which the cached share of its weights is estimated."""
         calls, counts, wide = self.described(wanted), [one.all_calls for one in wanted], self.calibration
         costs = self.fitted.predict(calls)
         share = cached_share(self.described(model), [one.all_calls for one in model], self.card.l2_bytes)
@@ -191,7 +191,7 @@ class StoredPredictor:
         return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
 
     def explain(self, wanted: NeededTuple) -> list[str]:
-        """What the predicted time of a call is based on."""
+        """Describe what the predicted time of a call is based on."""
         return self.fitted.explain(self.described([wanted])[0])
 
 
@@ -210,12 +210,12 @@ REFIT = "Fit it again: farm predict fit."
 
 
 def folders() -> list[Path]:
-    """The folders of predictors: the user's own first, then the one of the package."""
+    """Return the folders of predictors: first the user's folder, then the package's folder."""
     return [settings().state_dir / "predictors", PACKAGED]
 
 
 def file_name(conditions: Conditions) -> str:
-    """The card's model, the version of torch, and what differs from the usual protocol."""
+    """Return a file name: the card's model, the version of torch, and differences from the default protocol."""
     words = [conditions.card_model, "torch", conditions.software.torch.partition("+")[0]]
     protocol, usual = conditions.protocol, protocols.Protocol()
     named = {name: getattr(protocol, name) for name in ("launch", "residency", "placement")}
@@ -225,14 +225,14 @@ def file_name(conditions: Conditions) -> str:
 
 
 def save(stored: StoredPredictor, path: Path) -> None:
-    """Write `path` (.npz) and the JSON beside it. The JSON is last: without it there is no predictor.
+    """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor.
 
     Raises:
-        UsageError: they cannot be written.
+        UsageError: a file cannot be written.
     """
     beside = path.with_suffix(".json")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, which `find` would take for a predictor
+    unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, because `find` searches for *.json
     about = {
         "format": FORMAT,
         "features_version": call_features.VERSION,
@@ -260,7 +260,7 @@ def save(stored: StoredPredictor, path: Path) -> None:
 
 
 def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Integers in the narrowest type: most are small."""
+    """Convert integers to the narrowest type, because most are small."""
     if value.dtype.kind == "i" and value.size:
         return value.astype(np.result_type(np.min_scalar_type(value.min()), np.min_scalar_type(value.max())))
     return value
@@ -314,11 +314,11 @@ def _about(path: Path) -> dict[str, Any]:
 def find(
     folders: Iterable[Path], card_model: str, torch: str = "", launch: str = "", tf32: bool = False
 ) -> StoredPredictor | None:
-    """Find the predictor of a card for resident data: one of this version of torch (or with this beginning) before
-    others, earlier folders before later ones.
+    """Find the predictor of a card for resident data. Prefer this version of torch (or a version that begins so), then
+    earlier folders. Return None if there is none.
 
     Raises:
-        UsageError: the predictor cannot be read, or every file that could be it cannot be read.
+        UsageError: the predictor or all candidate files cannot be read.
     """
     candidates: list[tuple[bool, int, list[int], Path]] = []
     unreadable = []

@@ -1,8 +1,8 @@
-"""The tile roofline: the time of a call on a card that works in whole tiles and whole waves of its multiprocessors.
+"""The tile roofline: the time of a call if its multiprocessors compute whole tiles in whole waves.
 
-The plain roofline gives 133 tiles on 132 multiprocessors 133/132 of the time of 132; they take twice as long. Here a
-product is cut into tiles of the size that ends first, each multiprocessor computes one tile after the other, and
-moving bytes takes enough of them in flight. Predictors learn the rest: kernels that are better or worse than that.
+The plain roofline estimates 133/132 of the time of 132 tiles for 133 tiles on 132 multiprocessors. The true time is
+twice as long. This model cuts a product into tiles of the fastest size, and each multiprocessor computes its tiles one
+after the other. Full bandwidth needs enough bytes in flight. Predictors learn the differences of real kernels.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     return CardModel(kind, model, rates, bytes_per_s, launch_us, sheet.multiprocessors, sheet.l2_bytes, limit_w, base_w)
 
 
-#: Rows and columns of a tile, which one multiprocessor computes at a time, and the share of its peak that it reaches
-#: there: the smaller the tile, the more often a value is fetched again.
+#: Rows and columns of a tile, and the share of its peak that a multiprocessor reaches with it. Smaller tiles load
+#: values more often.
 TILES = (
     (256, 128, 1.0),
     (128, 128, 0.95),
@@ -73,14 +73,14 @@ TILES = (
 #: For convolutions and for products in half precision. Smaller tiles exist, but none of their kernels is as much
 #: faster as `TILES` suggests. Readings of an H200 scatter least around these sizes and shares.
 COARSE = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 1.0), (64, 64, 0.95))
-WAVE_TILES = ((64, 64), (128, 64), (256, 128))  # libraries choose among kernels by how full the last wave is
-#: Products of fewer columns are not cut into tiles: each output is summed by itself, at this share of the peak.
+WAVE_TILES = ((64, 64), (128, 64), (256, 128))  # libraries choose kernels by the last wave's occupancy
+#: Products of fewer columns have no tiles: each output is a separate sum, at this share of the peak.
 NARROW, NARROW_SHARE = 8, 0.25
 LATENCY_US = 0.3  # until the first bytes arrive
-L2_RATE = 1.5  # times the memory's rate, for what the cache keeps between calls (nothing of twice its size)
-SINGLES_PER_US = 3000.0  # single elements that a multiprocessor fetches
+L2_RATE = 1.5  # x memory bandwidth, for data that L2 keeps between calls (nothing of twice the size of L2)
+SINGLES_PER_US = 3000.0  # single elements that a multiprocessor reads per us
 WARPS, WARP_US = 64, 2.0  # warps that a multiprocessor holds at once, and the latency of each
-UNALIGNED_SHARE = 1 / 6  # of the peak, if tensor cores are fed by loads of single values
+UNALIGNED_SHARE = 1 / 6  # share of the peak, if tensor cores get single-value loads
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class TileRoofline:
     """The time of one call.
 
     Attributes:
-        tiles: of its products; 0 if it has none.
-        waves: tiles over multiprocessors.
-        wave_shares: waves over the whole waves that they take, for each size of `WAVE_TILES`; 1 without products.
+        tiles: number of tiles of its products; 0 without products.
+        waves: tiles / multiprocessors.
+        wave_shares: number of waves / number rounded up, for each size of `WAVE_TILES`; 1 without products.
     """
 
     time_us: float
@@ -102,7 +102,7 @@ class TileRoofline:
 
 
 def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:
-    """If the FLOPs of the plan are not those of the products, the time of the products is scaled to them."""
+    """Estimate the time of a call. If plan and products have different FLOPs, scale the products' time to the plan."""
     bytes_moved, flops = plan.bytes_moved, plan.flops
     peaks = card.roofline(plan.dtype, tf32 and plan.tensor_cores)
     flops_per_s = peaks.flops_per_s * (1.0 if plan.aligned else UNALIGNED_SHARE)
@@ -141,7 +141,7 @@ def _tiles(products: Products, rows: int, columns: int) -> int:
 def _cut(
     card: CardModel, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
 ) -> tuple[float, int]:
-    """The least time in us over all sizes of tiles, and the number of tiles of that size."""
+    """Return the minimum time in us over all tile sizes, and the number of tiles of the fastest size."""
     if products.n < NARROW and products.count > 1:
         tiles = math.ceil(products.m * products.n * products.count / 128)
         return products.flops / (flops_per_s * NARROW_SHARE) * 1e6, tiles
