@@ -70,7 +70,7 @@ def database() -> Database:
 
 @app.task(name="aggregate")
 def aggregate(round_id: str) -> dict[str, str]:
-    """Close the round "JOB/NUMBER" after its items without further attempts; return round, closing and outcome.
+    """Close exhausted items of the job, then its round ("JOB/NUMBER"); return round, closing and outcome.
 
     The task has one argument: Celery runs an errback with more arguments inside the worker that saw the failure.
     """

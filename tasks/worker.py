@@ -115,7 +115,7 @@ def _flush(spool: Spool, database: Database, card_id: str) -> None:
 
 
 def _claimed_items() -> set[int]:
-    """Return the ids of the items whose messages this worker has. Nobody measures a claimed item without a message."""
+    """Return the ids of items whose messages this worker has. `beat` renews only their leases."""
     for _ in range(10):
         with contextlib.suppress(RuntimeError):  # the sets change while they are read
             requests = {*worker_state.active_requests, *worker_state.reserved_requests}

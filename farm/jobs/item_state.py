@@ -24,7 +24,7 @@ from farm.store.tables import OPEN, Item, ItemState
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
 IN_WORK = (CLAIMED, CANCELLED)  # the states in which a worker may be measuring an item, see `in_work`
 
-#: The reason of a whole or canary item whose card left the farm. If the card is needed again, so is the item's row.
+#: The reason of a whole or canary item whose card left the farm. The row is used again if the card is needed again.
 CARD_LEFT = "card_left"
 CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
 

@@ -6,7 +6,7 @@ These rules make sure that each item gets one accepted reading, even if processe
   whether a result is accepted**, in the transaction that writes the reading.
 * A claimed item has a unique ``claim_key``. If a second job has an item with the same subject, that item is *deferred*.
   It closes with the reading of the first item if the reading is precise enough; otherwise, or if the first item fails,
-  the second item waits again. An item that is cancelled during its measurement keeps the key until that ends.
+  the second item waits again. If an item is cancelled during its measurement, it keeps the key until the end of it.
 * Only a claim counts attempts. The claim after the last attempt closes the item as failed.
 """
 
@@ -133,7 +133,7 @@ def _claim(
     claimable: ColumnElement[bool],
     held: Mapping[str, Any],
 ) -> Claim | Declined:
-    """Claim the item, or return why not; ``Closed.rounds`` may then contain rounds with open items."""
+    """Claim the item, or return why it was declined. ``Closed.rounds`` may contain rounds with open items."""
     # One query for item, job and card: queries take most of the pause between two items of a busy card.
     found = session.exec(
         select(Item, Job, tables.CardRow.state)
@@ -371,7 +371,7 @@ def close_exhausted(
 ) -> Closed:
     """Close claimed items as failed if their lease has ended and no attempt is left.
 
-    A claim closes them too, but an absent card makes no claims.
+    A claim closes such an item too, but an absent card makes no claims.
 
     Args:
         after_s: the least time since the end of the lease. A spooled reading can arrive during it. Unit: s.

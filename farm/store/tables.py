@@ -325,7 +325,7 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     cost_s: dict[str, float] = _json(dict)
     method: int | None = None  # `Details.method`; readings of different methods are not compared
     origin: str = ""  # the farm from which it was imported (`Origin.name`); "": measured by this farm
-    # For an imported reading: the kernels that one call launches. For own readings, captures have them.
+    # For an imported reading: the kernels that one call launches. Captures contain the kernels of own readings.
     kernels: dict[str, int] | None = _json(None)
     created_at_s: float = 0.0
 
