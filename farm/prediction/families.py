@@ -56,7 +56,7 @@ _FAMILIES = {
         randperm new_tensor tensor
     """,
 }
-#: Names of modules, functions and aten operators -> their common operator type, if they run the same kernels.
+#: Operator type -> names of the modules, functions and aten operators that run its kernels.
 _SAME_WORK = {
     "convolution": "conv1d conv2d conv3d",
     "native_layer_norm": "layernorm layer_norm",
@@ -101,7 +101,7 @@ def operator_family(short_name: str) -> str:
     return _FAMILY_OF.get(name, "pointwise")
 
 
-#: Architectures of models whose names do not begin with the architecture.
+#: (pattern, architecture) for models whose names do not begin with the architecture.
 _SAME_ARCHITECTURE = (
     (r"res2?ne[xs]?t|wide_resnet", "resnet"),
     (r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])", "bert"),

@@ -2,7 +2,7 @@
 
 This module replays the calls of a model from its tuples (`farm.benchmark.call_context`). A changed call runs twice. The
 first time it uses copies of its tensors in slow memory, and two events time it. The second time it runs as usual, so
-later calls find the same cache. One run can change many calls if they share no tensor and are not neighbours.
+later calls find the same data and cache. One run can change many calls if they share no tensor and are not neighbours.
 """
 
 from __future__ import annotations
