@@ -15,7 +15,7 @@ from cli import tables
 from cli.options import AsJson
 from cli.output import answer
 from cli.tables import Text
-from farm.types.format import masked, plural
+from farm.types.format import plural, shown_url
 
 if TYPE_CHECKING:
     from farm.doctor import Check
@@ -59,7 +59,7 @@ def _shown_checks(checks: Sequence[Check], counts: Mapping[str, int]) -> Group:
 
 
 def settings(as_json: AsJson = False) -> None:
-    """Show the settings in force; secrets are masked."""
+    """Show the settings in force; URLs are shown without passwords."""
     from farm.settings import settings as in_force
 
     current = in_force()
@@ -81,7 +81,7 @@ def settings(as_json: AsJson = False) -> None:
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Return the value with passwords masked."""
+    """The value without passwords."""
     if name == "flower_basic_auth":
         return "***" if value else ""
-    return masked(value) if isinstance(value, str) else value
+    return shown_url(value) if value and name in ("broker_url", "database_url", "database") else value

@@ -25,6 +25,7 @@ from cli.options import flat
 from cli.output import Left, complain, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean
+from farm.types.format import without_secrets
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
@@ -112,7 +113,7 @@ def _reported_errors(ctx: Any = None) -> Iterator[None]:
         if ctx is not None and ctx.params.get("debug"):
             import traceback
 
-            traceback.print_exc()
+            typer.echo(without_secrets(traceback.format_exc()), err=True, nl=False)
         complain(message, next_step)
         return typer.Exit(exit_code)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from farm.errors import Unwritable
-from farm.types.format import printable
+from farm.types.format import printable, without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,6 +96,7 @@ def say(line: str) -> None:
 
 
 def _tell(line: str) -> None:
+    line = without_secrets(line)
     if _instead is not None:
         _instead(line)
     else:

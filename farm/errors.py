@@ -35,6 +35,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from farm.types.format import without_secrets
+
 
 class FarmError(Exception):
     """Base of all errors that are shown to users, as one message without a traceback."""
@@ -42,8 +44,8 @@ class FarmError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, next_step: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = without_secrets(message)
+        super().__init__(self.message)
         self.next_step = next_step
 
     def __reduce__(self):  # type: ignore[no-untyped-def]

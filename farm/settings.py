@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from farm.errors import SettingsError
+from farm.types.format import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
@@ -41,7 +42,9 @@ def _lock_dir() -> Path:
 class Settings(BaseSettings):
     """The settings. Environment variables override the file named by ``FARM_CONFIG``."""
 
-    model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid", use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="FARM_", extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
     broker_url: str = ""
     """Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own."""
@@ -96,6 +99,14 @@ class Settings(BaseSettings):
     """Address on which it does."""
     simulated_cards: int = Field(0, ge=0)
     """Cards without torch for testing the farm itself; their readings are marked and never reused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_secrets(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name in ("broker_url", "database_url", "flower_basic_auth"):
+            if isinstance(value := given.get(name), str) and value:
+                keep_secret(value)
+        return given
 
     @classmethod
     def settings_customise_sources(

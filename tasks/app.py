@@ -20,7 +20,7 @@ from kombu.utils.url import parse_url
 
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.settings import Settings, settings
-from farm.types.format import masked
+from farm.types.format import UNREADABLE_URL, shown_url
 from tasks import message_filter
 from tasks.message_filter import CONTROL_QUEUE
 
@@ -151,18 +151,23 @@ def check_broker(current: Settings) -> None:
         )
     form = "Write it as redis://:password@host:6379/0, rediss://... or redis+socket:///path."
     if not current.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
-        raise SettingsError(f"The broker URL '{masked(current.broker_url)}' cannot be used.", form)
+        raise SettingsError(f"The broker URL '{shown_url(current.broker_url)}' cannot be used.", form)
     try:
         with app.connection_for_write(current.broker_url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
             connection.default_channel.client.ping()
     except (OperationalError, redis.RedisError, OSError) as error:
         raise BrokerUnreachable(
-            f"The broker {masked(current.broker_url)} {broker_problem(error)}", "Start it, or correct FARM_BROKER_URL."
+            f"The broker {shown_url(current.broker_url)} {broker_problem(error)}",
+            "Start it, or correct FARM_BROKER_URL.",
         ) from error
-    except (ValueError, LookupError, TypeError) as error:  # a malformed port or database, or an unknown option
-        # The message omits the text of the error: the malformed port may be a part of the password.
-        raise SettingsError("The broker URL cannot be read.", form) from error
+    except (ValueError, LookupError, TypeError):  # a malformed port or database, or an unknown option
+        # Without the error: the malformed port may be a part of the password, and `--debug` shows it.
+        if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:
+            problem = "has an option after '?' that is unknown or has a wrong value"
+            step = "Correct the options in FARM_BROKER_URL; docs/operate.md has an example."
+            raise SettingsError(f"The broker URL {problem}.", step) from None
+        raise SettingsError("The broker URL cannot be read.", form) from None
 
 
 configure(settings())

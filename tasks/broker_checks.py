@@ -14,7 +14,7 @@ from farm.devices.host import program_versions
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.settings import Settings
-from farm.types.format import masked
+from farm.types.format import shown_url
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 
@@ -42,7 +42,7 @@ def broker_checks(current: Settings) -> Iterator[Check]:
         yield Check("broker", "problem", error.message, error.next_step)
         return
     except RedisError as error:
-        yield Check("broker", "warning", f"{masked(current.broker_url)} does not describe itself: {error}")
+        yield Check("broker", "warning", f"{shown_url(current.broker_url)} does not describe itself: {error}")
         return
     yield _transport(current.broker_url)
     yield _memory(memory)
@@ -57,17 +57,17 @@ def _transport(url: str) -> Check:
         return Check(
             "broker",
             "warning",
-            f"{masked(url)} is on another host and is reached without a checked certificate",
+            f"{shown_url(url)} is on another host and is reached without a checked certificate",
             "Use rediss:// with ssl_cert_reqs=required and ssl_ca_certs (docs/operate.md).",
         )
     if not local and not parts.password:
         return Check(
             "broker",
             "warning",
-            f"{masked(url)} needs no password: anybody who reaches it can give the farm work",
+            f"{shown_url(url)} needs no password: anybody who reaches it can give the farm work",
             "Give the broker the users of deploy/make-secrets.",
         )
-    return ok("broker", masked(url))
+    return ok("broker", shown_url(url))
 
 
 def _checks_certificate(query: str) -> bool:

@@ -7,6 +7,7 @@ Flower's own command is not used: it would import modules of the current folder 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from tornado.log import enable_pretty_logging
 
 from farm.errors import UsageError
 from farm.settings import Settings, make_private
+from farm.types.format import without_secrets
 from tasks.app import app
 
 
@@ -56,6 +58,8 @@ def serve(
         setattr(options, name, value)
     enable_pretty_logging(options)
     setup_logging()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_without_secrets)
     extract_settings()
     make_private(current.state_dir)
     served = Flower(capp=app, options=options, **handler_settings)
@@ -77,3 +81,11 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    """A filter of a log handler, which changes the record: Flower has its own format."""
+    record.msg, record.args = without_secrets(record.getMessage()), ()
+    if record.exc_info:
+        record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+    return True

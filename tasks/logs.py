@@ -18,7 +18,7 @@ from typing import Any
 
 from celery.signals import setup_logging
 
-from farm.types.format import printable
+from farm.types.format import printable, without_secrets
 from tasks.app import CARD_VARIABLE
 
 #: Environment variable of worker processes; if set, they log JSON. The supervisor sets it; it is not a setting.
@@ -30,11 +30,11 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {"time_s": round(record.created, 3), "level": record.levelname.lower()}
-        line |= {"logger": record.name, "message": record.getMessage()}
+        line |= {"logger": record.name, "message": without_secrets(record.getMessage())}
         if card := os.environ.get(CARD_VARIABLE):
             line["card"] = card
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = without_secrets(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
@@ -45,10 +45,10 @@ class PlainLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return printable(super().formatMessage(record))
+        return printable(without_secrets(super().formatMessage(record)))
 
     def formatException(self, exc_info: Any) -> str:
-        return textwrap.indent(printable(super().formatException(exc_info), keep="\n"), "    ")
+        return textwrap.indent(printable(without_secrets(super().formatException(exc_info)), keep="\n"), "    ")
 
 
 def set_up(as_json: bool | None = None) -> None:
@@ -63,9 +63,8 @@ def set_up(as_json: bool | None = None) -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    if as_json:
-        sys.excepthook = _log_uncaught
-        threading.excepthook = _log_uncaught_in_thread
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
     import celery.apps.worker  # only a worker's process needs it
 
     celery.apps.worker.safe_say = functools.partial(_say, formatter)

@@ -22,7 +22,7 @@ import kombu.transport
 from celery.app.amqp import AMQP
 from kombu.transport import redis
 
-from farm.types.format import masked
+from farm.types.format import shown_url, without_secrets
 
 log = logging.getLogger("farm.message_filter")
 
@@ -158,15 +158,17 @@ class Connection(kombu.Connection):  # type: ignore[misc]
     """A connection whose `info`, which workers send to Flower, has no password in its texts."""
 
     def info(self) -> dict[str, Any]:
-        # The URL of a socket has its password in the place of the host. The entry "password" stays: `as_uri` needs it
-        # to mask it, and Flower needs it to connect. Celery removes this entry from the answers of a worker.
-        return {name: value if name == "password" else _masked(value) for name, value in super().info().items()}
+        # The URL of a socket has its password in the place of the host. The password itself stays: `as_uri` needs it to
+        # mask it, Flower to connect, and Celery removes it from the answers of a worker.
+        return {name: value if name == "password" else _hidden(value) for name, value in super().info().items()}
 
 
-def _masked(value: Any) -> Any:
+def _hidden(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_masked(entry) for entry in value]
-    return masked(value) if isinstance(value, str) else value
+        return [_hidden(entry) for entry in value]
+    if not isinstance(value, str) or not ("@" in value or "://" in value):
+        return without_secrets(value) if isinstance(value, str) else value
+    return shown_url(value) if "://" in value else shown_url(f"socket://{value}").removeprefix("socket://")
 
 
 class Amqp(AMQP):  # type: ignore[misc]

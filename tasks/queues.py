@@ -31,7 +31,7 @@ from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
-from farm.types.format import masked
+from farm.types.format import shown_url
 from tasks.app import EMBEDDED_VARIABLE, app, broker_problem
 from tasks.message_filter import CONTROL_QUEUE
 
@@ -299,7 +299,7 @@ def _publishing() -> Iterator[None]:
         full = isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError)
         problem = "is full: it takes no more messages." if full else broker_problem(error)
         raise BrokerUnreachable(
-            f"The broker {masked(settings().broker_url)} {problem}",
+            f"The broker {shown_url(settings().broker_url)} {problem}",
             "Raise its `maxmemory`; the job is in the database and continues by itself when there is room."
             if full
             else "Correct that, or start it again; the job is in the database, continue it with `farm resume JOB`.",

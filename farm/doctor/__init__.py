@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from farm.types.format import without_secrets
+
 Level = Literal["ok", "warning", "problem"]
 
 
@@ -23,6 +25,9 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", without_secrets(self.message))
 
 
 def ok(name: str, message: str) -> Check:

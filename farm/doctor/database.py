@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farm.doctor import Check, ok, problem, warning
-from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
+from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch, SettingsError
 from farm.settings import Settings
 from farm.types.format import plural
 
@@ -40,7 +40,7 @@ def database_checks(current: Settings) -> Iterator[Check]:
             yield ok("schema", f"{database.schema_version()}, as this program needs it")
             yield _clock(0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2)
             yield from card_checks(session, current)
-    except (DatabaseUnreachable, SchemaMismatch) as error:
+    except (DatabaseUnreachable, SchemaMismatch, SettingsError) as error:
         name = "schema" if isinstance(error, SchemaMismatch) else "database"
         yield problem(name, error.message, error.next_step)
     finally:

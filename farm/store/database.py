@@ -19,7 +19,14 @@ from typing import Any, TypeVar
 
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
@@ -28,7 +35,7 @@ from sqlmodel import Session, SQLModel, col, select
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.settings import make_private, settings
 from farm.store.tables import Item, Job, JobState
-from farm.types.format import masked
+from farm.types.format import keep_secret, shown_url
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
@@ -42,7 +49,9 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # ms
 }
-#: PostgreSQL's error code of a read-only server: a standby, or a server that was set to read-only.
+#: The options of a connection to SQLite that a URL can have.
+SQLITE_OPTIONS = {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout"}
+#: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
 READ_ONLY = "25006"
 #: PostgreSQL's error codes if it ends a connection because the transaction was idle or ran for too long.
 TIMED_OUT = ("25P03", "25P04")
@@ -80,6 +89,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = make_url_or_explain(url)
+        keep_secret(url if isinstance(url, str) else self.url.render_as_string(hide_password=False))
         self.engine = _engine(self.url)
         self._is_sqlite = self.url.get_backend_name() == "sqlite"
 
@@ -104,6 +114,8 @@ class Database:
             yield
         except DatabaseError as error:
             state = getattr(error.orig, "sqlstate", None)
+            if isinstance(error, ProgrammingError) and error.statement is None and state is None:  # while connecting
+                raise _unknown_option("PostgreSQL") from None
             if isinstance(error, OperationalError) or state in TIMED_OUT:
                 line = first_line(error)
                 if self._is_sqlite:
@@ -237,7 +249,7 @@ class Database:
         self.engine.dispose()
 
     def __str__(self) -> str:
-        return masked(self.url.render_as_string(hide_password=False))
+        return shown_url(self.url.render_as_string())
 
 
 def open_database() -> Database:
@@ -270,13 +282,16 @@ def make_url_or_explain(url: str | URL) -> Any:
     """
     try:
         parsed = make_url(url)
-        if "@" in (parsed.host or ""):  # the host contains a part of the password; a connection error would show it
-            raise ValueError("@ in the host's name")
+        account = str(url).rpartition("@")[0]
+        # A part of the password: a connection error would show it as the host.
+        if "@" in (parsed.host or "") or ("://" in account and "?" in account and isinstance(url, str)):
+            raise ValueError("@ or ? in the password")
     except (ArgumentError, ValueError):
         raise SettingsError(
             "The database URL cannot be read.",
-            "Write it as sqlite:////path/farm.db or postgresql://user@host/farm, in a password @ as %40 and : as %3A.",
-        ) from None  # the original error may quote the password, and `--debug` would show it
+            "Write it as sqlite:////path/farm.db or postgresql://user@host/farm; in a password, write @ as %40, "
+            ": as %3A and ? as %3F.",
+        ) from None  # the error may quote the password, and `--debug` shows it
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
@@ -299,6 +314,8 @@ def _engine(url: Any) -> Engine:
     options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000}}
     if not sqlite:
         options = {"connect_args": POSTGRESQL_OPTIONS, "pool_size": 4, "pool_pre_ping": True}
+    if sqlite and "uri" not in url.query and url.query.keys() - SQLITE_OPTIONS:
+        raise _unknown_option("SQLite")  # SQLite itself ignores unknown options of a URI
     try:
         if sqlite:
             make_private(Path(url.database).parent)
@@ -312,10 +329,21 @@ def _engine(url: Any) -> Engine:
             f"The folder of {url.database} cannot be created: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
         ) from error
     if sqlite:
+        try:
+            engine.dialect.create_connect_args(url)
+        except (ValueError, TypeError):
+            raise _unknown_option("SQLite") from None
         event.listen(engine, "do_connect", _create_private)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _unknown_option(program: str) -> SettingsError:
+    return SettingsError(
+        f"The database URL has an option after '?' that {program} does not know, or one with a wrong value.",
+        "Correct the options in FARM_DATABASE_URL; docs/operate.md has an example.",
+    )
 
 
 def _create_private(_dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from farm.types.format import masked, printable
+from farm.types.format import UNREADABLE_URL, keep_secret, printable, shown_url, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -14,19 +15,44 @@ from farm.types.format import masked, printable
     [
         ("redis://:secret@h:6379/0", "redis://:***@h:6379/0"),
         ("redis://farm:sec@ret@h:6379/0", "redis://farm:***@h:6379/0"),
-        ("rediss://farm:sec/ret#1@h/0", "rediss://farm:***@h/0"),
+        ("redis://farm:sec ret;\n@h:6379/0", "redis://farm:***@h:6379/0"),
+        ("redis://secret@h:6379/0", "redis://***@h:6379/0"),
+        ("redis://secret:@h:6379/0", "redis://***@h:6379/0"),
+        ("rediss://farm:sec/ret#1@h/0", UNREADABLE_URL),
+        ("redis://a:secret@h/0;redis://b:secret@i/0", UNREADABLE_URL),
         ("redis+socket://farm:secret@/run/x.sock", "redis+socket://farm:***@/run/x.sock"),
-        ("farm:secret@/run/x.sock", "farm:***@/run/x.sock"),
-        ("postgresql://h/farm?user=farm&password=secret", "postgresql://h/farm?user=farm&password=***"),
-        ("postgresql://h:1/farm?password=sec@ret&user=farm", "postgresql://h:1/farm?password=***&user=farm"),
-        ("postgresql://h/f?sslpassword=secret&PASSFILE=/secret", "postgresql://h/f?sslpassword=***&PASSFILE=***"),
+        ("farm:secret@/run/x.sock", UNREADABLE_URL),
+        ("host=h password=secret", UNREADABLE_URL),
+        ("postgresql://farm:secret:5432/farm", UNREADABLE_URL),
+        ("postgresql://farm:secret/farm", UNREADABLE_URL),
+        ("postgresql://h/farm?user=farm&password=secret", "postgresql://h/farm"),
+        ("postgresql://h:1/farm?password=sec@ret&user=farm", UNREADABLE_URL),
+        ("postgresql://[::1]:5432/f?sslpassword=secret&PASSFILE=/secret", "postgresql://[::1]:5432/f"),
         ("postgresql://farm@h/farm", "postgresql://farm@h/farm"),
-        ("sqlite:////var/lib/farm/farm.db", "sqlite:////var/lib/farm/farm.db"),
-        ("/var/lib/farm", "/var/lib/farm"),
+        ("sqlite:////var/lib/farm/farm.db?key=secret", "sqlite:////var/lib/farm/farm.db"),
     ],
 )
-def test_passwords_are_masked_and_the_rest_is_told(url, shown):
-    assert masked(url) == shown
+def test_the_harmless_parts_of_a_url_are_shown(url, shown):
+    assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("redis://:p4ss w0rd@h/0", "cannot use redis://:p4ss w0rd@h/0"),
+        ("redis://:p4ss%20w0rd@h/0", "wrong: 'p4ss w0rd'"),
+        ("redis://:p4ss/w0rd@h/0", "Port could not be cast to integer value as 'p4ss'"),
+        ("redis://:p4ss\nw0rd@h/0", "b'p4ss\\nw0rd'"),
+        ("redis://h/0?pasword=p4ssw0rd", "p4ssw0rd is no option"),
+        ("host=h password=p4ssw0rd", "in 'p4ssw0rd'"),
+        ("farm:p4ssw0rd", "p4ssw0rd"),
+        ("p4ssw0rd", "p4ssw0rd"),
+    ],
+)
+def test_texts_of_others_have_no_secrets(value, text):
+    keep_secret(value)
+    assert not re.search("p4ss|w0rd", without_secrets(text))
+    assert without_secrets("`farm run` connects to the database") == "`farm run` connects to the database"
 
 
 def test_control_characters_are_written_out_and_mean_the_same_in_json():
