@@ -212,7 +212,7 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
 
 
 def _differences(head: str, rows: Sequence[ComparedRow], total: ComparedRow | None = None) -> RenderableType:
-    """Rows of a comparison, with a column for what they cover if one of them covers less than everything."""
+    """A table of compared rows. If any row is incomplete, the column `covers` says what each of them includes."""
     every = [*rows, *([total] if total else [])]
     marked = ["covers"] if any(row.covers for row in every) else []
     heads = (head, ">calls", ">time A", ">time B", ">change", ">energy A", ">energy B", ">change", *marked)

@@ -48,10 +48,10 @@ def generation(found: Generation) -> RenderableType:
 
 
 def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
-    """The cost of the model, what it is made of, and the missing tuples.
+    """Show the estimated cost of the model, its measured and predicted parts, and the missing tuples.
 
     Args:
-        level: of the intervals; that of the estimate by default.
+        level: confidence level of the intervals, e.g. 0.95; default: the level of the estimate.
     """
     software, number, level = found.software, len(found.missing), level or found.level
     of_level = f"{percent(level, 0)} interval"

@@ -76,7 +76,7 @@ def _instead_of_celery(**_: Any) -> None:
 
 
 def silence_billiard() -> None:
-    """Prevent that child processes log billiard's plain text before they call `set_up`."""
+    """Prevent child processes from logging billiard's plain text before they call `set_up`."""
     os.environ.pop("_MP_FORK_LOGLEVEL_", None)
 
 

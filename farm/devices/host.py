@@ -50,7 +50,7 @@ def find_card(card_id: str, settings: Settings) -> Card:
         return _measurable(card)
     if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.id.startswith(nvidia.WITHOUT_UUID)):
         raise NoSuchCard(
-            f"No card of this host ({settings.host}) that answers is '{card_id}'. {silent}",
+            f"This host ({settings.host}) has no card '{card_id}' among those that answer. {silent}",
             "Repair the cards that do not answer.",
         )
     raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
@@ -68,7 +68,7 @@ def open_device(card: Card) -> Device:
 
 def _measurable(card: Card) -> Card:
     if card.refusal:
-        raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
+        raise NoSuchCard(f"The farm cannot measure on {card}: {card.refusal}", "Choose another card.")
     return card
 
 

@@ -53,7 +53,7 @@ def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any
         step = "Farms of several hosts share one PostgreSQL: set FARM_DATABASE_URL."
         return warning("database", message, step)
     if not sqlite and not _is_local_host(url.host or "") and url.query.get("sslmode") != "verify-full":
-        message = f"{shown} is asked without a checked certificate."
+        message = f"{shown} is on another host, and its certificate is not checked."
         step = "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md)."
         return warning("database", message, step)
     return ok("database", shown)

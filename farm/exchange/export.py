@@ -59,7 +59,7 @@ def export(
         raise UsageError(f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}.")
     alone = _format_of(target)
     if alone and form not in (None, alone):
-        raise UsageError(f"{target} is not a {form} file by its name.", f"Name it {target.with_suffix(f'.{form}')}.")
+        raise UsageError(f"The name {target} does not end in .{form}.", f"Name it {target.with_suffix(f'.{form}')}.")
     if alone and traces:
         raise UsageError("Traces go into a folder, beside the readings.", "Name a folder: farm export FOLDER --traces.")
     form = alone or form or "parquet"

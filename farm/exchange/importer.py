@@ -383,7 +383,7 @@ def _verdict(row: Row, origin: str) -> dict[str, Any]:
 def _series(row: Row, origin: str) -> tuple[str, Trace]:
     """Return the reading id of a sampled series, and a trace that contains only this series."""
     if len(row["times_s"]) != len(row["values"]):
-        raise ValueError("the series has not as many times as values")
+        raise ValueError("the series does not have the same number of times and values")
     series = {row["series"]: (row["times_s"], row["values"])}
     return row["reading_id"], Trace((row["window_begin_s"], row["window_end_s"]), series)
 

@@ -270,7 +270,7 @@ def capture_all_layers(database: Database, request: Request, card_ids: Sequence[
     try:
         capture_for(database, whole, device_type=device_type, torch=torch)
     except (CaptureError, UsageError) as error:
-        _log.warning("%s has no sum for all layers in its report: %s", request.variant, error.message)
+        _log.warning("The report of %s will have no sum for all layers: %s", request.variant, error.message)
 
 
 def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:

@@ -91,11 +91,11 @@ def slow_costs(
                 left += 1
                 time_us = size_bytes / rates.get(_alike(life.capture.tuples[call.tuple_id], word), bytes_per_s) * 1e6
             slow_us[number] += time_us
-    source = f"{uses - left} of {uses} uses from readings with that tensor alone slow"
+    source = f"for {uses - left} of {uses} tensor uses, readings with only that tensor in slow memory"
     source += f" on {read.card_model}" if read and uses > left else ""
     if left:
         others = " at the bandwidth of the same tensor in the operator's other tuples, or" if rates else ""
-        source += f"; the rest {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
+        source += f"; for the rest, {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
     together = _together(read, life.capture.tuples) if read else None
     return SlowCosts(dict(slow_us), dict(read_us), bytes_per_s, source, together)
 

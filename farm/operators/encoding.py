@@ -176,7 +176,7 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
             return float(value)
         case "complex":
             return complex(*value)
-    raise TupleRejected(f"'{tag}' is not a kind of value.")
+    raise TupleRejected(f"A stored argument has the unknown kind '{tag}'.")
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -80,8 +80,8 @@ class FakeTensors:
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
-        """The replacement of a tensor; every call returns the same one. With ``fake`` it is fake even for a small
-        integer tensor."""
+        """The replacement of a tensor, always the same for the same tensor. A small integer tensor gets a real copy,
+        unless ``fake`` is set; any other tensor gets a fake one."""
         if id(tensor) not in self._replacements:
             is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
             numbers_matter = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake)

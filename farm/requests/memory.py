@@ -46,8 +46,8 @@ def check_fits(variant: Variant, card: CardLike) -> None:
     step = f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}."
     if most >= 1:
         step = (
-            f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and "
-            "parameters, and its operators need more."
+            f"Give {smaller}: {most} is the largest batch whose {'cache' if room.cache else 'inputs'} and parameters "
+            "fit, and the operators need more memory than these."
         )
     raise UsageError(
         f"{variant} does not fit on {card.model} with its {_gb(card.memory_bytes)}: {takes} and its parameters "

@@ -137,11 +137,11 @@ class Life:
         return sorted(there, key=lambda tensor: -tensor.size_bytes)
 
     def by_length(self, bounds_us: tuple[float, ...]) -> list[PeriodInterval]:
-        """All inactive periods by length; ``bounds_us`` ascend."""
+        """Inactive periods counted per interval of their length. ``bounds_us``, ascending, separate the intervals."""
         return self._intervals(bounds_us, lambda size_bytes, time_us: time_us)
 
     def by_size(self, bounds_bytes: tuple[float, ...]) -> list[PeriodInterval]:
-        """All inactive periods by the size of their tensors; ``bounds_bytes`` ascend."""
+        """Inactive periods counted per interval of tensor size. ``bounds_bytes``, ascending, separate the intervals."""
         return self._intervals(bounds_bytes, lambda size_bytes, time_us: size_bytes)
 
     def _intervals(self, bounds: tuple[float, ...], value: Callable[[int, float], float]) -> list[PeriodInterval]:

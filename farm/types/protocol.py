@@ -366,5 +366,5 @@ def _ranges(kind: str, numbers: Collection[int]) -> Iterator[str]:
 def _unknown(word: str) -> UsageError:
     return UsageError(
         f"'{word[:80]}' is not a placement.",
-        "Name what is slow, inputs first, in rising order: in0, in0+out0 or in1-3+out0.",
+        "Name the tensors in slow memory, inputs first, in rising order: in0, in0+out0 or in1-3+out0.",
     )

@@ -148,7 +148,7 @@ class CanaryReading:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The figures of one call that the sum uses, computed from the reading of a part."""
+    """Time and energy that one call adds to the sum over a model's calls, computed from the reading of its tuple."""
 
     time: Figure
     energy: Figure | None

@@ -173,7 +173,7 @@ def _contradicting_wholes(found: Verdict) -> Iterator[str]:
     explained_us = math.hypot(low.time_half_width_us, high.time_half_width_us) + found.systematic_time * high.time_us
     if low.card_id != high.card_id and apart_us > max(APART * explained_us, (1 - found.target) * low.time_us):
         yield (
-            f"The wholes contradict each other: {low.time_us:.4g} µs on {low.card_id}, "
+            f"The measurements of the whole model contradict each other: {low.time_us:.4g} µs on {low.card_id}, "
             f"{high.time_us:.4g} µs on {high.card_id}."
         )
 

@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_leaves_nothing(database, tm
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="cannot be written"):
         exported(database, tmp_path / "file" / "deeper")
-    with pytest.raises(UsageError, match="not a csv file by its name"):
+    with pytest.raises(UsageError, match=r"does not end in \.csv"):
         exported(database, tmp_path / "x.parquet", form="csv")
     assert [
         path.name for path in tmp_path.iterdir() if path.name not in ("farm.db", "farm.db-wal", "farm.db-shm", "file")

@@ -83,7 +83,7 @@ def test_wholes_that_no_interval_explains_are_said_to_contradict_each_other():
         wholes = [Whole("A", reading(100, 0.2, card="A")), Whole("B", reading(other_us, half_us, card="B"))]
         return aggregate([part(read=reading(100))], wholes, target=0.95, launch="graph").reasons
 
-    assert "The wholes contradict each other: 14.17 µs on B, 100 µs on A." in reasons(14.17)
+    assert "The measurements of the whole model contradict each other: 14.17 µs on B, 100 µs on A." in reasons(14.17)
     for alike in (reasons(104), reasons(120, half_us=10)):
         assert not any("contradict" in reason for reason in alike)
 
