@@ -227,4 +227,4 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
     assert farm("cancel", job).code == 0
     again = farm("resume", jobs[0], "--failed")
     assert again.code == 0, again.stderr
-    assert f"0 failed or cancelled items of job {jobs[0]}" in again.stderr
+    assert f"Job {jobs[0]} repeats 0 failed or cancelled items." in again.stderr

@@ -85,7 +85,7 @@ def test_ids_that_are_not_at_hand_or_of_another_size_are_refused(own):
         catalog.example_inputs(Variant("bert-base", 2, 0, length=6, phase="encode", text="0" * 32), device="cpu")
     assert "--tokenizer" in caught.value.next_step
     variant = catalog.variant("bert-base", 2, length=6, **own)
-    with pytest.raises(UsageError, match="they are rows of 6"):
+    with pytest.raises(UsageError, match="a row has 6 tokens"):
         catalog.example_inputs(dataclasses.replace(variant, length=7), device="cpu")
 
 
