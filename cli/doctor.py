@@ -15,7 +15,8 @@ from cli import tables
 from cli.options import AsJson
 from cli.output import answer
 from cli.tables import Text
-from farm.types.format import plural, shown_url
+from farm.safe_text import shown_url
+from farm.types.format import plural
 
 if TYPE_CHECKING:
     from farm.doctor import Check

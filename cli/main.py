@@ -25,7 +25,7 @@ from cli.options import flat
 from cli.output import Left, complain, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean
-from farm.types.format import without_secrets
+from farm.safe_text import without_secrets
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")

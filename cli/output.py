@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from farm.errors import Unwritable
-from farm.types.format import printable, without_secrets
+from farm.safe_text import printable, without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console

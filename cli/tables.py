@@ -19,7 +19,8 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text as RichText
 
-from farm.types.format import NOTHING, count_of, printable, quantity
+from farm.safe_text import printable
+from farm.types.format import NOTHING, count_of, quantity
 
 Row = Mapping[str, Any]
 Cell = Callable[[Any], RenderableType]  # the cell of a row

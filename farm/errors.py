@@ -35,7 +35,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from farm.types.format import without_secrets
+from farm.safe_text import without_secrets
 
 
 class FarmError(Exception):

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from farm.errors import SettingsError
-from farm.types.format import keep_secret
+from farm.safe_text import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")

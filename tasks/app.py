@@ -19,8 +19,8 @@ from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
 from farm.errors import BrokerUnreachable, SettingsError
+from farm.safe_text import UNREADABLE_URL, shown_url
 from farm.settings import Settings, settings
-from farm.types.format import UNREADABLE_URL, shown_url
 from tasks import message_filter
 from tasks.message_filter import CONTROL_QUEUE
 

@@ -13,8 +13,8 @@ from redis import RedisError
 from farm.devices.host import program_versions
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
+from farm.safe_text import shown_url
 from farm.settings import Settings
-from farm.types.format import shown_url
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 

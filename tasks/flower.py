@@ -21,8 +21,8 @@ from flower.urls import settings as handler_settings
 from tornado.log import enable_pretty_logging
 
 from farm.errors import UsageError
+from farm.safe_text import without_secrets
 from farm.settings import Settings, make_private
-from farm.types.format import without_secrets
 from tasks.app import app
 
 

@@ -22,7 +22,7 @@ import kombu.transport
 from celery.app.amqp import AMQP
 from kombu.transport import redis
 
-from farm.types.format import shown_url, without_secrets
+from farm.safe_text import shown_url, without_secrets
 
 log = logging.getLogger("farm.message_filter")
 

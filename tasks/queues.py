@@ -27,11 +27,11 @@ from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import BrokerUnreachable, FarmError
 from farm.jobs.items import Closed
+from farm.safe_text import shown_url
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
-from farm.types.format import shown_url
 from tasks.app import EMBEDDED_VARIABLE, app, broker_problem
 from tasks.message_filter import CONTROL_QUEUE
 

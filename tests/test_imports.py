@@ -43,6 +43,7 @@ ORDER = (
     "types",
     "settings",
     "errors",
+    "safe_text",
 )
 MOST_AT_THE_ROOT = 26
 MOST_LOOSE_FILES = 4

@@ -9,8 +9,9 @@ from typing import Any
 
 from farm.jobs import jobs
 from farm.report.report import Report, build
+from farm.safe_text import printable
 from farm.store.database import Database
-from farm.types.format import ENERGY, TIME, Units, gap, interval, printable, quantity
+from farm.types.format import ENERGY, TIME, Units, gap, interval, quantity
 from farm.verdict.figures import Figure
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from farm.errors import CardBusy, SettingsError
-from farm.types.format import printable
+from farm.safe_text import printable
 
 
 class CardLock:

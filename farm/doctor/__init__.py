@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from farm.types.format import without_secrets
+from farm.safe_text import without_secrets
 
 Level = Literal["ok", "warning", "problem"]
 

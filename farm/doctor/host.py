@@ -20,8 +20,9 @@ from farm.devices.host import Installed, discover, installed_torch, open_device
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.item_driver import Spool
+from farm.safe_text import printable
 from farm.settings import Settings
-from farm.types.format import plural, printable
+from farm.types.format import plural
 
 DISK_PROBLEM_BYTES = 2**30
 DISK_WARNING_BYTES = 10 * 2**30

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, create_model
 
+from farm.safe_text import printable
 from farm.store import content
-from farm.types.format import printable
 from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verification
 from farm.types.tuple import parse
 from farm.types.value_profiles import class_of, is_class

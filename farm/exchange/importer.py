@@ -27,10 +27,10 @@ from farm.exchange.columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARI
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.tidy import ORIGIN, capture_key
 from farm.jobs import item_state
+from farm.safe_text import printable
 from farm.store import content, tables
 from farm.store.database import Database, fetch_values, in_batches, read_clock_s
 from farm.types.fields import names_of
-from farm.types.format import printable
 from farm.types.protocol import Protocol, Software, Variant, content_id
 from farm.types.reading import Trace
 from farm.types.request import Request

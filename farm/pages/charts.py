@@ -17,7 +17,8 @@ from farm.operators.roofline import Roofline
 from farm.pages import COLOURS, GREY
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
-from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, printable, quantity
+from farm.safe_text import printable
+from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
 from farm.verdict.figures import Figure
 from farm.verdict.verdict import Comparison, TupleRow
 

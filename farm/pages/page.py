@@ -22,10 +22,10 @@ from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.layers import layers
 from farm.report.report import Report, remarks
 from farm.requests.partial_request import command_of
+from farm.safe_text import printable
 from farm.store import tables
 from farm.store.database import fetch_values
 from farm.types import format
-from farm.types.format import printable
 from farm.types.reading import FLAGS
 from farm.types.request import Request
 from farm.verdict.evidence import Evidence

@@ -33,9 +33,9 @@ from sqlalchemy.types import Float
 from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
+from farm.safe_text import keep_secret, shown_url
 from farm.settings import make_private, settings
 from farm.store.tables import Item, Job, JobState
-from farm.types.format import keep_secret, shown_url
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"

@@ -4,13 +4,9 @@ and control characters.
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-import re
 from collections.abc import Sequence
 from typing import Protocol
-from urllib.parse import quote, quote_plus, unquote
 
 
 class ValueWithInterval(Protocol):
@@ -113,87 +109,3 @@ def _rounded(value: float, digits: int) -> str:
 
 
 # ----- text from elsewhere: URLs without passwords, and text without control characters
-
-UNREADABLE_URL = "<a URL that cannot be read>"
-_SQLITE_FILE = re.compile(r"sqlite(?:\+\w+)?:///[^?]*")
-# The password ends at the last @ before the path. A URL with another @ may have a part of its password behind the host.
-_URL = re.compile(
-    r"(?P<scheme>[A-Za-z][\w+.-]*)://(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^/?#]*))?@)?"
-    r"(?P<place>(?:[\w.%-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?(?:/[\w.~%/+-]*)?)(?:\?[^@#]*)?"
-)
-#: Options of a URL whose values are no secrets, and schemes.
-_PLAIN_TEXT = """application_name connect_timeout db dbname host hostaddr mode options port ssl_ca_certs ssl_cert_reqs
-    ssl_certfile ssl_check_hostname ssl_keyfile sslcert sslkey sslmode sslrootcert timeout uri user
-    http postgres postgresql redis rediss socket sqlite unix"""
-_PLAIN_WORDS = frozenset(_PLAIN_TEXT.split())
-_OPTION = re.compile(r"([\w.-]+)\s*=\s*('[^']*'|[^&]*?)(?=&|\Z|\s+\w+\s*=|\s*\Z)")
-_SHORTEST_SECRET = 3
-_secrets: set[str] = set()
-
-
-def shown_url(url: str) -> str:
-    """The harmless parts of a URL: scheme, user, host, port, and database or path; a fixed text if they are unclear.
-
-    The user of a broker without a password is hidden: in ``redis://word@host``, a colon is often missing.
-    """
-    if found := _SQLITE_FILE.match(url):
-        return found[0]
-    if not (found := _URL.fullmatch(url)):
-        return UNREADABLE_URL
-    user, password = found["user"], found["password"]
-    if user and not password and found["scheme"].startswith("redis"):
-        user = "***"
-    account = "" if user is None else f"{user}:***@" if password else f"{user}@"
-    return f"{found['scheme']}://{account}{found['place']}"
-
-
-def keep_secret(value: str) -> None:
-    """Let `without_secrets` hide a URL or ``user:password``: the value, its password and the values of its options.
-
-    What `shown_url` shows is not hidden. A URL that cannot be read has its password between the first colon and the
-    last @.
-    """
-    shown, words = shown_url(value), set()
-    for part in re.split(r"[;,](?=[A-Za-z+]+://)", value):
-        _, has_scheme, rest = part.rpartition("://")
-        options = _OPTION.findall(part.partition("?")[2] if has_scheme else part)
-        words |= {text.strip("'") for name, text in options if name not in _PLAIN_WORDS}
-        account, at, _ = rest.rpartition("@")
-        if not at and shown == UNREADABLE_URL and not options:  # the password may stand in the place of the host
-            account = rest
-        user, colon, password = account.partition(":")
-        words.add(password if colon else user)
-    words |= {piece for word in words for text in (word, unquote(word)) for piece in re.split(r"\W+", text)}
-    for word in words - _PLAIN_WORDS | {value}:
-        for form in (word, unquote(word), quote(word, safe=""), quote_plus(word)):
-            if len(form) >= _SHORTEST_SECRET and (form == value or form not in shown):
-                _secrets.update((form, repr(form)[1:-1], json.dumps(form)[1:-1], printable(form)))
-    _secrets.discard(shown)
-    _pattern_of_secrets.cache_clear()
-
-
-@functools.cache
-def _pattern_of_secrets() -> re.Pattern[str]:
-    longest_first = sorted(_secrets, key=len, reverse=True)
-    return re.compile("|".join(re.escape(one) if len(one) > 5 else rf"\b{re.escape(one)}\b" for one in longest_first))
-
-
-def without_secrets(text: str) -> str:
-    """A text, such as the error of a client, with ``***`` in place of all that `keep_secret` got."""
-    return _pattern_of_secrets().sub("***", text) if _secrets else text
-
-
-# Control characters (also 8-bit), line ends of all kinds, and characters that change the writing direction.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    r"""Replace control characters by JSON escapes such as ``\u001b`` or ``\n``.
-
-    Titles, labels and ids come from files, the broker and the database. They must not control a terminal or start a
-    new line in a log.
-
-    Args:
-        keep: control characters that are not replaced.
-    """
-    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else json.dumps(found[0])[1:-1], text)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from farm.types.format import UNREADABLE_URL, keep_secret, printable, shown_url, without_secrets
+from farm.safe_text import UNREADABLE_URL, keep_secret, printable, shown_url, without_secrets
 
 
 @pytest.mark.parametrize(
