@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from farm import safe_text
 from farm.settings import settings
-from farm.types import format
 from tasks import logs
 from tasks.app import configure
 
@@ -54,11 +54,11 @@ URLS = [*(("FARM_DATABASE_URL", url) for url in DATABASES), *(("FARM_BROKER_URL"
 
 @pytest.fixture(autouse=True)
 def no_secrets_of_other_tests(monkeypatch):
-    monkeypatch.setattr(format, "_secrets", set())
-    format._pattern_of_secrets.cache_clear()
+    monkeypatch.setattr(safe_text, "_secrets", set())
+    safe_text._pattern_of_secrets.cache_clear()
     yield
     settings.cache_clear()
-    format._pattern_of_secrets.cache_clear()
+    safe_text._pattern_of_secrets.cache_clear()
 
 
 @pytest.mark.parametrize(("variable", "url"), URLS)
