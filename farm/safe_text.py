@@ -75,13 +75,11 @@ def _pattern_of_secrets() -> re.Pattern[str]:
 
 
 def without_secrets(text: str) -> str:
-    """A text, such as the error of a client, with ``***`` in place of all that `keep_secret` got."""
+    """A text, such as the error of a client, with ``***`` in place of every secret that `keep_secret` received."""
     return _pattern_of_secrets().sub("***", text) if _secrets else text
 
 
 # Control characters (also 8-bit), line ends of all kinds, and characters that change the writing direction.
-
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 

@@ -1,6 +1,4 @@
-"""Formats numbers and text for users: suitable units, as many digits as the interval supports; text without passwords
-and control characters.
-"""
+"""Formats numbers for users: suitable units, and as many digits as the interval supports."""
 
 from __future__ import annotations
 
