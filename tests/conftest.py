@@ -20,6 +20,7 @@ import pytest
 import typer.testing
 from sqlalchemy import make_url
 
+from farm import safe_text
 from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings
 from farm.store.database import Database
@@ -155,6 +156,8 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
     settings.cache_clear()
     yield
     settings.cache_clear()
+    safe_text._secrets.clear()  # the passwords of one test may be words in the messages of the next one
+    safe_text._pattern_of_secrets.cache_clear()
 
 
 def _database_made_once(folder: Path, files: Sequence[Path], _cache: Path) -> Database:
