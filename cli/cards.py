@@ -18,24 +18,25 @@ def cards(
     words: list[str] | None = typer.Argument(
         None,
         metavar="[drain|resume|release] [CARD]",
-        help="A card to show in full: its id, index or part of its model name. "
-        "drain, resume or release before it: stop giving it work, give it work again, end its quarantine.",
+        help="A card: its id, index or part of its model name. Without an action: show everything about the card. "
+        "drain: give the card no more work. resume: give it work again. release: end its quarantine.",
         show_default=False,
     ),
     as_json: AsJson = False,
-    local: bool = typer.Option(False, "--local", help="Only this host's cards; needs no database."),
+    local: bool = typer.Option(False, "--local", help="List only the cards of this host. Needs no database."),
 ) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     from farm.errors import UsageError
 
     if words and words[0] in ("drain", "resume", "release"):
         if len(words) != 2:
-            raise UsageError(f"`farm cards {words[0]}` takes one card.", "Give its id; `farm cards` lists them.")
+            step = "Give the id of one card; `farm cards` lists the ids."
+            raise UsageError(f"`farm cards {words[0]}` needs exactly one card.", step)
         say(_changed(*words))
         return
     if words and len(words) > 1:
-        step = "Name one card, or say what to do with it."
-        raise UsageError(f"'{words[0]}' is none of drain, resume, release.", step)
+        step = "Give one card to show, or an action (drain, resume or release) and one card."
+        raise UsageError(f"'{words[0]}' is not an action of `farm cards`.", step)
     rows = _rows(local=local)
     if words:
         rows = _matching(rows, words[0])
@@ -61,7 +62,7 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
         with output.open_database().read() as session:
             registered = listing.registered_cards(session, settings().heartbeat_s)
     except FarmUnavailable as error:  # the cards of this host can be listed without the farm
-        say(f"Only this host's cards: {error.message}")
+        say(f"The list has only the cards of this host. {error.message}")
         return rows
     for row in registered:
         here = rows.get(row["id"], {})
@@ -97,31 +98,31 @@ def _changed(action: str, name: str) -> str:
         if not cards.resume(database, card.id, quarantined=True):
             return f"{card.id} was not in quarantine."
         if cards.stored_state(database, card.id) == "starting":
-            return f"{card.id} is released: its worker checks it again; if it is healthy, it takes items."
-        return f"{card.id} is released; it takes items again when its worker starts and finds it healthy."
+            return f"{card.id} is released. Its worker now checks the card, which takes items again if it is healthy."
+        return f"{card.id} is released. It takes items again after its worker has started and found it healthy."
     if action == "resume":
         if card.state == "quarantined":
-            step = f"Look at the card first; then `farm cards release {card.id}`."
+            step = f"Correct the cause, then end the quarantine with `farm cards release {card.id}`."
             raise UsageError(f"{card.id} is quarantined: {card.state_reason}", step)
         resumed = cards.resume(database, card.id)
         return f"{card.id} takes items again." if resumed else f"{card.id} was not draining."
     if card.state == "quarantined":
-        return f"{card.id} is in quarantine and takes no items: {card.state_reason}"
+        return f"{card.id} is not drained: it is quarantined and takes no items. Reason: {card.state_reason}"
     cards.drain(database, card.id, "drained by a person")
     return (
-        f"{card.id} drains: it finishes its item; the others move to cards of its model or wait. "
-        f"`farm cards resume {card.id}` gives it work again."
+        f"{card.id} is draining. It finishes its current item; its other items move to cards of the same model, or "
+        f"wait. `farm cards resume {card.id}` gives the card work again."
     )
 
 
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN"}
 _SOFTWARE |= {"driver": "driver", "python": "Python"}
 _LEVELS = {
-    "launch_floor_us": ("between two kernels of a graph", "us"),
+    "launch_floor_us": ("time between two kernels of a CUDA graph", "µs"),
     "idle_power_w": ("power at rest", "W"),
-    "base_power_w": ("power at full clocks with nothing to do", "W"),
+    "base_power_w": ("power at full clocks without work", "W"),
     "power_limit_w": ("power limit", "W"),
-    "counter_tick_s": ("the energy counter ticks every", "s"),
+    "counter_tick_s": ("update period of the energy counter", "s"),
 }
 
 
@@ -138,12 +139,12 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     refused, reason = row.get("state") == "refused", row.get("state_reason")
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
     if refused or reason:
-        found.append(("left out", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}"))
+        found.append(("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}"))
     if row.get("memory_bytes"):
         found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
     found += [(key, str(row[key])) for key in ("worker", "queue") if row.get(key)]
     if row.get("waiting") is not None:
-        waiting = f"{row['waiting']}, {row.get('deferred', 0)} of them for a reading that another item takes"
+        waiting = f"{row['waiting']}; {row.get('deferred', 0)} of them wait for the reading of another item"
         found += [("items waiting", waiting), ("items measured in the last hour", str(row.get("done_last_hour", 0)))]
     if software := row.get("software"):
         versions = [f"{name} {software[key]}" for key, name in _SOFTWARE.items() if software.get(key)]
@@ -153,20 +154,24 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("sensors", ", ".join(row["capabilities"])))
     fingerprint = row.get("fingerprint") or {}
     if not fingerprint:
-        return found if refused else [*found, ("fingerprint", "not taken yet; the card's next worker takes it")]
+        return (
+            found
+            if refused
+            else [*found, ("fingerprint", "not measured yet; the card's worker measures it when it starts")]
+        )
     if rate := fingerprint.get("copy_bytes_per_s"):
-        found.append(("copying", f"{rate / 1e9:.0f} GB/s, read and written"))
+        found.append(("copy within its memory", f"{rate / 1e9:.0f} GB/s, counting bytes read and bytes written"))
     for key, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():
         name = "TF32" if key == "tf32" else key
         found.append((f"matrix product, {name}", f"{flops / 1e12:.3g} TFLOP/s"))
     found += [(name, f"{fingerprint[key]:.3g} {unit}") for key, (name, unit) in _LEVELS.items() if fingerprint.get(key)]
     for key, name in (("power_instant", "instant power"), ("power_average", "averaged power")):
         if step := fingerprint.get(key):
-            times = f"half way after {step['lag_s']:.2f} s, 10 to 90 % in {step['rise_s']:.2f} s"
-            found.append((f"{name} after a step", times))
-    for key, load in (("base_w_per_c", "with nothing to do"), ("w_per_c", "under load")):
+            times = f"50 % of the step after {step['lag_s']:.2f} s; rises from 10 to 90 % in {step['rise_s']:.2f} s"
+            found.append((f"{name} sensor, after a step of the load", times))
+    for key, load in (("base_w_per_c", "without work"), ("w_per_c", "under load")):
         if drift := fingerprint.get(key):
-            value = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W"
+            value = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W/°C"
             clear = drift["half_width"] < abs(drift["value"])
-            found.append((f"power for a degree more, {load}", value if clear else f"no clear effect ({value})"))
+            found.append((f"rise of power with temperature, {load}", value if clear else f"no clear effect ({value})"))
     return found

@@ -29,16 +29,21 @@ def upgrade() -> None:
 def check() -> None:
     """Check that the database answers and has this program's schema (exit code 3 if not)."""
     database = output.open_database()
-    emit(f"{database}: schema {database.schema_version()}, as this program needs it")
+    emit(f"{database}: schema {database.schema_version()}, the schema that this program needs")
 
 
 @app.command()
 def prune(
     older_than: float = typer.Option(
-        30.0, "--older-than", metavar="DAYS", min=0, max=36500, help="Delete only what is at least this many days old."
+        30.0,
+        "--older-than",
+        metavar="DAYS",
+        min=0,
+        max=36500,
+        help="Delete only data that is at least this many days old.",
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be deleted; delete nothing."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
     from farm.errors import UsageError
@@ -57,6 +62,6 @@ def prune(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"This would delete {told(found)}.", "Give --yes, or look first with --dry-run.")
+            raise UsageError(f"This would delete {told(found)}.", "Add --yes to delete, or --dry-run to print only.")
         typer.confirm(f"Delete {told(found)} from {database}?", abort=True, err=True)
     emit(f"{database}: {told(pruning.prune(database, older_than * 86400))} deleted.")

@@ -21,32 +21,40 @@ class EstimateOptions:
     """The options of `farm estimate` beside the variant."""
 
     batch: str = option(
-        "32", "-b", "--batch", metavar="N|N..M|N,M", help="Batch size; several make a curve: 1..256, or 1,8,32."
+        "32", "-b", "--batch", metavar="N|N..M|N,M", help="Batch size. Several sizes (1..256 or 1,8,32) give a curve."
     )
     length: str | None = option(
-        None, metavar="N|N..M|N,M", help="Tokens in each sequence; several make a curve. Default: the model's own."
+        None, metavar="N|N..M|N,M", help="Tokens per sequence. Several give a curve. Default: the model's own."
     )
     given: VariantFields = field(default_factory=dict)
-    card: str = option("", help="Part of the card's model. Default: the only one with readings.")
-    launch: str | None = option(None, help="graph or eager. Default: graph on a GPU, eager on a CPU.")
-    tf32: bool = option(False, "--tf32", help="Use readings that allowed TF32.")
-    torch: str = option("", help="Use readings of this version, e.g. 2.11. Default: the one that covers most.")
+    card: str = option("", help="Part of the card model's name. Default: the only card model with readings.")
+    launch: str | None = option(
+        None, help="Use readings of this launch: graph or eager. Default: graph on a GPU, eager on a CPU."
+    )
+    tf32: bool = option(False, "--tf32", help="Use readings for which TF32 was allowed.")
+    torch: str = option(
+        "", help="Use readings of this PyTorch version, e.g. 2.11. Default: the version that covers most of the model."
+    )
     fill: str = option(
-        "auto", help="Predict tuples without a reading: auto (the stored predictor), roofline (a lower bound), or none."
+        "auto",
+        help="How to predict tuples without a reading: auto (with the stored predictor), roofline (a lower bound) or "
+        "none (leave them out).",
     )
     measure: int | None = option(
         None,
         min=1,
         metavar="K",
-        help="First measure the K tuples that narrow the estimate most, on a card of this host.",
+        help="First measure K tuples on a card of this host: those whose readings narrow the estimate most.",
     )
     seconds: float | None = option(
-        None, min=1, metavar="S", help="Like --measure, with as many tuples as fit in S seconds of card time."
+        None, min=1, metavar="S", help="Like --measure, but measure as many tuples as S seconds of card time allow."
     )
     generate: int | None = option(
-        None, help="Generate so many tokens after a prompt of --length: the prompt, and a decode for each."
+        None,
+        metavar="TOKENS",
+        help="Estimate the generation of this many tokens: a prompt of --length tokens, then a pass for each token.",
     )
-    png: Path | None = option(None, "--png", metavar="FILE", help="Draw the curve (.png, .svg or .pdf).")
+    png: Path | None = option(None, "--png", metavar="FILE", help="Draw the curve to a file (.png, .svg or .pdf).")
     as_json: bool = option(False, "--json", help="Print only JSON on stdout.")
 
     def check(self, *, is_curve: bool, training: bool) -> None:
@@ -57,17 +65,20 @@ class EstimateOptions:
         measures = bool(self.measure or self.seconds)
         if self.png is not None:
             if not is_curve:
-                raise UsageError("There is no curve to draw.", "Give several sizes: --batch 1..256")
+                raise UsageError(
+                    "--png draws a curve, but only one size is given.", "Give several sizes: --batch 1..256"
+                )
             check_path(self.png)
         if self.generate is not None and (is_curve or measures):
             raise UsageError(
-                "--generate needs one size and measures nothing.",
-                "Give one --batch and one --length, without --measure.",
+                "--generate needs one size and cannot be combined with --measure or --seconds.",
+                "Give one --batch and one --length, and omit --measure and --seconds.",
             )
         if training and self.generate is not None:
             raise UsageError("A training step generates no text.", "Omit --step or --generate.")
         if measures and is_curve:
-            raise UsageError("--measure needs one size.", "Give one --batch and one --length, or omit --measure.")
+            step = "Give one --batch and one --length, or omit --measure and --seconds."
+            raise UsageError("--measure and --seconds need one size, but several are given.", step)
 
 
 def estimate(model: Model, options: EstimateOptions) -> None:
@@ -141,8 +152,8 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
     own = [card for card in output.own_cards() if card.model == found.card_model]
     if not own:
         raise NoSuchCard(
-            f"No card of this host is a {found.card_model}.",
-            "Measure on a host with one: `farm predict plan` writes a measurement file of what helps most.",
+            f"This host has no {found.card_model} to measure on.",
+            "Measure on a host that has one: `farm predict plan` writes a measurement file of the most useful tuples.",
         )
     chosen = found.to_measure(options.measure, options.seconds)
     labels = {one.operator_id: one.label for one in found.missing}
@@ -151,4 +162,4 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
         specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(own[0].kind)
         measure_tuples(specs, database=database, card=own[0].id, protocol=protocol)
         if import_packaged(database, found, query):
-            say("Imported the readings of the package into your database, as `farm import` does.")
+            say("Also imported the packaged readings into your database, as `farm import` does.")

@@ -138,11 +138,11 @@ def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submiss
             cards = f"{len(job.cards)} {plural('card', len(job.cards))} ({job.cards[0].model})"
             emit(
                 f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator {plural('tuple', one.tuples)}; "
-                f"{one.new} to measure, {one.reused} known already"
-                + (f"; {span(one.expected_s)} or more" if one.new else "")
+                f"{one.new} to measure, {one.reused} measured already"
+                + (f"; at least {span(one.expected_s)}" if one.new else "")
             )
-        time_left = f", {span(expected_s)} or more" if new else ""
-        emit(f"In all {new} to measure{time_left}. Nothing was started (--dry-run).")
+        time_left = f", at least {span(expected_s)}" if new else ""
+        emit(f"Total: {new} to measure{time_left}. Nothing was started (--dry-run).")
     submissions.check_refused(len(found) + len(submissions.skipped))
 
 
@@ -182,7 +182,7 @@ def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
         failed = f"{len(failing)} of {len(reports)} verdicts did not pass: {titles}."
         raise BelowTarget(
             "\n".join(filter(None, [failed, refused])),
-            f"`farm report {failing[0].job_id}` shows the gap and what is not measured.",
+            f"`farm report {failing[0].job_id}` shows the gap and the parts without a reading.",
         )
     if refused:
         raise BelowTarget(refused, "The verdicts of the others pass.")

@@ -33,9 +33,9 @@ def jobs(
 
 def status(
     job: list[str] | None = typer.Argument(
-        None, metavar="JOB", help="A job's id or its beginning. Default: open jobs, or the newest."
+        None, metavar="JOB", help="A job's id, or its first characters. Default: the open jobs, else the newest job."
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Keep showing until the jobs have ended."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Update the progress until the jobs have ended."),
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of jobs."""
@@ -82,7 +82,7 @@ def _jobs(database: Database, wanted: list[str]) -> list[str]:
         return list(open_jobs or session.exec(newest_first.limit(1)).all())
 
 
-def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its beginning.")) -> None:
+def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its first characters.")) -> None:
     """End jobs early: running measurements are finished and kept, the other items are not begun."""
     from farm.jobs import jobs as rows_of
 
@@ -100,7 +100,7 @@ def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's i
 def resume(
     job: Job,
     failed: bool = typer.Option(
-        False, "--failed", help="Also measure again what failed or was cancelled, with all its attempts."
+        False, "--failed", help="Also measure failed and cancelled items again, each with all its attempts."
     ),
     wait: Follow = False,
 ) -> None:
@@ -125,7 +125,7 @@ def resume(
     check_broker(settings())
     with follow.working() as told:
         resume_job(database, row.id, progress=told)
-    say(f"Job {row.id} goes on.")
+    say(f"Job {row.id} continues.")
     if wait:
         follow.follow(database, [row.id])
 

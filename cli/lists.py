@@ -76,12 +76,12 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             ("model", lambda row: clipped(cell(row, "model"), 24)),
             ("host", host),
             ("state", lambda row: tables.state(row.get("state"), str(row.get("state_reason") or ""))),
-            (">waiting", "waiting"),
+            (">items\nwaiting", "waiting"),
             (">items/h", "done_last_hour"),
-            (">seen", "last_seen_ago_s", span),
+            (">last seen\nago", "last_seen_ago_s", span),
             ("measuring", lambda row: clipped(str(row.get("measuring") or ""), 60)),
         ],
-        drops=("items/h", "seen", "waiting", "host", "measuring"),
+        drops=("items/h", "last seen ago", "items waiting", "host", "measuring"),
     )
 
 
@@ -97,11 +97,11 @@ def operators(rows: Sequence[Row], title: str) -> RenderableType:
         [
             ("operator tuple", "label"),
             (">calls", "count"),
-            (">FLOP a call", "flops_per_call", "FLOP"),
-            (">bytes a call", "bytes_per_call", "B"),
-            (">of the cost", "estimated_cost_share", percent),
+            (">FLOP per call", "flops_per_call", "FLOP"),
+            (">bytes per call", "bytes_per_call", "B"),
+            (">share of\nestimated cost", "estimated_cost_share", percent),
         ],
-        drops=("bytes a call", "FLOP a call"),
+        drops=("bytes per call", "FLOP per call"),
         total=(tuples, calls, total("flops_per_call", "FLOP"), total("bytes_per_call", "B"), ""),
     )
     return Group(Text(title, style="bold"), table)
@@ -124,7 +124,7 @@ def models(rows: Sequence[Row]) -> RenderableType:
             ("task", "task"),
             (">input", sizes),
             (">parameters", "parameters", ""),
-            (">FLOP a pass", "flops", "FLOP"),
+            (">FLOP per pass", "flops", "FLOP"),
             ("", lambda row: row.get("note") or ""),
         ],
         drops=("task", ""),
@@ -148,9 +148,9 @@ def readings(rows: Sequence[Row]) -> RenderableType:
             ("card", lambda row: clipped(cell(row, "card_model").removeprefix("NVIDIA "), 16)),
             ("torch", lambda row: clipped(cell(row, "torch").partition("+")[0], 12)),
             (">age", "age_s", span),
-            *([("from", lambda row: clipped(row["origin"] or "here", 16))] if imported else []),
+            *([("origin", lambda row: clipped(row["origin"] or "this farm", 16))] if imported else []),
         ],
-        drops=("from", "torch", "age", "power", "card"),
+        drops=("origin", "torch", "age", "power", "card"),
     )
 
 

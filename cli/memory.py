@@ -22,41 +22,43 @@ class MemoryCliOptions:
 
     card: str | None = option(
         None,
-        help="Card model whose readings give the times, and whose data sheet gives estimates for the rest; or cpu."
-        " Default: H200.",
+        help="Card model of the times: its readings, and estimates from its data sheet for calls without a reading; or "
+        "cpu. Default: H200.",
     )
-    job: str = option("", metavar="JOB", help="Take times from the readings of that job. Default: all readings.")
-    fit: str = option("", metavar="SIZE", help="Find the largest batch that fits in this memory: 80GB.")
+    job: str = option("", metavar="JOB", help="Use only the readings of this job. Default: all readings.")
+    fit: str = option("", metavar="SIZE", help="Find the largest batch that fits in memory of this size, e.g. 80GB.")
     offload: str = option(
         "",
         metavar="SIZE/s",
-        help="Show what could be offloaded between two uses, over a link of this bandwidth each way: 55GB/s.",
+        help="Show which tensors could be moved out between two uses, over a link of this bandwidth in each direction, "
+        "e.g. 55GB/s.",
     )
     fast: str = option(
         "",
         metavar="SIZE",
-        help="Plan which tensors to put into slow memory if fast memory has this size: 8GB, or 50% of the peak."
-        " Several sizes, such as 75%,50%, give several plans.",
+        help="Plan which tensors to put into slow memory if fast memory has this size: bytes (8GB) or a share of the "
+        "peak (50%). Several sizes, such as 75%,50%, give several plans.",
     )
     slow_bandwidth: str = option(
         "",
         metavar="SIZE/s|measured",
-        help="With --fast: bandwidth of moves, and of tensors without a reading in slow memory."
-        " Default: measured; for moves, during the step of --run.",
+        help="With --fast: bandwidth between fast and slow memory, for moves and for operators without a reading in "
+        "slow memory. Default: measured; --run measures the bandwidth of moves during the step.",
     )
     moves: bool = option(False, "--moves", help="With --fast: also move tensors to slow memory between two uses.")
     run: bool = option(
         False,
         "--run",
-        help="With --fast: run the step on a card of this host (see --card), in fast memory only and under each plan.",
+        help="With --fast: run the step on a card of this host (see --card), first in fast memory only, then under "
+        "each plan.",
     )
     what_if_recompute: bool = option(
-        False, "--what-if-recompute", help="Show what recomputing each block in the backward would free and cost."
+        False, "--what-if-recompute", help="Show the memory that recomputing each block would free, and its time."
     )
     config: Path | None = option(
         None,
         metavar="FOLDER",
-        help="Write kernels, tensors and their lifetimes as text files in the format of G10's tool.",
+        help="Write kernels, tensors and their lifetimes as text files in the format of the G10 simulator.",
     )
     out: Path | None = option(
         None, metavar="FOLDER", help="Write tables (Parquet), a trace for Perfetto or Chrome, charts and a page."
@@ -68,7 +70,7 @@ def memory(
     *,
     batch: int = typer.Option(32, "-b", "--batch", help="Batch size."),
     given: Fields,
-    dtype: str = typer.Option("float32", help="float32, float16 or bfloat16, of the weights too."),
+    dtype: str = typer.Option("float32", help="Data type of activations and weights: float32, float16 or bfloat16."),
     options: MemoryCliOptions,
     as_json: AsJson = False,
 ) -> None:

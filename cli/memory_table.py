@@ -52,7 +52,7 @@ def _facts(found: StepMemory) -> Table:
         "step": f"{calls}; about {quantity(life.step_us, TIME)}",
         "times": found.clock,
         **({"note": found.predicted} if found.predicted else {}),
-        "base": f"{_size(life.base_bytes)} before the step and behind it",
+        "base": f"{_size(life.base_bytes)} held before and after the step",
         "peak": f"{_size(found.peak_bytes)} at call {life.peak}: {operator}",
         "no operator's": found.unseen_why,
         "curve": sparkline(list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us)),
@@ -74,8 +74,8 @@ def _at_peak(found: StepMemory) -> Table:
 
 
 def _most_inactive(found: StepMemory) -> Table:
-    longest_head = "longest from call to call"
-    heads = ("waits most", "role", ">size", ">inactive", ">byte-seconds", longest_head)
+    longest_head = "longest period, between calls"
+    heads = ("inactive longest", "role", ">size", ">inactive", ">byte-seconds", longest_head)
     rows = []
     for tensor in found.most_inactive():
         periods = found.life.periods[tensor.number]
@@ -114,15 +114,20 @@ def _fit(found: StepMemory) -> list[str]:
     if found.fit is None:
         return []
     fit, batch = found.fit, found.variant.batch
-    most = "the largest that fits" if fit.exact else "fits; larger ones may, too,"
+    limit, peak = _size(fit.limit_bytes), _size(fit.allocated_peak_bytes)
     told = [
-        f"A batch of {fit.batch} is {most} in {_size(fit.limit_bytes)}: its peak is {_size(fit.allocated_peak_bytes)}."
+        f"The largest batch that fits in {limit} is {fit.batch}; its peak is {peak}."
+        if fit.exact
+        else f"A batch of {fit.batch} fits in {limit}; its peak is {peak}. Larger batches may fit, too."
     ]
     if batch > fit.batch:
         told.append(f"The batch of {batch} does not fit: its peak is {_size(found.allocated_peak_bytes)}.")
     captured = ", ".join(map(str, sorted(fit.peaks_bytes)))
-    assumed = "tensors in the allocator's pieces of 512 bytes, without libraries' workspaces, the CUDA context and gaps"
-    return [*told, f"Captured at batches {captured}; counted are {assumed}."]
+    counted = (
+        "The peak counts tensors, each rounded up to 512 bytes as by the allocator. It does not include workspaces"
+    )
+    counted += " of libraries, the CUDA context and unused gaps."
+    return [*told, f"The step was captured at batch {captured}. {counted}"]
 
 
 def _offload(found: StepMemory) -> list[str]:
@@ -130,10 +135,10 @@ def _offload(found: StepMemory) -> list[str]:
         return []
     moved = found.offload
     away = (
-        f"At {_size(moved.bytes_per_s)}/s each way {moved.long_enough} of {moved.periods} inactive periods are long "
-        f"enough to move a tensor out and back. The link has time for {len(moved.hidden)} of them, those with the most "
-        f"byte-seconds first: {_size(moved.moved_bytes)} are moved in a step, and the link is busy for "
-        f"{percent(moved.link_share)} of it."
+        f"At {_size(moved.bytes_per_s)}/s in each direction, {moved.long_enough} of {moved.periods} inactive periods "
+        f"are long enough to move a tensor out and back. The link has time for {len(moved.hidden)} of these periods, "
+        f"chosen by their byte-seconds. Each step moves {_size(moved.moved_bytes)}; the link is busy for "
+        f"{percent(moved.link_share)} of the step."
     )
     left = f"The peak would be {_size(moved.peak_bytes)} instead of {_size(found.peak_bytes)}."
     return [away, left, "This assumes that transfers do not slow calls down and have the full bandwidth."]
@@ -142,17 +147,18 @@ def _offload(found: StepMemory) -> list[str]:
 def _recomputed(found: StepMemory) -> Table:
     rows = []
     for row in found.recomputed:
-        name = "all of them" if "," in row.modules else row.modules
+        name = "all blocks" if "," in row.modules else row.modules
         time = f"{quantity(row.time_us, TIME)} ({percent(row.time_us / found.life.step_us)})"
         rows.append((name, _size(row.peak_bytes), _size(row.freed_bytes), str(row.calls), time))
-    return tables.ruled(("recomputed", ">peak", ">freed", ">calls more", ">time more"), rows, drops=("calls more",))
+    heads = ("recomputed block", ">peak", ">freed", ">extra calls", ">extra time")
+    return tables.ruled(heads, rows, drops=("extra calls",))
 
 
 def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
     """A row for all tensors fast and one for each plan, predicted and run."""
     ran, moves = plans.run is not None, plans.moves_bytes_per_s is not None
-    heads = [">fast memory", ">predicted", *((">as run", ">prediction off") if ran else ()), ">slow tensors"]
-    heads += [*([">moves a step"] if moves else []), ">gap"]
+    heads = [">fast memory", ">predicted step", *((">measured step", ">prediction error") if ran else ())]
+    heads += [">slow tensors", *([">moves per step"] if moves else []), ">solver gap"]
     rows = []
     for row in plan_rows(found.life, plans):
         size, slow, to_best = "all fast", "0", ""
@@ -161,16 +167,16 @@ def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
         as_run = (interval(row.run_us, TIME), gap(row.off)) if ran else ()
         more = [row.moves_told] if moves else []
         rows.append((size, quantity(row.predicted_us, TIME), *as_run, slow, *more, to_best))
-    return tables.ruled(heads, rows, drops=("gap", "slow tensors"))
+    return tables.ruled(heads, rows, drops=("solver gap", "slow tensors"))
 
 
 def _curve(plans: OffloadPlans) -> Table:
-    heads = (">fast memory", ">step", ">times all fast", ">slow tensors", ">gap")
+    heads = (">fast memory", ">predicted step", ">ratio to all fast", ">slow tensors", ">solver gap")
     rows = []
     for plan in plans.curve:
         times = quantity(plan.time_us, TIME), f"{plan.time_us / plans.all_fast_us:.3f}"
         rows.append((_size(plan.fast_bytes), *times, str(len(plan.slow)), percent(plan.gap)))
-    return tables.ruled(heads, rows, drops=("gap",))
+    return tables.ruled(heads, rows, drops=("solver gap",))
 
 
 def _placement(found: StepMemory, plans: OffloadPlans) -> Table:
@@ -181,8 +187,8 @@ def _placement(found: StepMemory, plans: OffloadPlans) -> Table:
     slow = plans.slow(found.life, plans.plan)
     rows = [cells(_named(tensor), tensor.role, [tensor]) for tensor in slow[:_MOST_SLOW]]
     if rest := slow[_MOST_SLOW:]:
-        rows.append(cells(f"and {len(rest)} more, see --json", "", rest))
-    return tables.ruled(("in slow memory", "role", ">size", ">adds"), rows, drops=("role",))
+        rows.append(cells(f"and {len(rest)} more; --json lists all", "", rest))
+    return tables.ruled(("in slow memory", "role", ">size", ">added time"), rows, drops=("role",))
 
 
 def _size(number: float) -> str:

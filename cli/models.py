@@ -24,8 +24,8 @@ def models(
     ),
     source: str | None = typer.Option(
         None,
-        help="Source of the models: torchvision, transformers, timm or user. Default: all but timm, "
-        "which has more than a thousand.",
+        help="Source of the models: torchvision, transformers, timm or user. Default: all except timm, "
+        "which has more than a thousand models.",
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -54,17 +54,17 @@ def models(
     origins = {entry.origin for entry in entries}
     for one in catalog.SOURCES:
         if one.NAME in origins and not is_installed(one):
-            say(f"→ Models of {one.NAME} need its package: {install_line(one)}")
+            say(f"→ The package of {one.NAME} is not installed; its models need it: {install_line(one)}")
     if not pattern and not source:
-        say(f"→ {len(catalog.names(source='timm'))} more models of timm: farm models --source timm")
+        say(f"→ `farm models --source timm` lists {len(catalog.names(source='timm'))} more models.")
     say(
-        "→ Add your own models in the setting `models`: "
-        'FARM_MODELS=\'{"my_net": "my_package.models:my_net"}\'; docs/settings.md'
+        "→ The setting `models` adds your own models (docs/own-models.md): "
+        'FARM_MODELS=\'{"my_net": "my_package.models:my_net"}\''
     )
 
 
 def _row(entry: ModelEntry) -> dict[str, Any]:
-    notes = ["takes this size only"] if entry.fixed_size and entry.input_size else []
+    notes = ["fixed input size"] if entry.fixed_size and entry.input_size else []
     row = {name: getattr(entry, name) for name in _FIELDS.split()}
     if entry.fixed_size:
         row["smallest_size"] = entry.input_size
@@ -74,9 +74,7 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
 def operators(
     model: Model,
     *,
-    batch: int | None = typer.Option(
-        None, "-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`."
-    ),
+    batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in `farm run` on this host."),
     given: VariantFields,
     as_json: AsJson = False,
 ) -> None:

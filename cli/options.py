@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
-Follow = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
-Job = Annotated[str, typer.Argument(help="The job's id, or its beginning.")]
+Follow = Annotated[bool, typer.Option("--wait", help="Show the job's progress until it ends.")]
+Job = Annotated[str, typer.Argument(help="The job's id, or its first characters.")]
 Cards = Annotated[
-    list[str] | None, typer.Option("--card", help="Part of a card's model, or of its id. May be repeated.")
+    list[str] | None, typer.Option("--card", help="Only cards whose model or id has this text. May be repeated.")
 ]
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where, and the verdict"
 
@@ -163,11 +163,13 @@ class CliOptions:
         None,
         "-f",
         "--file",
-        help="A measurement file (YAML), - for standard input. May be repeated.",
+        help="A measurement file (YAML); - reads standard input. May be repeated.",
         rich_help_panel=_WHAT,
     )
     given: Annotated[Mapping[str, Any], Declared(of_a_request=True)] = dataclasses.field(default_factory=dict)
-    quick: bool = option(False, "--quick", help="Short windows, wide intervals: a first look.", rich_help_panel=_HOW)
+    quick: bool = option(
+        False, "--quick", help="Measure for a shorter time, with wider intervals.", rich_help_panel=_HOW
+    )
     card: list[str] | None = option(
         None,
         help="A card: its id, index, host:index, 'cpu', 'gpu', or part of its model name. May be repeated."
@@ -177,7 +179,7 @@ class CliOptions:
     dry_run: bool = option(
         False,
         "--dry-run",
-        help="Print what would be measured, how much is known and how long it takes; start nothing.",
+        help="Print how many items would be measured, how many have a reading, and the expected time. Start nothing.",
         rich_help_panel=_WHERE,
     )
     check: bool = option(False, "--check", help="Exit with code 5 unless every verdict passes.", rich_help_panel=_WHERE)
@@ -199,7 +201,8 @@ class CliOptions:
 
         if not self.models and not self.files:
             raise UsageError(
-                "Nothing to measure was named.", "Name a model, e.g. `farm run resnet18`, or a file with -f."
+                "There is nothing to measure: no model and no file is given.",
+                "Give a model, e.g. `farm run resnet18`, or a measurement file with -f.",
             )
         given = {**(QUICK if self.quick else {}), **self.given}
         if "operators" in given:
@@ -220,5 +223,7 @@ def _numbers(flag: str, text: str) -> list[int]:
     """Split "1,8,64" into numbers, without repetitions."""
     for part in text.split(","):
         if not part.strip().lstrip("-").isdecimal():
-            raise UsageError(f"{flag} needs a whole number, not '{part}'.", f"Separate several by commas: {flag} 1,8.")
+            raise UsageError(
+                f"{flag} needs a whole number, not '{part}'.", f"Separate several numbers by commas: {flag} 1,8."
+            )
     return list(dict.fromkeys(map(int, text.split(","))))

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Predict time, power and energy of operators without a reading, and evaluate predictors.", no_args_is_help=True
 )
-Card = Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")]
-Torch = Annotated[str, typer.Option(help="Readings of this version, e.g. 2.11. Default: the one with most readings.")]
+Card = Annotated[str, typer.Option(help="Part of the card model's name. Default: the only card model with readings.")]
+Torch = Annotated[
+    str,
+    typer.Option(help="Use readings of this PyTorch version, e.g. 2.11. Default: the version with most readings."),
+]
 
 
 def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
@@ -30,7 +33,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
 
 @app.command()
 def dataset(
-    target: Path = typer.Argument(..., metavar="FILE", help="A .parquet or .csv file."),
+    target: Path = typer.Argument(..., metavar="FILE", help="The file to write (.parquet or .csv)."),
     card: Card = "",
     torch: Torch = "",
     as_json: AsJson = False,
@@ -48,11 +51,13 @@ def dataset(
 
 @app.command()
 def fit(
-    predictor: str = typer.Argument("best", metavar="[PREDICTOR]", help="The predictor's name."),
+    predictor: str = typer.Argument("best", metavar="[PREDICTOR]", help="Name of the predictor to fit."),
     card: Card = "",
     torch: Torch = "",
     out: Path | None = typer.Option(
-        None, metavar="FILE", help="A .npz file. Default: the folder where `farm estimate` looks."
+        None,
+        metavar="FILE",
+        help="The .npz file to write. Default: a file in the folder from which `farm estimate` reads predictors.",
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +68,7 @@ def fit(
     from farm.prediction.regressors import needs_scikit_learn
 
     if out is not None and out.suffix != ".npz":
-        raise UsageError(f"'{out}' is not a .npz file.", "Name one: --out predictor.npz")
+        raise UsageError(f"The name '{out}' does not end in .npz.", "Name the file like this: --out predictor.npz")
     spec = predictor_spec(predictor)
     needs_scikit_learn()
     data, models = training_set(card, torch)
@@ -73,7 +78,8 @@ def fit(
     if as_json:
         emit_json({"file": str(path), "rows": found.rows, "key": found.key, "calibration": found.calibration.to_json()})
     else:
-        emit(f"{path}  {predictor}, of {found.rows} tuples and {found.calibration.families} families of models")
+        learned = f"{found.rows} tuples of {found.calibration.families} model families"
+        emit(f"{path}  predictor {predictor}, fitted to {learned}")
 
 
 @app.command()
@@ -86,16 +92,22 @@ def evaluate(
     on: str = typer.Option(
         "",
         metavar="DATABASE",
-        help="Compare the card's stored predictor with the readings of this database (a URL, or the folder of an "
-        "export) outside its training data. Fits nothing.",
+        help="Evaluate the stored predictor of the card on readings that are not in its training data. DATABASE: a "
+        "URL, or the folder of an export. Fits nothing.",
     ),
     across: str = typer.Option(
-        "", metavar="CARD", help="Learn from --card and predict this card from portable features."
+        "",
+        metavar="CARD",
+        help="Fit to the readings of --card, evaluate on those of this card model. Uses only portable features.",
     ),
-    folds: bool = typer.Option(True, "--folds/--no-folds", help="Also evaluate with ten random folds."),
-    curve: bool = typer.Option(False, "--curve", help="Also compute learning curves."),
+    folds: bool = typer.Option(
+        True, "--folds/--no-folds", help="Also evaluate by cross-validation with ten random folds."
+    ),
+    curve: bool = typer.Option(
+        False, "--curve", help="Also compute learning curves: the error by the number of training tuples."
+    ),
     png: Path | None = typer.Option(
-        None, "--png", metavar="FILE", help="Draw predicted against measured (.png, .svg or .pdf)."
+        None, "--png", metavar="FILE", help="Draw predicted against measured values to a file (.png, .svg or .pdf)."
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +128,7 @@ def evaluate(
     found = [evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs]
     whole = sum(model.time_us is not None for model in models)
     about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
-    _show_evaluations([one for one, _ in found], data, about, as_json, "a family of models left out")
+    _show_evaluations([one for one, _ in found], data, about, as_json, "one model family left out")
     if png is not None:
         plots.draw_evaluation(data, found[-1][1], png, f"{specs[-1].name}: {about}")
         say(f"Drawn to {png}")
@@ -124,7 +136,9 @@ def evaluate(
 
 @app.command()
 def plan(
-    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Models to predict better."),
+    models: list[str] = typer.Argument(
+        ..., metavar="MODEL...", help="The models whose estimates should become more precise."
+    ),
     *,
     batch: list[int] | None = typer.Option(
         None, "-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32."
@@ -133,7 +147,7 @@ def plan(
     tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
     card: Card = "",
     torch: Torch = "",
-    out: Path | None = typer.Option(None, metavar="FILE", help="Write the measurement file there."),
+    out: Path | None = typer.Option(None, metavar="FILE", help="Write the measurement file to this path."),
     as_json: AsJson = False,
 ) -> None:
     """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""
@@ -153,8 +167,8 @@ def plan(
     estimates = [estimated(variant, EstimateQuery(card, torch=torch)) for variant in variants]
     if not any(one.total_time for one in estimates):
         raise UsageError(
-            f"There is no predictor of {estimates[0].card_model}, so the uncertain tuples are unknown.",
-            "Fit one: farm predict fit --card ...",
+            f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples are uncertain.",
+            f"Fit a predictor: `farm predict fit --card '{estimates[0].card_model}'`",
         )
     found = next_measurements.plan(estimates, tuples)
     if out is not None:
@@ -165,10 +179,11 @@ def plan(
     if as_json:
         emit_json(found.to_json())
     elif not found.proposals:
-        say("Readings cover every tuple of these models.")
+        say("Every tuple of these models has a reading: there is nothing to measure.")
     else:
         show(prediction_tables.plan(found))
-        say(f"farm run -f {out}" if out is not None else "--out FILE writes the measurement file.")
+        step = f"Measure these tuples with `farm run -f {out}`."
+        say(step if out is not None else "--out FILE writes a measurement file of these tuples for `farm run -f FILE`.")
 
 
 def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
@@ -182,7 +197,7 @@ def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str
         train, _ = training_set(card, torch)
         data, models = training_set(across, "")
         found = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
-        about = f"learned from {train.card.model}"
+        about = f"fitted to readings of {train.card.model}"
     else:
         with query.database_at(on).read() as session:
             everything, models = query.training_set(session, card, torch)
@@ -196,12 +211,13 @@ def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str
         )
         if stored is None:
             raise UsageError(
-                f"There is no predictor of {everything.card.model}.", "Fit one: farm predict fit --card ..."
+                f"No predictor is stored for {everything.card.model}.",
+                f"Fit a predictor: `farm predict fit --card '{everything.card.model}'`",
             )
         data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
         found = evaluation.evaluate_fitted(stored.fitted, data, models, stored.calibration, everything)
         about = f"stored in {stored.path}"
-    about = f"{_about(data)}; {found.predictor}, {about}"
+    about = f"{_about(data)}; predictor {found.predictor}, {about}"
     _show_evaluations([found], data, about, as_json, "tuples outside the training data")
 
 

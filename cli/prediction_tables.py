@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Score
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
-_SHARES = {"measured": "measured", "predicted": "predicted", "unseen_types": "of types without a reading"}
+_SHARES = {
+    "measured": "measured",
+    "predicted": "predicted",
+    "unseen_types": "predicted for operator types without any reading",
+}
 
 # -- farm estimate
 
@@ -30,20 +34,21 @@ _SHARES = {"measured": "measured", "predicted": "predicted", "unseen_types": "of
 def generation(found: Generation) -> RenderableType:
     """A generated text: the sum, the prompt, and a decode at some lengths of the cache."""
     prompt, level = found.prefill.variant, found.level
-    heads = "", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured"
+    heads = "", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share"
     rows = [
         (str(one.variant), *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one)))
         for one in found.phases
     ]
-    text = f"prompt and {found.tokens} tokens after it"
+    text = f"prompt and {found.tokens} generated tokens"
     total = (text, *_cells(found.time, found.energy, not found.incomplete_reason), "")
     per_token = str(PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj))
     notes = [per_token.replace("a pass", "generated"), *found.notes]
     if found.incomplete_reason:
-        notes.append(f"The sum is incomplete. {found.incomplete_reason}")
+        notes.append(f"The total is incomplete. {found.incomplete_reason}")
     if too_large := [one for one in found.phases if one.memory and not one.memory.fits]:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
-    title = Text(f"{prompt}, then {found.tokens} tokens each, on {found.prefill.card_model}", style="bold")
+    after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
+    title = Text(f"{prompt}, {after}", style="bold")
     return Group(title, ruled(heads, [total, *rows]), *(Text(f"  {note}") for note in notes))
 
 
@@ -68,7 +73,8 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     if found.whole_time and number:
         lines["sum of parts"] = _both(*found.sum_at(level))
     of_all = (
-        f"the sum of {found.covered_tuples} of {found.tuples} tuples, {percent(found.coverage)} of the estimated cost"
+        f"sum of {found.covered_tuples} of {found.tuples} tuples, which have {percent(found.coverage)} of the "
+        "estimated cost"
     )
     figures = _both(interval_at(found.measured_time, level), interval_at(found.measured_energy, level))
     named = "" if found.complete else f" ({of_level})"  # else the first line names it
@@ -80,12 +86,13 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         bound = "" if found.total_time and found.total_time.low else "at least "
         lines["predicted"] = f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
         shares = (f"{percent(share)} {_SHARES[name]}" for name, share in found.shares.items() if share)
-        lines["made of"] = ", ".join(shares) if found.complete else ""
+        lines["shares of time"] = ", ".join(shares) if found.complete else ""
     if number:
         tuples = f"{number} {plural('tuple', number)} without a reading"
-        lines["missing"] = f"{tuples}; measuring takes about {span(found.measuring_rest_s)} of a card"
+        lines["missing"] = f"{tuples}; measuring them takes about {span(found.measuring_rest_s)} of card time"
     if found.other_data_calls:
-        lines["data"] = f"{found.other_data_calls} calls in another class of data than in the model"
+        calls = f"{found.other_data_calls} {plural('call', found.other_data_calls)}"
+        lines["data"] = f"the readings for {calls} have another class of data than the model"
     lines |= {
         "card": found.card_model,
         "software": f"torch {software.torch}, CUDA {software.cuda or NOTHING}, driver {software.driver or NOTHING}",
@@ -124,8 +131,8 @@ def _memory(found: Estimate) -> str:
     if need.fits:
         return f"{text}, of {one}"
     return (
-        f"{text}: does not fit into {one}. {need.cards} cards are needed by memory alone; the time is that of one card "
-        "with enough memory"
+        f"{text}: does not fit into {one}. The memory alone needs {need.cards} cards; the time is for one card with "
+        "enough memory"
     )
 
 
@@ -135,19 +142,20 @@ def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
 
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    extra = [(">predicted, one call", _predicted_call)] if found.predictor else []
+    extra = [(">predicted time per call", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
-    head = "without a reading, those first that narrow the interval most" if found.narrowing else "without a reading"
+    head = "tuple without a reading"
+    head += " (first: those that narrow the interval most)" if found.narrowing else ""
     missing = filled(
         [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
-        [(head, "label"), (">calls", "calls"), (">of the estimated cost", "share", percent), *extra],
-        drops=["predicted, one call"] if extra else (),
+        [(head, "label"), (">calls", "calls"), (">share of\nestimated cost", "share", percent), *extra],
+        drops=["predicted time per call"] if extra else (),
     )
     return Group(missing, *_more(len(entries) - MOST_MISSING))
 
 
 def _more(number: int) -> list[Text]:
-    return [Text(f"  {number} more; --json lists them.", style="dim")] if number > 0 else []
+    return [Text(f"  {number} more tuples; --json lists all.", style="dim")] if number > 0 else []
 
 
 def predicted(found: PredictedValue | None, units: Units) -> str:
@@ -166,7 +174,7 @@ def _predicted_call(entry: MissingTuple) -> str:
     if entry.predicted_low_us is None or entry.predicted_high_us is None:
         return quantity(entry.predicted_us, TIME)
     low, high = (quantity(value, TIME) for value in (entry.predicted_low_us, entry.predicted_high_us))
-    mark = "" if entry.known else ", type never measured"
+    mark = "" if entry.known else "; no reading of this operator type"
     return f"{quantity(entry.predicted_us, TIME)} ({low} to {high}{mark})"
 
 
@@ -184,9 +192,9 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         rows.append((str(one.variant), *cells, *tokens, percent(_measured(one)), predicted_share, *cards))
     heads = ["", ">time", f">{percent(level, 0)} interval", ">energy", ">interval"]
     heads += [">tokens/s"] if found[0].per_token.tokens else []
-    heads += [">measured", ">predicted", *([">cards by memory"] if too_large else [])]
+    heads += [">measured share", ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
     notes = list(dict.fromkeys(note for one in found for note in one.notes))
-    notes += [f"{one.variant} is incomplete: {one.incomplete_reason}" for one in incomplete]
+    notes += [f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}" for one in incomplete]
     if too_large:
         notes.append(f"From {too_large.variant} on: memory {_memory(too_large)}.")
     table = ruled(heads, rows, drops=["interval"])
@@ -217,7 +225,7 @@ def narrowed(before: Estimate, after: Estimate, level: float) -> RenderableType:
         (name, *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one)))
         for name, one in (("before", before), ("with the new readings", after))
     ]
-    heads = ("", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured")
+    heads = ("", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share")
     return Group(ruled(heads, rows), Text(""))
 
 
@@ -229,26 +237,31 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
     best = min(found, key=lambda one: score.median if (score := one.families["time_us"]) else 1.0)
 
     def errors(group: str, scores: Iterable[tuple[str, Score]]) -> RenderableType:
-        heads = (f"time by {group}, {best.predictor}", ">tuples", ">mean", ">median")
+        heads = (f"error of time by {group}, predictor {best.predictor}", ">tuples", ">mean", ">median")
         rows = ((name, str(one.count), percent(one.mean), percent(one.median)) for name, one in scores)
         return ruled(heads, rows)
 
     shown = [
         Text(about, style="bold"),
-        *([_scores("ten folds", found, "cross_validation")] if any(one.cross_validation for one in found) else []),
+        *(
+            [_scores("ten random folds", found, "cross_validation")]
+            if any(one.cross_validation for one in found)
+            else []
+        ),
         _scores(left_out, found, "families"),
         _sums(found),
         _intervals(found),
-        errors("type", list(best.by_type.items())[:MOST_PROPOSED]),
-        errors("family", best.by_family.items()),
+        errors("operator type", list(best.by_type.items())[:MOST_PROPOSED]),
+        errors("model family", best.by_family.items()),
         _models(best),
     ]
     parts = [line for part in shown for line in (part, Text(""))][:-1]
     if best.unseen:
-        unseen = f"{best.unseen.count} tuples of types that were not learned: median {percent(best.unseen.median)}"
+        unseen = f"{best.unseen.count} tuples of operator types outside the training data: median error of time "
+        unseen += percent(best.unseen.median)
         parts.append(Text(f"  {unseen}"))
     if curves := [one for one in found if one.curve]:
-        heads = ("tuples learned", *(f">{number}" for number, _ in curves[0].curve))
+        heads = ("median error of time by training tuples", *(f">{number}" for number, _ in curves[0].curve))
         rows = ((one.predictor, *(percent(median) for _, median in one.curve)) for one in curves)
         parts += [Text(""), ruled(heads, rows)]
     return Group(*parts)
@@ -260,8 +273,8 @@ def plan(found: MeasurementPlan) -> RenderableType:
         found.proposals[:MOST_PROPOSED],
         [
             ("to measure", lambda one: one.entry.label),
-            (">of the uncertainty", lambda one: one.gain / found.uncertain, percent),
-            (">predicted", lambda one: one.entry.predicted_us, TIME),
+            (">share of\nuncertainty", lambda one: one.gain / found.uncertain, percent),
+            (">predicted time", lambda one: one.entry.predicted_us, TIME),
             ("models", lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")),
         ],
         drops=["models"],
@@ -269,7 +282,11 @@ def plan(found: MeasurementPlan) -> RenderableType:
     number = len(found.proposals)
     gain = percent(min(1.0, sum(one.gain for one in found.proposals) / found.uncertain))
     tuples = f"{number} {plural('tuple', number)}, {gain} of the uncertainty"
-    return Group(table, *_more(number - MOST_PROPOSED), Text(f"  {tuples}; about {span(found.seconds)} of a card"))
+    return Group(
+        table,
+        *_more(number - MOST_PROPOSED),
+        Text(f"  {tuples}; measuring them takes about {span(found.seconds)} of card time"),
+    )
 
 
 def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
@@ -278,7 +295,7 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
         within = [percent(time.within_10), percent(time.within_20)] if time else [NOTHING, NOTHING]
         return predictor, _pair(time), *within, _pair(scores.get("power_w")), _pair(scores.get("energy_mj"))
 
-    heads = (f"{title}: mean, median", ">time", ">within 10 %", ">20 %", ">power", ">energy")
+    heads = (f"error, {title}: mean, median", ">time", ">within 10 %", ">within 20 %", ">power", ">energy")
     return ruled(heads, (cells(one.predictor, getattr(one, of)) for one in found))
 
 
@@ -288,13 +305,15 @@ def _models(best: Evaluation) -> RenderableType:
         error = f"{100 * (value / whole - 1):+.1f} %" if value and whole else NOTHING
         return quantity(value, units), quantity(whole, units), error
 
-    heads = (f"whole models, {best.predictor}", ">time", ">measured", ">error", ">energy", ">error")
+    first = f"whole models, predictor {best.predictor}"
+    heads = (first, ">predicted time", ">measured time", ">error", ">predicted energy", ">error")
     rows = ((one["model"], *cells(one, "time_us", TIME), *cells(one, "energy_mj", ENERGY)[::2]) for one in best.models)
     return ruled(heads, rows)
 
 
 def _sums(found: Sequence[Evaluation]) -> RenderableType:
-    heads = ("sums of whole models: mean, median", ">time", ">energy", ">5 tuples measured", ">12 measured", ">models")
+    first = "error of sums, whole models: mean, median"
+    heads = (first, ">time", ">energy", ">time, 5 tuples measured", ">time, 12 measured", ">models")
     rows = []
     for one in found:
         scores = (one.sums["time_us"], one.sums["energy_mj"], one.narrowed.get(5), one.narrowed.get(12))
@@ -303,7 +322,7 @@ def _sums(found: Sequence[Evaluation]) -> RenderableType:
 
 
 def _intervals(found: Sequence[Evaluation]) -> RenderableType:
-    heads = ("90 % intervals: cover, worst, width", ">time", ">power", ">sums, time", ">sums, energy")
+    heads = ("90 % intervals: cover, worst family, width", ">time", ">power", ">time of sums", ">energy of sums")
     rows = []
     for one in found:
         singles = (one.intervals.get(name) for name in ("time_us", "power_w"))

@@ -15,7 +15,9 @@ from farm.types.format import plural
 
 def lookup(
     words: list[str] = typer.Argument(
-        ..., metavar="OPERATOR|FILTER...", help="Conv2d in_channels=64 kernel_size=3 dtype=bfloat16 ..."
+        ...,
+        metavar="OPERATOR|FILTER...",
+        help="An operator and filters, e.g. Conv2d in_channels=64 kernel_size=3 dtype=bfloat16.",
     ),
     card: Cards = None,
     sort: str = typer.Option(
@@ -52,7 +54,8 @@ def compare(
     fail_above: str | None = typer.Option(
         None,
         metavar="X%",
-        help="Exit with code 5 if a whole, a sum or an operator type takes more in B by more than this.",
+        help="Exit with code 5 if a whole model, a sum or operator type needs more time or energy in B: by more than "
+        "X %, and the intervals do not overlap.",
     ),
     limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of models and tuples to show."),
     as_json: AsJson = False,
@@ -66,7 +69,7 @@ def compare(
     answer(as_json, found, lambda: lists.comparison(found, limit))
     if bound is not None:
         if found.total is None and not found.sums:
-            raise BelowTarget("The two sides have neither a model nor a tuple in common.", "Compare jobs.")
+            raise BelowTarget("A and B have neither a model nor a tuple in common.", "Compare two jobs of one model.")
         if worse := found.worse_by(bound):
             raise BelowTarget(f"B is slower than A by more than {bound * 100:g} %: {'; '.join(worse[:5])}.")
 
@@ -86,14 +89,16 @@ def export(
     target: Path = typer.Argument(
         Path("farm-export"),
         metavar="[FILE|FOLDER]",
-        help="A file (.parquet, .csv, .jsonl) for readings alone, or a folder.",
+        help="A file (.parquet, .csv or .jsonl) for the readings alone, or a folder for all tables.",
     ),
     filters: list[str] | None = typer.Argument(
-        None, metavar="[FILTER]...", help="Conv2d, in_channels=64, flops>=1e9, dtype=bfloat16, torch=2.11 ..."
+        None,
+        metavar="[FILTER]...",
+        help="Export only matching readings, e.g. Conv2d in_channels=64 'flops>=1e9' dtype=bfloat16 torch=2.11.",
     ),
-    form: str | None = typer.Option(None, "--format", help="parquet (default), csv or jsonl."),
+    form: str | None = typer.Option(None, "--format", help="Format of the files: parquet (default), csv or jsonl."),
     card: Cards = None,
-    traces: bool = typer.Option(False, "--traces", help="Also the sampled time series: large."),
+    traces: bool = typer.Option(False, "--traces", help="Also export the sampled time series (large)."),
     as_json: AsJson = False,
 ) -> None:
     """Write readings, calls and verdicts as tidy tables, with a data dictionary beside them."""
@@ -109,7 +114,7 @@ def export(
         return
     for table, (path, rows) in written.files.items():
         emit(f"{path}  {rows} {plural(table[:-1], rows)}")
-    emit(f"{written.dictionary}  what the columns mean")
+    emit(f"{written.dictionary}  meaning of the columns")
     if not written.files["readings"][1]:
         say(f"No readings match {selected}." if selected else "The database has no readings yet.")
 
@@ -118,9 +123,11 @@ def import_(
     paths: list[Path] = typer.Argument(
         ...,
         metavar="FILE...",
-        help="Parquet files of `farm export`, folders of them, or h100 or h200: the packaged readings.",
+        help="Parquet files of `farm export`, or folders with such files. h100 and h200 are the packaged readings.",
     ),
-    origin: str = typer.Option("", help="Name of the exporting farm. Default: the name of the file."),
+    origin: str = typer.Option(
+        "", help="Name of the exporting farm, stored with each reading. Default: the file's name."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""

@@ -14,18 +14,21 @@ from farm.errors import UsageError
 
 
 def report(
-    jobs: list[str] = typer.Argument(..., metavar="JOB...", help="Ids of jobs, or their beginnings."),
+    jobs: list[str] = typer.Argument(..., metavar="JOB...", help="Ids of jobs, or their first characters."),
     by: str | None = typer.Option(
-        None, "--by", metavar="NAME", help="Show the cost by type, tuple, call or module, with sizes and parameters."
+        None,
+        "--by",
+        metavar="NAME",
+        help="Show the cost by NAME (type, tuple, call or module), with sizes and parameters.",
     ),
     depth: int | None = typer.Option(
-        None, "--depth", min=0, max=100, metavar="N", help="With --by module: the number of levels to show."
+        None, "--depth", min=0, max=100, metavar="N", help="With --by module: the number of module levels to show."
     ),
     readings: bool = typer.Option(False, "--readings", help="List the readings with their ids, for `farm trace`."),
     html: Path | None = typer.Option(
         None, "--html", metavar="FILE", help="Write a self-contained page with charts; it needs no network."
     ),
-    as_csv: bool = typer.Option(False, "--csv", help="Print only CSV on stdout: the rows of --by, by default by type."),
+    as_csv: bool = typer.Option(False, "--csv", help="Print only CSV on stdout: the rows of --by (default: type)."),
     as_json: AsJson = False,
     check: bool = typer.Option(False, "--check", help="Exit with code 5 unless the verdicts pass."),
 ) -> None:
@@ -71,18 +74,24 @@ def _check_options(by: str | None, depth: int | None, *, readings: bool, as_csv:
     if by is not None and by not in BY:
         raise UsageError(f"--by '{by}' is not known.", f"Choose from {', '.join(BY)}.")
     if depth is not None and by != "module":
-        raise UsageError("--depth is the number of levels of modules.", "Add `--by module`, or omit --depth.")
+        raise UsageError(
+            "--depth, a number of module levels, needs --by module.", "Add `--by module`, or omit --depth."
+        )
     if as_csv and as_json:
         raise UsageError("--csv and --json are two formats of the same output.", "Omit one of them.")
     if readings and (by or as_csv):
-        raise UsageError("--readings is a separate list.", "Omit it, or omit --by and --csv.")
+        raise UsageError(
+            "--readings cannot be combined with --by or --csv.", "Omit --readings, or omit --by and --csv."
+        )
 
 
 def trace(
     reading: str = typer.Argument(
-        ..., help="The id of a reading, or its beginning; `farm report JOB --readings` lists them."
+        ..., help="The id of a reading, or its first characters; `farm report JOB --readings` lists the ids."
     ),
-    png: Path | None = typer.Option(None, "--png", metavar="FILE", help="Draw it to a file (.png, .svg or .pdf)."),
+    png: Path | None = typer.Option(
+        None, "--png", metavar="FILE", help="Draw the series to a file (.png, .svg or .pdf)."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Show power, clocks and temperature during one reading, with its window marked."""
@@ -102,16 +111,16 @@ def trace(
         emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
         return
     emit(found.title)
-    emit(f"window {begin_s:.3f} to {end_s:.3f} s")
+    emit(f"window from {begin_s:.3f} to {end_s:.3f} s")
     for name, (times, values) in sampled.series.items():
         limits = f"{min(values):.6g} to {max(values):.6g}" if values else "no samples"
         emit(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {limits}")
-    emit(f"{'':>22}  (· before and after the window)")
+    emit(f"{'':>22}  (· marks the time before and after the window)")
 
 
 def publish(
     folder: Path = typer.Argument(
-        ..., metavar="FOLDER", help="The folder to write to; an earlier site in it is updated."
+        ..., metavar="FOLDER", help="The folder to write to. If it has an earlier site, that site is updated."
     ),
 ) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""

@@ -128,14 +128,14 @@ def _placements(report: Report) -> RenderableType:
         rows,
         [
             ("tuple", lambda row: row.label if id(row) in first else ""),
-            ("slow", lambda row: row.placement),
+            ("in slow memory", lambda row: row.placement),
             ("", lambda row: row.tensors),
             (">time", lambda row: quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"),
-            (">all fast", "fast_time_us", TIME),
-            (">times", "times_fast", lambda times: f"{times:.2f}" if times is not None else NOTHING),
+            (">time all fast", "fast_time_us", TIME),
+            (">ratio", "times_fast", lambda times: f"{times:.2f}" if times is not None else NOTHING),
             ("workspaces", lambda row: row.workspaces),
         ],
-        drops=("workspaces", "all fast"),
+        drops=("workspaces", "time all fast"),
         most=_MOST_PLACEMENTS,
     )
 
@@ -150,7 +150,7 @@ def _owners(report: Report) -> RenderableType:
     return tables.filled(
         grouped(report.owners),
         [
-            ("of a step", "name"),
+            ("module of the step", "name"),
             *((f">{part}", time_of(part)) for part in shown),
             (">total", "time_us", TIME),
             (">share", "time_share", percent),
@@ -193,7 +193,7 @@ def readings(report: Report) -> RenderableType:
         (one.reading_id[:12], label, tables.short_id(card_id), quantity(one.time_us, TIME), ", ".join(one.flags))
         for one, label, card_id in found
     )
-    return tables.ruled(("reading", "of", "card", ">time", "flags"), rows, drops=("card", "flags", "time"))
+    return tables.ruled(("reading", "subject", "card", ">time", "flags"), rows, drops=("card", "flags", "time"))
 
 
 def _comparison(verdict: Verdict) -> Table:
@@ -244,12 +244,12 @@ def _unmeasured(verdict: Verdict) -> RenderableType:
         [
             ("not measured", "label"),
             (">calls", "count"),
-            (">of the cost", "share", percent),
+            (">share of\nestimated cost", "share", percent),
             ("why", lambda entry: entry.reason),
         ],
-        drops=("calls", "of the cost"),
+        drops=("calls", "share of estimated cost"),
         most=_MOST_UNMEASURED,
-        rest=f" ({share} of the cost); --json lists all",
+        rest=f" ({share} of the estimated cost); --json lists all",
     )
 
 

@@ -160,7 +160,10 @@ def _measure(
 
 
 def submit(
-    options: CliOptions, wait: bool = typer.Option(False, "--wait", help="Follow the jobs and show their reports.")
+    options: CliOptions,
+    wait: bool = typer.Option(
+        False, "--wait", help="Show the progress of the jobs until they end, then their reports."
+    ),
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
     from farm.errors import UsageError
@@ -171,7 +174,7 @@ def submit(
     from tasks.submissions import Submissions, plan
 
     if options.check and not wait and not options.dry_run:
-        raise UsageError("--check needs the verdicts, which are not there yet.", "Add --wait.")
+        raise UsageError("--check needs the verdicts, but `farm submit` does not wait for them.", "Add --wait.")
     requests = options.requests()
     check_broker(settings())
     database = output.open_database()
@@ -188,13 +191,13 @@ def submit(
             follow.follow(database, submissions.job_ids)
     except KeyboardInterrupt as interruption:
         jobs = " ".join(submissions.job_ids)
-        hint = f"The farm goes on measuring. `farm status {jobs} --watch` follows, `farm cancel {jobs}` ends it."
-        raise Interrupted(hint if jobs else "No job was made.") from interruption
+        hint = f"The jobs continue: `farm status {jobs} --watch` shows their progress, `farm cancel {jobs}` ends them."
+        raise Interrupted(hint if jobs else "No job was created.") from interruption
     if wait:
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
         return
     if options.as_json:
         emit_json({"jobs": [one.to_json() for one in submissions.submitted], **follow.left_out(submissions)})
     elif submissions.job_ids:
-        say(f"→ Follow with `farm status {' '.join(submissions.job_ids)} --watch`.")
+        say(f"→ Follow the progress with `farm status {' '.join(submissions.job_ids)} --watch`.")
     submissions.check_refused(len(submissions.submitted) + len(submissions.skipped))

@@ -30,7 +30,7 @@ def significant(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"significant": [{"operator": row.name, "added_by": row.added_by} for row in rows]})
     elif not rows:
-        say("None yet. `farm significant add Conv2d` adds one; `--operators auto` finds them automatically.")
+        say("No operator types yet. `farm significant add Conv2d` adds one; `--operators auto` finds and adds them.")
     for row in [] if as_json else rows:
         emit(f"{row.name}  (added by {'a person' if row.added_by == 'person' else 'the accuracy loop'})")
 
@@ -44,7 +44,7 @@ def add(operators: Names) -> None:
     check_operator_names(operators)
     with output.open_database().write() as session:
         remember_significant(session, operators, "person")
-    say(f"Significant now: {', '.join(operators)}.")
+    say(f"Added to the significant operator types: {', '.join(operators)}.")
 
 
 @app.command()
@@ -54,4 +54,4 @@ def remove(operators: Names) -> None:
 
     with output.open_database().write() as session:
         forget_significant(session, operators)
-    say(f"No longer significant: {', '.join(operators)}.")
+    say(f"Removed from the significant operator types: {', '.join(operators)}.")

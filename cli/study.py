@@ -26,17 +26,21 @@ app = typer.Typer(
     help="Repeat the measurements behind the method on a card; each study prints a table and stores it.",
     no_args_is_help=True,
 )
-Picture = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")]
+Picture = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings to a file (.png, .svg or .pdf).")
+]
 
 
 def _verb(study: Study) -> Callable[..., None]:
     def verb(
         model: str = typer.Argument("resnet18", metavar="[MODEL]", help="The model whose tuples are measured."),
-        batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in a job."),
+        batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in `farm run`."),
         dtype: str | None = typer.Option(None, help="float32, float16 or bfloat16. Default: float32."),
         card: str | None = typer.Option(None, help="A card of this host, as in `farm run`. Default: the first."),
-        tuples: int | None = typer.Option(None, min=1, help="Only this many of the model's heaviest tuples."),
-        quick: bool = typer.Option(False, "--quick", help="About a minute of card time."),
+        tuples: int | None = typer.Option(
+            None, min=1, help="Measure only this many of the model's most expensive tuples."
+        ),
+        quick: bool = typer.Option(False, "--quick", help="Measure less: about a minute of card time."),
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
@@ -75,7 +79,7 @@ for _study in STUDIES.values():
 @app.command("show")
 def show_stored(
     study: str | None = typer.Argument(
-        None, metavar="[ID]", help="The study's id, or its beginning. Default: list all."
+        None, metavar="[ID]", help="The study's id, or its first characters. Default: list all studies."
     ),
     png: Picture = None,
     as_json: AsJson = False,
@@ -87,7 +91,9 @@ def show_stored(
 
     if png is not None:
         if study is None:
-            raise UsageError("There is no study to draw.", "Name one: `farm study show ID --png FILE`.")
+            raise UsageError(
+                "--png needs the id of the study to draw.", "Give the id: `farm study show ID --png FILE`."
+            )
         plots.check_path(png)
     if study is not None:
         _output(results.find_kept(study), png, as_json)
@@ -108,7 +114,7 @@ def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
             plots.draw_charts(charts, png, made.title)
             say(f"Drawn to {png}")
         else:
-            say(f"There is nothing to draw: {png} is not written.")
+            say(f"This study has no chart: {png} is not written.")
 
 
 def _table(made: StudyResult) -> RenderableType:
@@ -136,7 +142,7 @@ def _table(made: StudyResult) -> RenderableType:
         parts.append(tables.hanging(f"not measured: {subject}: {reason}", "yellow"))
     if (left := len(made.unmeasured) - _MOST_FAILURES) > 0:
         parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
-    kept = f"{len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
+    kept = f"{len(made.readings)} readings stored as study {made.id}; {span(made.card_time_s)} of card time"
     return Group(*parts, tables.hanging(kept, "dim"))
 
 

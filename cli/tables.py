@@ -104,7 +104,7 @@ class ResponsiveTable(Table):
         ]
         yield from Table.__rich_console__(table, console, options)
         if named := ", ".join(dict.fromkeys(filter(None, dropped))):
-            yield Text(f"  no room for: {named}", style="dim")
+            yield Text(f"  columns left out, as the terminal is too narrow: {named}", style="dim")
 
     def _least(self, console: Console, options: ConsoleOptions, column: Column, wrapped: int, *, cut: bool) -> int:
         """The least width of a column: its longest word, or its text if it does not wrap.

@@ -58,15 +58,19 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     cards = [found for found in usable if found.kind != "cpu"]
     if not cards and any(found.refusal for found in all_own_cards()):
         raise CardUnavailable(
-            "No GPU of this host can be measured on.",
+            "The farm cannot measure on any GPU of this host.",
             "Correct the problems above, or serve the CPU with `farm worker --card cpu`.",
         )
     return cards or usable
 
 
 def flower(
-    port: int | None = typer.Option(None, min=0, max=65535, help="Default: the setting flower_port."),
-    address: str = typer.Option("127.0.0.1", help="Address to listen on. Other than loopback needs a password."),
+    port: int | None = typer.Option(
+        None, min=0, max=65535, help="Port to listen on; 0 takes a free port. Default: the setting flower_port."
+    ),
+    address: str = typer.Option(
+        "127.0.0.1", help="Address to listen on. Any address except loopback needs a password."
+    ),
     writable: bool = typer.Option(
         False, "--writable", help="Let Flower revoke tasks and stop workers. Default: read-only."
     ),
@@ -81,8 +85,8 @@ def flower(
     if address not in LOOPBACK and not in_force.flower_basic_auth:
         # Flower's /metrics stays open even so; a reverse proxy has to close it.
         raise UsageError(
-            f"Flower would be open to everyone who reaches {address}.",
-            "Set FARM_FLOWER_BASIC_AUTH=user:password, or leave --address out.",
+            f"Without a password, Flower would be open to everyone who reaches {address}.",
+            "Set FARM_FLOWER_BASIC_AUTH=user:password, or omit --address.",
         )
     from tasks.flower import serve
 

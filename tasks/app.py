@@ -147,11 +147,11 @@ def check_broker(current: Settings) -> None:
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",
-            "Set FARM_BROKER_URL to your Redis or Valkey, or measure here and now with `farm run`.",
+            "Set FARM_BROKER_URL to the URL of your Redis or Valkey, or measure on this host with `farm run`.",
         )
-    form = "Write it as redis://:password@host:6379/0, rediss://... or redis+socket:///path."
+    form = "Write FARM_BROKER_URL as redis://:password@host:6379/0, rediss://... or redis+socket:///path."
     if not current.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
-        raise SettingsError(f"The broker URL '{shown_url(current.broker_url)}' cannot be used.", form)
+        raise SettingsError(f"The broker URL '{shown_url(current.broker_url)}' is not a Redis URL.", form)
     try:
         with app.connection_for_write(current.broker_url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
@@ -159,7 +159,7 @@ def check_broker(current: Settings) -> None:
     except (OperationalError, redis.RedisError, OSError) as error:
         raise BrokerUnreachable(
             f"The broker {shown_url(current.broker_url)} {broker_problem(error)}",
-            "Start it, or correct FARM_BROKER_URL.",
+            "Start the broker, or correct FARM_BROKER_URL.",
         ) from error
     except (ValueError, LookupError, TypeError):  # a malformed port or database, or an unknown option
         # Without the error: the malformed port may be a part of the password, and `--debug` shows it.
@@ -167,7 +167,7 @@ def check_broker(current: Settings) -> None:
             problem = "has an option after '?' that is unknown or has a wrong value"
             step = "Correct the options in FARM_BROKER_URL; docs/operate.md has an example."
             raise SettingsError(f"The broker URL {problem}.", step) from None
-        raise SettingsError("The broker URL cannot be read.", form) from None
+        raise SettingsError("The broker URL is malformed.", form) from None
 
 
 configure(settings())

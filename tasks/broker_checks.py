@@ -15,6 +15,7 @@ from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.safe_text import shown_url
 from farm.settings import Settings
+from farm.types.format import plural
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 
@@ -30,7 +31,7 @@ def broker_checks(current: Settings) -> Iterator[Check]:
     """Check the configured broker; without one, the broker program that `farm run` would start."""
     if not current.broker_url:
         try:
-            yield ok("broker", f"none is configured; `farm run` starts its own ({broker_program().name})")
+            yield ok("broker", f"no broker is configured; `farm run` starts its own ({broker_program().name})")
         except BrokerUnreachable as error:
             yield Check("broker", "problem", error.message, error.next_step)
         return
@@ -42,7 +43,7 @@ def broker_checks(current: Settings) -> Iterator[Check]:
         yield Check("broker", "problem", error.message, error.next_step)
         return
     except RedisError as error:
-        yield Check("broker", "warning", f"{shown_url(current.broker_url)} does not describe itself: {error}")
+        yield Check("broker", "warning", f"{shown_url(current.broker_url)} refuses the command INFO: {error}")
         return
     yield _transport(current.broker_url)
     yield _memory(memory)
@@ -57,15 +58,15 @@ def _transport(url: str) -> Check:
         return Check(
             "broker",
             "warning",
-            f"{shown_url(url)} is on another host and is reached without a checked certificate",
+            f"{shown_url(url)} is on another host, and its certificate is not checked",
             "Use rediss:// with ssl_cert_reqs=required and ssl_ca_certs (docs/operate.md).",
         )
     if not local and not parts.password:
         return Check(
             "broker",
             "warning",
-            f"{shown_url(url)} needs no password: anybody who reaches it can give the farm work",
-            "Give the broker the users of deploy/make-secrets.",
+            f"{shown_url(url)} is used without a password: everyone who reaches the broker can send work to the farm",
+            "Add the users that deploy/make-secrets writes to the broker (docs/operate.md).",
         )
     return ok("broker", shown_url(url))
 
@@ -85,15 +86,15 @@ def _memory(memory: dict[str, Any]) -> Check:
         return Check(
             "broker memory",
             "problem",
-            f"{used}; its policy '{policy}' drops messages when it is full",
+            f"{used}; with the policy '{policy}' a full broker drops messages",
             "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).",
         )
     if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
         return Check(
             "broker memory",
             "problem" if used_bytes >= most_bytes else "warning",
-            f"{used}: {'it takes no more messages' if used_bytes >= most_bytes else 'it is nearly full'}",
-            "Raise its `maxmemory` (deploy/redis/redis.conf), or let the workers empty their queues.",
+            f"{used}: the broker {'accepts no more messages' if used_bytes >= most_bytes else 'is nearly full'}",
+            "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or wait until the queues are empty.",
         )
     return ok("broker memory", f"{used}, {policy}")
 
@@ -107,20 +108,24 @@ def _listeners() -> Iterator[Check]:
             if any(name.startswith("control@") for name in found):
                 break  # a busy host answers late, so only the last ping decides that nobody answers
     except (OperationalError, CeleryError, RedisError) as error:
-        yield Check("workers", "warning", f"they cannot be queried: {error}")
+        yield Check("workers", "warning", f"the workers cannot be queried: {error}")
         return
     controls = sum(name.startswith("control@") for name in found)
     if not found:
-        yield Check("workers", "warning", "none listens to the broker", "Start `farm worker` on a host with cards.")
+        yield Check(
+            "workers", "warning", "no worker listens to the broker", "Start `farm worker` on a host with cards."
+        )
     elif not controls:
         yield Check(
             "workers",
             "problem",
-            f"{len(found)} listen, but no control worker: no round is closed, no lost message is published again",
-            "Every `farm worker` starts one; look at its log on the hosts.",
+            f"{len(found)} {plural('card worker', len(found))} listen, but no control worker: no job ends, and lost "
+            "messages are not published again",
+            "Every `farm worker` starts a control worker: look for its errors in the logs of the hosts.",
         )
     else:
-        yield ok("workers", f"{len(found) - controls} of cards and {controls} of control listen")
+        of_cards, of_control = plural("card worker", len(found) - controls), plural("control worker", controls)
+        yield ok("workers", f"{len(found) - controls} {of_cards} and {controls} {of_control} listen to the broker")
     if found:
         yield from _versions()
 
@@ -157,5 +162,5 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
         "programs",
         "warning",
         "; ".join(f"{', '.join(sorted(where))}: {versions}" for versions, where in hosts.items()),
-        "Install the same on all hosts and restart their workers: another torchvision may build other models.",
+        "Install the same versions on all hosts and restart their workers: another torchvision may build other models.",
     )

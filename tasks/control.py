@@ -90,8 +90,10 @@ def aggregate(round_id: str) -> dict[str, str]:
         _raised[round_id] += 1
         if _raised[round_id] < TRIES and not unreadable:
             raise
-        log.error("Job %s ends without a verdict, after round %s", job_id, number, exc_info=True)
-        why = str(error) if unreadable else f"The sum could not be made: {type(error).__name__}: {error}"
+        log.error("Job %s ends without a verdict: round %s could not be summed", job_id, number, exc_info=True)
+        why = (
+            str(error) if unreadable else f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
+        )
         closed = end_without_sum(database(), job_id, int(number), why[:1000])
     _raised.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
@@ -113,16 +115,16 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
             written a heartbeat again.
     """
     views = _views(store, current, farm)
-    with _continuing("waking deferred items"):
+    with _continuing("returning deferred items to waiting"):
         publish_items(store, items.wake_orphans(store, farm=farm))
     if may_move:
-        with _continuing("closing exhausted items"):
+        with _continuing("closing items without attempts left"):
             _close_exhausted(store, current, farm=farm)
         with _continuing("moving items of absent cards"):
             publish_items(store, _move_stranded(store, current, views, farm))
         with _continuing("cancelling jobs with interrupted planning"):
             _cancel_interrupted_planning(store, farm)
-        with _continuing("balancing"):
+        with _continuing("moving items to idle cards"):
             _balance(store, current, views, farm)
     with _continuing("publishing lost items"):
         _publish_lost(store, current, views, farm)
@@ -130,7 +132,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         unpublished = _unpublished(session, farm, stale_after_s(current))
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
-        log.warning("Round %s of job %s was not fully published; continuing", number, job_id)
+        log.warning("Round %s of job %s was not fully published; publishing the other items", number, job_id)
         with _continuing(f"publishing job {job_id}"):
             publish_round(store, job_id, number)
     for job_id, number in _due(unfinished, current.reconcile_s):
@@ -152,7 +154,7 @@ def _continuing(doing: str) -> Iterator[None]:
     except FarmUnavailable:
         raise
     except Exception:
-        log.exception("Reconciling failed at %s", doing)
+        log.exception("The reconciler failed at %s; it continues with its next step", doing)
 
 
 def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
@@ -185,7 +187,11 @@ def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     with store.read() as session:  # if a planner was only suspended, it then finds that its job has ended
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
-        log.warning("The planning of job %s was interrupted. It is cancelled; continue with `farm retry`.", job_id)
+        log.warning(
+            "The planning of job %s was interrupted; the job is cancelled. `farm retry %s` continues it.",
+            job_id,
+            job_id,
+        )
         jobs.cancel(store, job_id)
 
 
@@ -206,7 +212,7 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
                     continue
             ids = list(session.scalars(lost.order_by(col(Item.id))))
         if ids:
-            log.warning("Items of card %s have no message left; publishing %s again", card_id, len(ids))
+            log.warning("Items of card %s have no message at the broker; publishing %s items again", card_id, len(ids))
             publish_items(store, ids, unless_within_s=idle_for_s)
 
 
@@ -231,7 +237,7 @@ def _move_stranded(
         # An absent card has not renewed its leases either. Its tokens may still be valid; the move invalidates them.
         unseen_s = limit_s if absent else None  # `move_items` checks again, since the card may be back by then
         if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
-            log.warning("%s items of card %s (%s) move to its peers", len(moved), card.id, view.state)
+            log.warning("%s items of card %s (%s) move to cards of the same model", len(moved), card.id, view.state)
             to_publish += moved
     if away and working:
         to_publish += give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
@@ -251,7 +257,7 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
             kinds[_kind(view.card)].append(view.card)
     for alike in kinds.values():
         if len(alike) > 1 and (moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)):
-            log.info("%s items move to cards that would be idle", len(moved))
+            log.info("%s items move to cards that would soon be idle", len(moved))
             publish_items(store, moved)
 
 

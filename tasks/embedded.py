@@ -123,12 +123,12 @@ class EmbeddedFarm:
                 raise NoWorker(
                     f"The worker of {child.name} ended with exit code {child.last_exit}: "
                     f"{last_lines(self.supervisor.log_dir / f'{child.name}.log', 5)}",
-                    "Correct that and run again; nothing was lost.",
+                    "Correct the cause, then run the same command again. No reading was lost.",
                 )
             if time.monotonic() > deadline:
                 raise NoWorker(
-                    f"The workers of {', '.join(sorted(missing))} did not get ready within {READY_TIMEOUT_S:.0f} s.",
-                    "Run again; the first import of torch can be slow.",
+                    f"The workers of {', '.join(sorted(missing))} were not ready within {READY_TIMEOUT_S:.0f} s.",
+                    "Run the same command again: the first import of torch can be slow.",
                 )
             time.sleep(0.1)
 
@@ -150,7 +150,7 @@ class EmbeddedFarm:
             releasing = f" after `farm cards release {others[0]}`" if others else ""
             raise NoWorker(
                 "No card can measure: " + "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit),
-                f"Correct that and run again: the card is checked again{releasing}.",
+                f"Correct the cause, then run the same command again{releasing}: it checks the card again.",
             )
         return {row.id for row in ready}
 

@@ -68,7 +68,7 @@ def serve(
     except OSError as error:
         why, step = error.strerror or error, "Choose another --address or --port."
         if error.errno == errno.EADDRINUSE:
-            why, step = "another program does", "Choose another port with --port; 0 takes one that is free."
+            why, step = "another program uses this port", "Choose another port with --port; 0 takes a free port."
         raise UsageError(f"Flower cannot listen on {address}:{port}: {why}.", step) from error
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:

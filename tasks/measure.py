@@ -49,14 +49,14 @@ class CardWorker(ItemDriver):
                 found = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
                 cards.keep_fingerprint(self.database, card.id, found)
         except FarmError as error:
-            log.warning("The card %s has no fingerprint: %s", card.id, error.message)
+            log.warning("The fingerprint of card %s could not be measured: %s", card.id, error.message)
 
     def follow_up(self, closed: Closed) -> None:
         """Publish the messages that follow from a closed item. If this fails, the reconciler publishes them later."""
         try:
             follow_up(self.database, closed)
         except FarmError as error:
-            log.warning("Left to the reconciler: %s", error.message)
+            log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         self.task.send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
@@ -90,9 +90,9 @@ class CardWorker(ItemDriver):
                 self.software = None  # with None, `ready` writes the card's row again
                 self.ready()
         except FarmError as error:
-            log.error("The card %s cannot be served: %s %s", self.card_id, error.message, error.next_step)
+            log.error("The card %s cannot measure: %s %s", self.card_id, error.message, error.next_step)
         except Exception:  # the thread must live on
-            log.exception("The card %s cannot be served", self.card_id)
+            log.exception("The card %s cannot measure", self.card_id)
 
 
 _worker: CardWorker | None = None
@@ -149,7 +149,9 @@ class ItemRequest(Request):  # type: ignore[misc]
         exception = exc_info.exception
         if isinstance(getattr(exception, "exc", exception), Ignore):
             # Celery sends no event for an ignored message; without one, Flower shows it as started for ever.
-            self.send_event("task-declined", exception="nothing to do: closed, moved, or another worker has it")
+            self.send_event(
+                "task-declined", exception="nothing to do: the item is closed, moved or claimed by another worker"
+            )
         return returned
 
 

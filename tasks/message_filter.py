@@ -84,9 +84,9 @@ def refusal(message: Any, queue: str) -> str:
     """Return why a task message is not a message of the farm; '' if it is one. Never raises."""
     headers, properties = message["headers"], message["properties"]
     if (task := headers["task"]) not in ARGUMENTS:
-        return "its task is not one of the farm's"
+        return "its task is not a task of the farm"
     if (task == "aggregate") != (queue == CONTROL_QUEUE):
-        return "its task is that of another queue"
+        return "its task belongs to another queue"
     if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
         return "its content is not JSON"
     for name, kind in _HEADERS.items():
@@ -200,14 +200,14 @@ class Transport(redis.Transport):  # type: ignore[misc]
         reason = refusal(message, queue) if carries_tasks(queue) else ""
         reason = command_refusal(message) if carries_commands(queue) else reason
         if reason:
-            log.warning("Dropped a message from %s: %.200s", queue, reason)
+            log.warning("Dropped a message from queue %s: %.200s", queue, reason)
             return
         try:
             if carries_tasks(queue):
                 message["headers"] = {name: value for name, value in message["headers"].items() if name in _HEADERS}
             super()._deliver(message, queue)
         except MALFORMED:
-            log.warning("Dropped a message from %s: Celery could not decode it", queue, exc_info=True)
+            log.warning("Dropped a message from queue %s: Celery could not decode it", queue, exc_info=True)
             with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
                 tag = message["properties"]["delivery_tag"]
                 for channel in self.channels:  # acknowledge it; otherwise it returns to the queue when this worker ends

@@ -38,17 +38,25 @@ PerCard = Sequence[tuple[str, str, Callable[[CardCounts], float]]]  # name, help
 
 #: Counters: metrics with one value per card that never decreases.
 COUNTERS: PerCard = (
-    ("farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
-    ("farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),
+    ("farm_items_measured", "Items that were measured", lambda of: of.measured),
+    ("farm_items_reused", "Items that reused a stored reading", lambda of: of.reused),
 )
 #: Other metrics with one value per card. They decrease if an item is tried again, moved or handed back. They are not
 #: counters, since Prometheus's rate() treats a decrease of a counter as a restart.
 GAUGES: PerCard = (
-    ("farm_items_begun_again", "Attempts after an item's first", lambda of: of.begun_again),
-    ("farm_items_repeated", "Finished work that came too late", lambda of: of.repeated),
-    ("farm_queue_age_seconds", "How long the oldest waiting item has waited", lambda of: of.oldest_waiting_s),
-    ("farm_card_busy_share", "Share of the last 5 minutes with an item on the card", lambda of: of.busy_share),
-    ("farm_card_last_seen_seconds", "Since the card's worker was last seen", lambda of: max(0.0, of.view.seen_ago_s)),
+    ("farm_items_begun_again", "Attempts after the first attempt of an item", lambda of: of.begun_again),
+    ("farm_items_repeated", "Measurements whose item already had another result", lambda of: of.repeated),
+    ("farm_queue_age_seconds", "Waiting time of the oldest waiting item", lambda of: of.oldest_waiting_s),
+    (
+        "farm_card_busy_share",
+        "Share of the last 5 minutes in which the card measured an item",
+        lambda of: of.busy_share,
+    ),
+    (
+        "farm_card_last_seen_seconds",
+        "Time since the last heartbeat of the card's worker",
+        lambda of: max(0.0, of.view.seen_ago_s),
+    ),
 )
 
 
@@ -62,7 +70,7 @@ def serve(current: Settings) -> int | None:
         start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
         # Another control worker of this host may export metrics already; measuring does not need them.
-        log.warning("No metrics on %s:%s: %s", current.metrics_address, current.metrics_port, error)
+        log.warning("Metrics cannot be served on %s:%s: %s", current.metrics_address, current.metrics_port, error)
         return None
     log.info("Metrics on http://%s:%s/metrics", current.metrics_address, current.metrics_port)
     return current.metrics_port
@@ -82,7 +90,9 @@ class FarmCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        spooled = GaugeMetricFamily("farm_spooled_readings", "Readings that wait on this host's disk", labels=["host"])
+        spooled = GaugeMetricFamily(
+            "farm_spooled_readings", "Readings on this host's disk that wait for the database", labels=["host"]
+        )
         spooled.add_metric([self._settings.host], len(self._spool))
         yield spooled
         try:
@@ -91,12 +101,14 @@ class FarmCollector(Collector):
                 jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:
-            log.warning("Metrics: %s", getattr(error, "message", type(error).__name__))
+            log.warning("Metrics: the database cannot be read: %s", getattr(error, "message", type(error).__name__))
             yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=0)
             return
         yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=1)
-        yield GaugeMetricFamily("farm_open_jobs", "Open jobs of the whole farm: the same from every host", value=jobs)
-        about = "Since a lost card, of any host, was last seen: the same from every host"
+        yield GaugeMetricFamily(
+            "farm_open_jobs", "Open jobs of the whole farm (every host reports the same value)", value=jobs
+        )
+        about = "Time since the last heartbeat of a lost card of any host (every host reports the same values)"
         unseen = GaugeMetricFamily("farm_card_unseen_seconds", about, labels=CARD)
         for card, unseen_s in lost:
             unseen.add_metric(_labels(card), unseen_s)
@@ -106,8 +118,8 @@ class FarmCollector(Collector):
 
     def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:
         """Yield the present power and temperature of the cards and the present lengths of their queues."""
-        power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
-        temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
+        power = GaugeMetricFamily("farm_card_power_watts", "Present power of the card", labels=CARD)
+        temperature = GaugeMetricFamily("farm_card_temperature_celsius", "Present temperature of the chip", labels=CARD)
         messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
         with contextlib.suppress(FarmError, OperationalError, RedisError):
             depths = queue_depths([entry.view.card.id for entry in entries])
@@ -138,9 +150,11 @@ def _labels(card: CardRow) -> list[str]:
 
 def _items(entries: list[CardCounts]) -> Iterator[Metric]:
     failed = GaugeMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
-    waiting = GaugeMetricFamily("farm_items_open", "Items not yet closed", labels=[*CARD, "state"])
-    state = GaugeMetricFamily("farm_card_state", "1 for the state that the card is in", labels=[*CARD, "state"])
-    took = HistogramMetricFamily("farm_item_seconds", "How long measured items took", labels=CARD)
+    waiting = GaugeMetricFamily("farm_items_open", "Items that are not closed yet", labels=[*CARD, "state"])
+    state = GaugeMetricFamily(
+        "farm_card_state", "1 for the present state of the card, 0 for the other states", labels=[*CARD, "state"]
+    )
+    took = HistogramMetricFamily("farm_item_seconds", "Duration of measured items", labels=CARD)
     single: list[tuple[Any, Callable[[CardCounts], float]]] = [
         *((CounterMetricFamily(name, text, labels=CARD), value) for name, text, value in COUNTERS),
         *((GaugeMetricFamily(name, text, labels=CARD), value) for name, text, value in GAUGES),

@@ -297,10 +297,10 @@ def _publishing() -> Iterator[None]:
         yield
     except (OperationalError, RedisError) as error:
         full = isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError)
-        problem = "is full: it takes no more messages." if full else broker_problem(error)
+        problem = "is full and accepts no more messages." if full else broker_problem(error)
         raise BrokerUnreachable(
             f"The broker {shown_url(settings().broker_url)} {problem}",
-            "Raise its `maxmemory`; the job is in the database and continues by itself when there is room."
+            "Raise `maxmemory` of the broker. The job is in the database and continues by itself when there is room."
             if full
-            else "Correct that, or start it again; the job is in the database, continue it with `farm resume JOB`.",
+            else "Correct or start the broker. The job is in the database: `farm resume JOB` continues it.",
         ) from error

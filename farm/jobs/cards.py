@@ -382,7 +382,7 @@ def own_cards(say: Say) -> list[Card]:
     own = all_own_cards()
     usable = _usable(own, say)
     if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
-        say("No GPU of this host can be measured on; its CPU is the card that is left.")
+        say("The farm cannot measure on any GPU of this host; it uses the CPU.")
     return usable
 
 

@@ -25,7 +25,7 @@ def _on_the_cpu(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "message", "next_step"),
     [
-        ("run", 2, "Nothing to measure was named.", "farm run resnet18"),
+        ("run", 2, "There is nothing to measure: no model and no file is given.", "farm run resnet18"),
         ("run --bach 3", 2, "There is no option '--bach'.", "Did you mean --batch"),
         ("run --nonsense", 2, "There is no option '--nonsense'.", "`farm run -h` describes its arguments and options."),
         ("run -b", 2, "-b needs a value.", "`farm run -h`"),

@@ -22,20 +22,23 @@ ROW = {
 
 def test_a_fingerprint_is_shown_with_its_units() -> None:
     shown = dict(lines(ROW))
-    assert shown["copying"] == "4100 GB/s, read and written"
+    assert shown["copy within its memory"] == "4100 GB/s, counting bytes read and bytes written"
     assert shown["matrix product, bfloat16"] == "790 TFLOP/s"
-    assert shown["averaged power after a step"] == "half way after 0.55 s, 10 to 90 % in 0.80 s"
-    assert shown["power for a degree more, under load"] == "1.5 ± 0.4 W"
-    assert shown["power for a degree more, with nothing to do"] == "0.9 ± 0.2 W"
-    assert "not taken yet" in dict(lines({**ROW, "fingerprint": {}}))["fingerprint"]
+    assert (
+        shown["averaged power sensor, after a step of the load"]
+        == "50 % of the step after 0.55 s; rises from 10 to 90 % in 0.80 s"
+    )
+    assert shown["rise of power with temperature, under load"] == "1.5 ± 0.4 W/°C"
+    assert shown["rise of power with temperature, without work"] == "0.9 ± 0.2 W/°C"
+    assert "not measured yet" in dict(lines({**ROW, "fingerprint": {}}))["fingerprint"]
 
 
 def test_a_figure_within_its_interval_is_not_told_as_one() -> None:
     for value, half_width in ((1.9, 28.9), (-0.3, 0.4)):
         shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": value, "half_width": half_width}}}))
-        assert shown["power for a degree more, under load"] == f"no clear effect ({value} ± {half_width} W)"
+        assert shown["rise of power with temperature, under load"] == f"no clear effect ({value} ± {half_width} W/°C)"
     shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": -1.5, "half_width": 0.4}}}))
-    assert shown["power for a degree more, under load"] == "-1.5 ± 0.4 W"
+    assert shown["rise of power with temperature, under load"] == "-1.5 ± 0.4 W/°C"
 
 
 def test_a_card_that_is_left_out_says_why_in_full() -> None:
@@ -53,7 +56,7 @@ def test_what_a_card_does_and_runs_is_shown() -> None:
     )
     assert shown["software"] == "torch 2.11.0+cu130, CUDA 13.0, Python 3.11.2 (abcd)"
     assert shown["queue"] == "card.GPU-1234"
-    assert shown["items waiting"] == "7, 2 of them for a reading that another item takes"
+    assert shown["items waiting"] == "7; 2 of them wait for the reading of another item"
     assert shown["items measured in the last hour"] == "1500"
     assert "worker" not in shown
     assert not {"items waiting", "software", "queue"} & set(dict(lines(ROW)))

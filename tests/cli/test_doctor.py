@@ -188,7 +188,7 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database
 def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
     check = broker_checks._transport(url)
     assert check.level == level, check.message
-    assert ("without a checked certificate" in check.message) == (level == "warning")
+    assert ("its certificate is not checked" in check.message) == (level == "warning")
 
 
 def test_versions_that_the_database_does_not_tell_are_compared_between_the_workers():
@@ -263,7 +263,7 @@ def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(examined, monkeypa
     configure(settings())
     checks = examined()
     assert levels(checks, "broker memory")[0][0] == "ok"
-    assert levels(checks, "workers") == [("warning", "none listens to the broker")]
+    assert levels(checks, "workers") == [("warning", "no worker listens to the broker")]
     with redis.Redis.from_url(broker.redis_url) as client:
         before = client.config_get("maxmemory*")
         client.config_set("maxmemory", "1gb")
@@ -277,7 +277,7 @@ def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(examined, monkeypa
             client.config_set("maxmemory", "100kb")
             ((level, told),) = levels(examined(), "broker memory")
             assert level == "problem"
-            assert "it takes no more messages" in told
+            assert "the broker accepts no more messages" in told
         finally:
             for name in ("maxmemory", "maxmemory-policy"):
                 client.config_set(name, before[name])

@@ -58,7 +58,7 @@ def test_a_terminal_of_80_columns_has_name_time_and_share(database, job, by):
         (("--by", "layer"), "Choose from type, tuple, call, module."),
         (("--by", "call", "--depth", "2"), "Add `--by module`"),
         (("--csv", "--json"), "Omit one of them."),
-        (("--readings", "--csv"), "--readings is a separate list."),
+        (("--readings", "--csv"), "--readings cannot be combined with --by or --csv."),
     ],
 )
 def test_what_does_not_go_together_is_said(farm, job, options, message):

@@ -327,7 +327,7 @@ def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(
     said = " ".join(farm(*asked, "--slow-bandwidth", "1TB/s").stdout.split())
     assert "Copies alone: out" in said
     assert "at 1.00 TB/s each way" in said
-    assert "moves a step" in said
+    assert "moves per step" in said
 
 
 def test_a_host_without_slow_memory_runs_no_plan(farm):

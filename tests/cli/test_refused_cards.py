@@ -38,7 +38,7 @@ def test_a_run_says_why_the_cpu_is_left(farm, nvml, fault, said):
     first, second, *_, last = told.stderr.splitlines()
     assert first.startswith("Left out: ")
     assert said in first
-    assert second == "No GPU of this host can be measured on; its CPU is the card that is left."
+    assert second == "The farm cannot measure on any GPU of this host; it uses the CPU."
     assert "--launch eager" in last
 
 
@@ -112,7 +112,7 @@ def test_a_worker_does_not_serve_nothing_where_every_gpu_is_refused(farm, nvml):
     nvml.mig = 1
     told = farm("worker")
     assert told.code == 3, "its service tries again"
-    assert "No GPU of this host can be measured on" in told.stderr
+    assert "The farm cannot measure on any GPU of this host." in told.stderr
     assert "--card cpu" in told.stderr
 
 

@@ -206,7 +206,7 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, widt
     assert ("estimate" in lines[next(n for n, line in enumerate(lines) if line.startswith("operator "))]) == (
         width > 72
     )
-    assert ("  no room for: estimate" in found) == (width <= 72)
+    assert ("  columns left out, as the terminal is too narrow: estimate" in found) == (width <= 72)
 
 
 def test_the_reasons_of_a_verdict_hang_under_their_beginning(database):

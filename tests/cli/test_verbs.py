@@ -41,7 +41,7 @@ def test_models_lists_by_part_of_a_name_and_by_pattern(farm):
     said = farm("models", "RESN")
     assert "resnext50_32x4d" in said.stdout
     assert "25.6 M" in said.stdout
-    assert "Add your own models in the setting `models`" in said.stderr
+    assert "The setting `models` adds your own models" in said.stderr
 
 
 def test_operators_extracts_a_model_without_a_farm(farm):
@@ -82,7 +82,7 @@ def test_a_dry_run_says_what_it_would_measure_and_begins_nothing(farm, monkeypat
     assert said.code == 0, said.stderr
     first, *_, last = said.stdout.splitlines()
     assert first.startswith("alexnet 4x224 float32 on 1 card (")
-    assert "to measure, 0 known already; " in first
+    assert "to measure, 0 measured already; " in first
     assert "Nothing was started (--dry-run)." in last
     foreseen = json.loads(farm("run", "alexnet", "--dry-run", "--json").stdout)
     assert foreseen["jobs"][0]["items_new"] == foreseen["jobs"][0]["tuples"] + 1, "the tuples and the whole"
@@ -205,7 +205,7 @@ def test_local_cards_ask_no_database(farm, monkeypatch):
     # Without --local the farm's cards are missing, and that is said; this host's are there all the same.
     said = farm("cards", "--json")
     assert json.loads(said.stdout)["cards"] == local
-    assert "Only this host's cards" in said.stderr
+    assert "The list has only the cards of this host" in said.stderr
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(farm, monkeypatch, broker):

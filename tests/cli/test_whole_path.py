@@ -101,11 +101,11 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_
     assert said.code == 1, said.stderr
     (refused,) = json.loads(said.stdout)["refused"]
     assert f"jobs.yml:4: {refused['title']} is left out: {refused['reason']}" in said.stderr
-    assert f"error: 1 of 4 cannot be measured:\n  {refused['title']}: {refused['reason']}" in said.stderr
+    assert f"error: 1 of 4 requests cannot be measured:\n  {refused['title']}: {refused['reason']}" in said.stderr
     reports = json.loads(said.stdout)["reports"]
     assert [report["kind"] for report in reports] == ["sweep", "model", "model"]
     assert len(reports[0]["tuples"]) == 2
-    assert "1 of 3 combinations left out" in said.stderr
+    assert "1 of 3 combinations are left out" in said.stderr
 
     # What is done already is not measured again, and its report is shown.
     said = farm("run", "-f", path, "--json", "--check")
@@ -119,7 +119,7 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_
     jobs = [report["job_id"] for report in reports]
     assert [one["job"] for one in again["skipped"]] == jobs
     assert [report["job_id"] for report in again["reports"]] == jobs
-    assert f"is done already, as job {jobs[0]};" in said.stderr
+    assert f"job {jobs[0]} has measured " in said.stderr
 
 
 def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(known_resnet18):
@@ -223,7 +223,7 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
         _, stderr = submit.communicate(timeout=90)
     if submit.returncode:  # it may have been done by then
         assert submit.returncode == 130
-        assert f"The farm goes on measuring. `farm status {job} --watch` follows" in stderr
+        assert f"The jobs continue: `farm status {job} --watch` shows their progress" in stderr
     assert farm("cancel", job).code == 0
     again = farm("resume", jobs[0], "--failed")
     assert again.code == 0, again.stderr

@@ -76,7 +76,7 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
     assert found.to_json()["complete"]
     said = farm("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "200")
     assert said.code == 0, said.stderr
-    assert "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 tokens each" in said.stdout
+    assert "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 generated tokens per sequence" in said.stdout
     assert "Caches of 65 to 264 tokens are needed, and 64, 128 were measured" in " ".join(said.stdout.split())
 
 

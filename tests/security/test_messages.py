@@ -54,7 +54,7 @@ def test_messages_of_the_farm_pass():
         queues = {"measure": "card.x", "aggregate": "control"}
         assert refusal(mangled.good(queues[task], argument, task), queues.pop(task)) == ""
         (other,) = queues.values()
-        assert refusal(mangled.good(other, argument, task), other) == "its task is that of another queue"
+        assert refusal(mangled.good(other, argument, task), other) == "its task belongs to another queue"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_message_in_the_queue_of_another_task_is_dropped(queue, task, argument
     consumer = Queue()
     consumer.transport(queue)._deliver(mangled.good("card.x", argument, task), queue)
     assert consumer.taken == []
-    assert f"Dropped a message from {queue}: its task is that of another queue" in caplog.text
+    assert f"Dropped a message from queue {queue}: its task belongs to another queue" in caplog.text
 
 
 @pytest.mark.parametrize("headers", mangled.HARMFUL_HEADERS)

@@ -398,7 +398,7 @@ def test_a_drawing_that_fails_costs_no_findings(cards, tmp_path):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert "cannot be written" in done.stderr
-    assert "7 readings kept" in done.stdout
+    assert "7 readings stored" in done.stdout
 
 
 def test_every_study_has_its_measurement():

@@ -75,8 +75,8 @@ def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_
             second = subprocess.run([*words, port], env=environment, capture_output=True, text=True, timeout=60)
             assert (second.returncode, second.stdout) == (2, "")
             assert second.stderr.splitlines() == [
-                f"error: Flower cannot listen on 127.0.0.1:{port}: another program does.",
-                "→ Choose another port with --port; 0 takes one that is free.",
+                f"error: Flower cannot listen on 127.0.0.1:{port}: another program uses this port.",
+                "→ Choose another port with --port; 0 takes a free port.",
             ]
             broker.stop()
             while "Failed to capture events" not in flower.stderr.readline():

@@ -92,7 +92,7 @@ def test_ctrl_c_is_not_for_the_broker():
 
 def test_a_broker_that_cannot_start_says_why():
     with (
-        pytest.raises(BrokerUnreachable, match=r"did not come up: .*maxmemory") as caught,
+        pytest.raises(BrokerUnreachable, match=r"did not start: .*maxmemory") as caught,
         BrokerServer(options={"maxmemory": "plenty"}),
     ):
         pass
