@@ -191,7 +191,10 @@ class Unwritable(FarmError):
 
     @classmethod
     def because(cls, error: OSError) -> Unwritable:
-        return cls(f"The output cannot be written: {error.strerror or error}.", "Make room, or write it elsewhere.")
+        return cls(
+            f"The output cannot be written: {error.strerror or error}.",
+            "Free disk space, or write the output to another place.",
+        )
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -27,7 +27,7 @@ SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
-NEXT_STEP = "Correct the setting; all are listed in docs/settings.md."
+NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
 
 
 def _lock_dir() -> Path:
@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     metrics_port: int = Field(0, ge=0, le=65535)
     """Port on which a host's control worker answers Prometheus; 0: off."""
     metrics_address: str = "127.0.0.1"
-    """Address on which it does."""
+    """Address on which a host's control worker answers Prometheus."""
     simulated_cards: int = Field(0, ge=0)
     """Cards without torch for testing the farm itself; their readings are marked and never reused."""
 
@@ -122,7 +122,7 @@ class Settings(BaseSettings):
             except OSError as error:
                 raise SettingsError(
                     f"FARM_CONFIG names '{path}', which cannot be read: {error.strerror}.",
-                    "It holds passwords: become a user or join the group whose file it is (docs/operate.md, Secrets).",
+                    "The file holds passwords: use an account of the farm's group (docs/operate.md, Secrets).",
                 ) from error
         return used
 

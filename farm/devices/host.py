@@ -50,8 +50,8 @@ def find_card(card_id: str, settings: Settings) -> Card:
         return _measurable(card)
     if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.id.startswith(nvidia.WITHOUT_UUID)):
         raise NoSuchCard(
-            f"This host ({settings.host}) has no card '{card_id}' among those that answer. {silent}",
-            "Repair the cards that do not answer.",
+            f"This host ({settings.host}) has no card '{card_id}' that answers. Cards that do not answer: {silent}",
+            "Repair the cards that do not answer, or choose another card.",
         )
     raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
 
@@ -131,7 +131,7 @@ def is_installed(software: Software, card: Card) -> bool:
 
 POWERCAP = Path("/sys/class/powercap")
 NODES = Path("/sys/devices/system/node")
-ONE_NODE = "This host has one NUMA node: none of its memory is slower than the other."
+ONE_NODE = "This host has only one NUMA node, so it has no slower memory."
 CPUINFO = Path("/proc/cpuinfo")
 
 

@@ -98,21 +98,22 @@ def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = 
             descriptor = _open(path)
             stack.callback(os.close, descriptor)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SettingsError(f"{what} cannot be locked: {path} is not a file.", f"Delete {path}.")
+                raise SettingsError(f"{what} cannot be locked: {path} is not a regular file.", f"Delete {path}.")
             while not _try_lock(descriptor):
                 if time.monotonic() >= until_s:
-                    been = f"was taken for {timeout_s:g} s, last by" if timeout_s else "is taken by"
+                    been = f"was in use for {timeout_s:g} s, last by" if timeout_s else "is in use by"
                     another = card_id and _has_another(card_id)
                     raise CardBusy(
                         f"{what} {been} {_holder(descriptor)}.",
-                        f"Wait for it, {'end it, or choose another card with --card' if another else 'or end it'}.",
+                        "Wait until this process has ended, "
+                        + ("end it, or choose another card with --card." if another else "or end it."),
                     )
                 time.sleep(0.02)
             _sign(descriptor, started_by or os.getpid())
         except OSError as error:
             raise SettingsError(
                 f"{what} cannot be locked: {error}.",
-                "Give FARM_LOCK_DIR a directory on a local file system that all workers of this host may write to.",
+                "Set FARM_LOCK_DIR to a folder on a local file system to which all workers of this host may write.",
             ) from error
         stack.pop_all()
     return descriptor
@@ -159,7 +160,7 @@ def _open(path: Path) -> int:
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, 0o666)  # the umask may have removed permissions
         return descriptor
-    raise FileNotFoundError(errno.ENOENT, "the file comes and goes", str(path))
+    raise FileNotFoundError(errno.ENOENT, "another process repeatedly deletes the file", str(path))
 
 
 def _holder(descriptor: int) -> str:

@@ -43,15 +43,15 @@ NEXT_STEPS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "reset the card or restart the host",
     pynvml.NVML_ERROR_RESET_REQUIRED: "reset the card with `nvidia-smi --gpu-reset`",
     pynvml.NVML_ERROR_NO_PERMISSION: "let the farm's user read and write /dev/nvidia*",
-    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "look at the card's power cables",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: its driver was changed while it was loaded",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the card's power cables",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: the driver was updated while it was loaded",
 }
 
 #: The ids of cards with unknown UUID begin with this prefix.
 WITHOUT_UUID = "NVIDIA-"
 
 # Sensors give energy, power and clocks of the whole chip: the share of one MIG instance is unknown.
-MIG_REFUSAL = "power and clocks cannot be read per instance; `nvidia-smi -mig 0` ends that mode"
+MIG_REFUSAL = "power and clocks cannot be measured per instance; `nvidia-smi -mig 0` ends the MIG mode"
 
 # The farm's names of NVML's throttle reasons. Reasons that do not slow the card down (idle, a clock set by a person)
 # have separate names, so that flags can ignore them.
@@ -139,7 +139,9 @@ def _uncounted_id(settings: Settings) -> str:
 
 def _no_answer(error: pynvml.NVMLError) -> str:
     """The refusal of a card whose driver fails: the driver's message, and what to do."""
-    return f"the driver says '{str(error).rstrip('.')}'; {NEXT_STEPS.get(_code(error), 'look at `nvidia-smi`')}"
+    return (
+        f"the driver says '{str(error).rstrip('.')}'; {NEXT_STEPS.get(_code(error), 'read the output of `nvidia-smi`')}"
+    )
 
 
 def _code(error: pynvml.NVMLError) -> int | None:
@@ -164,7 +166,9 @@ class NvidiaDevice(Device):
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(card.id)
         except pynvml.NVMLError as error:
-            raise NoSuchCard(f"The card {card} does not answer: {error}.", "Look at `nvidia-smi`.") from error
+            raise NoSuchCard(
+                f"The card {card} does not answer: {error}.", "Read the output of `nvidia-smi`."
+            ) from error
         self._open = True
         # If the first query fails for any reason, treat the sensor as unavailable.
         self._lacks |= {name for name in _QUERIES if self._query(name) is None}

@@ -28,16 +28,16 @@ def database_checks(current: Settings) -> Iterator[Check]:
     sqlite = database.engine.dialect.name == "sqlite"
     if database.missing:
         if current.broker_url or current.database_url:
-            yield problem("database", f"{database} is not there.", "Create it with `farm db upgrade`.")
+            yield problem("database", f"the database {database} does not exist", "Create it with `farm db upgrade`.")
         else:
-            yield ok("database", f"{database} is not there yet; `farm run` creates it")
+            yield ok("database", f"{database} does not exist yet; `farm run` creates it")
         return
     try:
         database.check_schema()
         with database.read() as session:
             begun_s, clock_s, ended_s = time.time(), read_clock_s(session), time.time()
             yield _where_the_database_is(current, str(database), sqlite, database.url)
-            yield ok("schema", f"{database.schema_version()}, as this program needs it")
+            yield ok("schema", f"{database.schema_version()}, the schema that this program needs")
             yield _clock(0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2)
             yield from card_checks(session, current)
     except (DatabaseUnreachable, SchemaMismatch, SettingsError) as error:
@@ -49,11 +49,11 @@ def database_checks(current: Settings) -> Iterator[Check]:
 
 def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
     if sqlite and current.broker_url and not _is_local(current.broker_url):
-        message = f"{shown} is a file of this host, but the broker is another host's."
-        step = "Farms of several hosts share one PostgreSQL: set FARM_DATABASE_URL."
+        message = f"{shown} is a file on this host, but the broker is on another host"
+        step = "The hosts of a farm share one PostgreSQL database: set FARM_DATABASE_URL to its URL."
         return warning("database", message, step)
     if not sqlite and not _is_local_host(url.host or "") and url.query.get("sslmode") != "verify-full":
-        message = f"{shown} is on another host, and its certificate is not checked."
+        message = f"{shown} is on another host, and its certificate is not checked"
         step = "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md)."
         return warning("database", message, step)
     return ok("database", shown)
@@ -62,10 +62,13 @@ def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any
 def _clock(ahead_s: float, uncertain_s: float) -> Check:
     beyond_s = abs(ahead_s) - uncertain_s
     if beyond_s > SKEW_WARNING_S:
-        message = f"this host is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the database"
+        way = "ahead of" if ahead_s > 0 else "behind"
+        message = f"the clock of this host is {abs(ahead_s):.1f} s {way} the clock of the database"
         result = problem if beyond_s > SKEW_PROBLEM_S else warning
-        return result("clock", message, "Start a time service (chrony, systemd-timesyncd) on both.")
-    return ok("clock", f"within {max(abs(ahead_s), uncertain_s, 0.001):.3f} s of the database's")
+        return result("clock", message, "Start a time service (chrony, systemd-timesyncd) on both hosts.")
+    return ok(
+        "clock", f"differs from the clock of the database by at most {max(abs(ahead_s), uncertain_s, 0.001):.3f} s"
+    )
 
 
 def card_checks(session: Any, current: Settings) -> Iterator[Check]:
@@ -79,32 +82,40 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
     serving = [view for view in present if view.state in ("idle", "busy")]
     starting = sum(view.state == "starting" for view in present)
     for view in views:
-        card, look = view.card, f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`)"
+        card, look = view.card, f"Read the log of the worker on {view.card.host} (`journalctl -u farm-worker`)"
         name = f"card {card.host}:{card.index}"
         if view.state == "quarantined":
-            message = f"{card.id} is quarantined: {card.state_reason or 'no reason is given'}"
-            yield problem(name, message, f"Fix it, then `farm cards release {card.id}` (docs/operate.md).")
+            message = f"{card.id} is quarantined: {card.state_reason or 'no reason is stored'}"
+            yield problem(
+                name, message, f"Correct the cause, then run `farm cards release {card.id}` (docs/operate.md)."
+            )
         elif card.id in gone or (view.state == "lost" and farms[card.id]):
-            message = f"the `farm run` on {card.id} has ended unexpectedly; {view.waiting} of its items are left"
-            yield warning(name, message, "The same command continues where it stopped.")
+            message = (
+                f"the `farm run` on {card.id} has ended unexpectedly; {view.waiting} of its items are not measured"
+            )
+            yield warning(name, message, "Run the same command again: it continues where it stopped.")
         elif view.state == "lost":
-            message = f"{card.id} was last seen {view.seen_ago_s:.0f} s ago; {view.waiting} items wait for it"
+            message = (
+                f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s; {view.waiting} items wait for this card"
+            )
             yield warning(name, message, f"{look}.")
         elif view.silent_s:
             silent = f"is idle and has taken no item for {view.silent_s:.0f} s, though {view.waiting} items wait"
-            again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker restarts by itself"
-            restart = again if current.deaf_after_s else "restart it"
-            yield problem(name, f"{card.id} {silent}", f"{look} and at the broker; {restart}.")
+            again = f"The worker restarts by itself after {current.deaf_after_s:g} s (FARM_DEAF_AFTER_S)"
+            restart = again if current.deaf_after_s else "Restart the worker"
+            yield problem(name, f"{card.id} {silent}", f"{look} and check the broker. {restart}.")
         elif view.state == "draining":
-            yield warning(name, f"{card.id} drains", f"`farm cards resume {card.id}` ends that.")
+            yield warning(name, f"{card.id} is draining", f"`farm cards resume {card.id}` gives it work again.")
     if serving:
         hosts = len({view.card.host for view in serving})
-        message = f", {starting} more are starting" if starting else ""
-        yield ok("cards", f"{len(serving)} serve, on {hosts} {plural('host', hosts)}{message}")
+        message = f"; {starting} more starting" if starting else ""
+        here = f"{len(serving)} {plural('card', len(serving))} on {hosts} {plural('host', hosts)}"
+        yield ok("cards", f"workers serve {here}{message}")
     elif starting:
-        yield warning("cards", f"no card serves yet, {starting} are starting", "Ask again in a minute.")
+        message = f"no worker is ready yet; {starting} {plural('worker', starting)} starting"
+        yield warning("cards", message, "Run `farm doctor` again in a minute.")
     elif current.broker_url:
-        yield warning("cards", "no card serves this farm", "Start `farm worker` on a host with cards.")
+        yield warning("cards", "no worker serves a card", "Start `farm worker` on a host with cards.")
     yield from _software_checks(session, [view.card for view in serving])
 
 
@@ -129,10 +140,11 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
         yield warning(
             "versions",
             f"the cards of model {model} run different software ({message})",
-            "Readings of different software are not mixed, so each measures everything: install the same on all hosts.",
+            "Readings of different software are not mixed, so each of these hosts measures everything: install the "
+            "same versions on all hosts.",
         )
     if by_model and all(len(groups) == 1 for groups in by_model.values()):
-        yield ok("versions", "the same torch, CUDA, cuDNN and driver on all cards of a model")
+        yield ok("versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver")
 
 
 def _is_local(url: str) -> bool:

@@ -41,20 +41,20 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
     """Check the driver, whether torch supports it, and every card of this host."""
     torch = installed_torch()
     if torch is None:
-        yield problem("torch", "torch is not installed", "Install the project with its dependencies.")
+        yield problem("torch", "torch is not installed", "Install torch, or install farm again with its dependencies.")
     driver, cuda, trouble = _driver()
     cards = discover(current)
     yield from _all_listed(cards, current)
     if driver:
-        yield ok("driver", f"{driver}, for CUDA up to {cuda[0]}.{cuda[1]}")
+        yield ok("driver", f"{driver}, supports CUDA up to {cuda[0]}.{cuda[1]}")
     elif has_nvidia_hardware() or any(card.kind == "cuda" for card in cards):
         yield problem(
             "driver",
             f"this host has an NVIDIA card, but its driver does not answer: {trouble}",
-            "Install or reload the driver until `nvidia-smi` lists the card; in a container, give it the card.",
+            "Install or reload the driver until `nvidia-smi` lists the card; give a container access to the card.",
         )
     else:
-        yield ok("driver", "no NVIDIA card here; this host measures on its CPU")
+        yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
     if torch is not None:
         yield torch_against_driver(torch, cuda if driver else None)
     for card in cards:
@@ -64,11 +64,11 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
         if not card.refusal:
             yield from _card_here(name, card, current)
         elif all(other.refusal for other in cards):
-            step = "Fix that; meanwhile `--card cpu` measures on the CPU."
-            yield problem(name, f"{card} is left out: {card.refusal}", step)
+            step = "Correct the cause; until then, `--card cpu` measures on the CPU."
+            yield problem(name, f"the farm cannot measure on {card}: {card.refusal}", step)
         else:
-            step = "Fix that, or leave it as it is: the other cards work."
-            yield warning(name, f"{card} is left out: {card.refusal}", step)
+            step = "Correct the cause, or use the other cards of this host only."
+            yield warning(name, f"the farm cannot measure on {card}: {card.refusal}", step)
 
 
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
@@ -112,12 +112,12 @@ def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
         named = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
         yield warning(
             "GPUs",
-            f"{len(counted) - len(left_out)} of the {len(counted)} that the driver counts are listed here; "
+            f"the farm uses {len(counted) - len(left_out)} of the {len(counted)} GPUs that the driver lists; "
             f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves out {named}",
-            "Unset it if a worker should serve them all. A scheduler that lends single cards sets it itself.",
+            "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only some of them.",
         )
     elif counted:
-        yield ok("GPUs", f"all {len(counted)} that the driver counts are listed")
+        yield ok("GPUs", f"the farm uses all {len(counted)} GPUs that the driver lists")
 
 
 def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
@@ -136,15 +136,19 @@ def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) 
         return ok("torch", f"{torch.version}{f', built for CUDA {torch.cuda}' if torch.cuda else ', for CPUs'}")
     if not torch.cuda:
         message = f"torch {torch.version} is built for CPUs, but this host has an NVIDIA driver"
-        step = "Install the torch that is built for CUDA (the default of the package index on Linux)."
+        step = "Install a build of torch for CUDA (the default on Linux)."
         return problem("torch", message, step)
     major, minor = (int(part) for part in torch.cuda.split(".")[:2])
-    runs = f"the driver runs up to {driver_cuda[0]}.{driver_cuda[1]}"
+    runs = f"the driver supports CUDA up to {driver_cuda[0]}.{driver_cuda[1]}"
     message = f"torch {torch.version} is built for CUDA {torch.cuda}, {runs}"
     if major > driver_cuda[0]:
-        return problem("torch", message, "Update the driver, or install a torch built for its CUDA.")
+        return problem(
+            "torch",
+            message,
+            "Update the driver, or install a torch that is built for a CUDA version that the driver supports.",
+        )
     if (major, minor) > driver_cuda:
-        step = "It runs, but kernels compiled at run time may not; update the driver when you can."
+        step = "torch runs, but kernels that are compiled at run time may fail: update the driver."
         return warning("torch", message, step)
     return ok("torch", message)
 
@@ -159,10 +163,14 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
         if card.kind == "simulated" or "energy_counter_mj" in device.capabilities:
             yield ok(name, str(card))
         elif device.capabilities & {"power_instant_w", "power_average_w"}:
-            yield warning(name, f"{card} has no energy counter; its power is integrated", "Readings say so.")
+            yield warning(
+                name,
+                f"{card} has no energy counter; energy is computed from sampled power",
+                "Readings have a flag for it.",
+            )
         else:
-            rapl, power = "let the farm's user read /sys/class/powercap (RAPL)", "Look at `nvidia-smi -q -d POWER`."
-            step = f"On a CPU, {rapl}." if card.kind == "cpu" else power
+            rapl = "Let the farm's user read /sys/class/powercap (RAPL, the CPU's energy counter)."
+            step = rapl if card.kind == "cpu" else "Read the output of `nvidia-smi -q -d POWER`."
             yield warning(name, f"{card} reports neither energy nor power: only time is measured", step)
         yield from _foreign(name, card, device.compute_processes(), current)
     finally:
@@ -172,11 +180,11 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
 def _load() -> Check:
     """Check that the CPU is idle enough for a measurement."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    message = f"{load:.1f} in the last minute on {cores} {plural('core', cores)}"
+    message = f"load average {load:.1f} in the last minute on {cores} {plural('core', cores)}"
     if load <= cores:
         return ok("load", message)
     return warning(
-        "load", f"{message}: this host is busy, so readings on its CPU are unreliable", "Measure when it is idle."
+        "load", f"{message}: this host is busy, so readings on its CPU are unreliable", "Measure when the host is idle."
     )
 
 
@@ -187,7 +195,7 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
     def command(pid: int) -> str:
         with contextlib.suppress(psutil.Error):
             return psutil.Process(pid).name()
-        return "not visible here"
+        return "of another container or user"
 
     own = _worker_of(card, current) if processes else frozenset()
     foreign = sorted((processes or frozenset()) - own)
@@ -197,8 +205,8 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
     message = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
     yield warning(
         name,
-        f"other processes compute on it: {message}; readings beside them are flagged as shared",
-        "End them, or choose another card.",
+        f"other processes compute on {card}: {message}; readings taken meanwhile get the flag `shared`",
+        "End these processes, or choose another card.",
     )
 
 
@@ -232,21 +240,21 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
         named = printable(", ".join(path.name for path in aside[:5]))
         yield problem(
             "spool",
-            f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be used: {named}",
-            "Look for the reason in the log of the card's worker, then delete them. Their items are measured again.",
+            f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be stored: {named}",
+            "The log of the card's worker has the reason. Delete the files: their items are measured again.",
         )
     if waiting := len(spool):
         yield warning(
             "spool",
-            f"{waiting} readings wait on this disk for the database",
-            "They are written when the card's worker and the database are both up: start `farm worker`.",
+            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database",
+            "Start `farm worker`: the card's worker stores them when the database answers.",
         )
     path = os.environ.get("FARM_CONFIG", "")
     with contextlib.suppress(OSError):
         mode = Path(path).stat().st_mode if path else 0
         if mode & (stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-            message = f"{path} holds passwords and is open to others ({stat.filemode(mode)})"
-            yield warning("settings file", message, f"chmod 0640 {path}, with the farm's group.")
+            message = f"{path} holds passwords, and other users can read or change it ({stat.filemode(mode)})"
+            yield warning("settings file", message, f"Run `chmod 0640 {path}`; its group must be the farm's group.")
         elif path:
             yield ok("settings file", path)
 
@@ -258,8 +266,8 @@ def _private(current: Settings) -> Iterator[Check]:
             mode = path.stat().st_mode
             reached = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.resolve().parents)
             if reached and mode & (stat.S_IRWXO | stat.S_IWGRP):
-                message = f"{path} is open to other users of this host ({stat.filemode(mode)})"
-                yield warning("privacy", message, f"chmod go-rwx {path}, or leave it open to users whom you trust.")
+                message = f"other users of this host can access {path} ({stat.filemode(mode)})"
+                yield warning("privacy", message, f"Run `chmod go-rwx {path}`, unless you trust these users.")
 
 
 def _database_files(current: Settings) -> list[Path]:
@@ -276,10 +284,10 @@ def _locks(folder: Path) -> Check:
     if check.level != "ok":
         return check
     if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & 0o1777 != 0o1777:
-        message = f"{folder} is not open to all users of this host, so a worker of another user cannot take the lock"
-        return warning(name, message, f"chmod 1777 {folder}")
+        message = f"not all users of this host may write to {folder}, so a worker of another user cannot lock a card"
+        return warning(name, message, f"Run `chmod 1777 {folder}`.")
     if service.is_dir() and folder.resolve() != service.resolve():
-        message = f"it is {folder}, but this host has {service} for all that measure: workers there are not noticed"
+        message = f"this farm uses {folder}, but other workers use {service}: both could measure on one card at a time"
         return warning(name, message, "Unset FARM_LOCK_DIR.")
     return check
 
@@ -287,14 +295,14 @@ def _locks(folder: Path) -> Check:
 def _writable(name: str, folder: Path, next_step: str) -> Check:
     there = _existing(folder)
     if not there.is_dir():
-        return problem(name, f"{folder} cannot be a folder: {there} is a file", next_step)
+        return problem(name, f"the folder {folder} cannot be created: {there} is a file", next_step)
     try:
         # Permission bits are not enough: a file system can be full, read-only, virtual or mapped to another user.
         with tempfile.TemporaryFile(dir=there):
-            return ok(name, str(folder) if there == folder else f"{folder} (made when it is needed)")
+            return ok(name, str(folder) if there == folder else f"{folder} (created when it is needed)")
     except OSError as error:
-        cannot = "" if there == folder else f"{folder} cannot be made: "
-        return problem(name, f"{cannot}{there} cannot be written to: {error.strerror}", next_step)
+        cannot = "" if there == folder else f"{folder} cannot be created: "
+        return problem(name, f"{cannot}this user cannot write to {there}: {error.strerror}", next_step)
 
 
 def _disk(current: Settings) -> Iterator[Check]:
@@ -304,10 +312,10 @@ def _disk(current: Settings) -> Iterator[Check]:
     devices = {there.stat().st_dev: (folder, there) for folder, there in found}
     for folder, there in reversed(devices.values()):
         free_bytes = shutil.disk_usage(there).free
-        message = f"{free_bytes / 2**30:.1f} GiB free for {folder}"
+        message = f"{free_bytes / 2**30:.1f} GiB free on the disk of {folder}"
         if free_bytes < DISK_WARNING_BYTES:
             result = problem if free_bytes < DISK_PROBLEM_BYTES else warning
-            yield result("disk", message, "Make room, or move it with FARM_STATE_DIR.")
+            yield result("disk", message, "Free disk space, or set FARM_STATE_DIR to a folder on another disk.")
         else:
             yield ok("disk", message)
 

@@ -20,17 +20,27 @@ class Study:
 STUDIES = {
     study.name: study
     for study in (
-        Study("windows", "How long must a window be? Shorter ones against the longest.", "windows"),
-        Study("averaging", "Which average to trust: mean, median or 3-sigma-trimmed mean?", "windows"),
-        Study("residency", "What must be in the cache so that the tuples add up to the model?", "sums"),
-        Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly.", "sums"),
-        Study("data", "How much do the values in the tensors matter for power and energy?", "conditions"),
+        Study("windows", "How long must a window be? Compares short windows with the longest window.", "windows"),
+        Study("averaging", "Which average is most accurate: mean, median or 3-sigma-trimmed mean?", "windows"),
+        Study("residency", "Which data must be in the cache so that the sum of the tuples matches the model?", "sums"),
+        Study(
+            "launch",
+            "What does launching cost? Measures the model and its tuples with CUDA graphs and eagerly.",
+            "sums",
+        ),
+        Study("data", "How much do the values in the tensors change power and energy?", "conditions"),
         Study(
             "placement",
-            "Do calls with tensors in slow memory take as long if one run changes many calls as if it changes one?",
+            "Is the time of a call with tensors in slow memory the same if a run changes many calls or only this one?",
             "slow_memory",
         ),
-        Study("peer", "What do tensors in another GPU's memory cost, compared with the host's?", "slow_memory"),
-        Study("simultaneous", "Do the readings of one card change while its neighbours measure too?", "conditions"),
+        Study(
+            "peer",
+            "How much time do tensors in another GPU's memory cost, compared with tensors in the host's memory?",
+            "slow_memory",
+        ),
+        Study(
+            "simultaneous", "Do the readings of a card change while other cards of the host measure, too?", "conditions"
+        ),
     )
 }

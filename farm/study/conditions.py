@@ -61,13 +61,17 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
             )
     laboratory.require(laboratory.readings)
     columns, table = tabulated(rows)
-    notes = ["Changes are relative to standard normal values; `seen` is the class that most calls of the tuple see."]
+    notes = [
+        "Changes are relative to standard normal values. `seen` is the class of data that most calls of the tuple have."
+    ]
     if usual := sum(row["seen"] == "normal" for row in table):
-        notes.append(f"Most calls of {usual} of {len(table)} tuples see `normal`: these have no change to `seen`.")
-    for key, what in (("seen_energy", "As seen in the model"), ("zeros_energy", "With zeros")):
+        notes.append(
+            f"Most calls of {usual} of {len(table)} tuples have the class `normal`: their cells of `seen` are empty."
+        )
+    for key, what in (("seen_energy", "Values as in the model"), ("zeros_energy", "Zeros")):
         if values := known(row[key] for row in table):
             notes.append(
-                f"{what}: energy {statistics.median(values):+.1%} in the median of {len(values)}, "
+                f"{what}: median change of the energy {statistics.median(values):+.1%} over {len(values)} tuples, "
                 f"{min(values):+.1%} to {max(values):+.1%}."
             )
     quantity = "energy" if known(row["zeros_energy"] for row in table) else "time"
@@ -108,15 +112,15 @@ def simultaneous(laboratory: Laboratory, options: StudyOptions) -> Findings:
     others = "1 other card" if len(options.neighbours) == 1 else f"{len(options.neighbours)} other cards"
     counts = ", ".join(f"{taken[card.id]} on card {card.index}" for card in options.neighbours)
     notes = [
-        f"Beside means: {others} of the host measured the same list at the same time.",
-        f"Readings that they took: {counts}.",
+        f"Column `beside`: {others} of the host measured the same list at the same time.",
+        f"Readings of the other cards: {counts}.",
     ]
     for name, _ in QUANTITIES:
         if values := known(row[f"change_{name}"] for row in table):
             low, median, high = min(values), statistics.median(values), max(values)
-            notes.append(f"{name.capitalize()}: {median:+.2%} in the median, {low:+.2%} to {high:+.2%}.")
+            notes.append(f"Median change of {name}: {median:+.2%}; from {low:+.2%} to {high:+.2%}.")
     series = {name: f"change_{name}" for name, _ in QUANTITIES}
-    chart = bar_chart("beside busy neighbours, against alone", table, "subject", series)
+    chart = bar_chart("change with busy neighbours, relative to alone", table, "subject", series)
     return Findings(columns, table, tuple(notes), (chart,), options.variant)
 
 
@@ -186,7 +190,10 @@ def _busy(
 
     def check() -> None:
         if problems:
-            raise FarmError(f"A neighbour does not measure: {problems[0]}", "Stop what uses it, or name other cards.")
+            raise FarmError(
+                f"A neighbouring card does not measure: {problems[0]}",
+                "End the program that uses this card, then repeat the study.",
+            )
 
     begun = {card: threading.Event() for card in cards}
     # Each card begins with another sample, so that the cards do not measure the same sample at the same time.

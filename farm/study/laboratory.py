@@ -183,7 +183,7 @@ class Laboratory:
         Raises:
             FarmError: this card or this model does not support it.
         """
-        self.say(f"{variant}: calls with tensors in slow memory, many a run and one a run")
+        self.say(f"{variant}: measuring calls with tensors in slow memory, many calls per run and one call per run")
         began_s = time.monotonic()
         try:
             request = InSituRequest(self.whole(variant).subject, self.protocol(), most)
@@ -243,7 +243,7 @@ class Laboratory:
         """Raise FarmError if all `readings` are empty or None. Its message has the first failure."""
         if not any(readings):
             reason = next(iter(self.failures.values()), "nothing was measured")
-            raise FarmError(f"The study found nothing to compare: {reason}", "Choose another model, batch or card.")
+            raise FarmError(f"The study has no readings to compare: {reason}", "Choose another model, batch or card.")
 
 
 def _in_words(circumstance: str, value: Any) -> str:
@@ -270,7 +270,8 @@ def holding(cards: Sequence[Card], laboratory: Laboratory) -> Iterator[None]:
     """
     if not cards:
         raise UsageError(
-            f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
+            f"{laboratory.card} is the only usable card of its kind on this host.",
+            "Run this study on a host with two or more cards.",
         )
     with contextlib.ExitStack() as held:
         for card in cards:

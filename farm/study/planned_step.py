@@ -66,7 +66,7 @@ def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
         CardBusy, UnhealthyCard, Unmeasurable: the card cannot be used, or the step cannot run on it.
     """
     if why := no_slow_memory(card):
-        raise UsageError(why, "Leave --run away, or choose another card with --card.")
+        raise UsageError(why, "Omit --run, or choose another card with --card.")
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol(launch="eager" if card.kind == "cpu" else "graph")
     with hold_card(card) as process:

@@ -179,7 +179,8 @@ def find_kept(beginning: str) -> StudyResult:
         return _read(found[0])
     problem = f"{'Several studies have' if found else 'No study has'} an id that begins with '{beginning}'."
     raise UsageError(
-        problem if beginning.strip() else "The id of a study is empty.", "`farm study show` lists those of this host."
+        problem if beginning.strip() else "The id of a study is empty.",
+        "`farm study show` lists the studies of this host.",
     )
 
 
@@ -188,7 +189,8 @@ def _read(path: Path) -> StudyResult:
         return StudyResult.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise FarmError(
-            f"{path} cannot be read: {type(error).__name__}: {error}.", "It may be of another version of farm."
+            f"{path} cannot be read: {type(error).__name__}: {error}.",
+            "Another version of farm may have written it: delete the file, and repeat the study if you need it.",
         ) from error
 
 
@@ -221,5 +223,5 @@ def perform(
     try:
         keep(made)
     except OSError as error:  # the readings are stored, and the caller can still print the findings
-        say(f"These findings are not kept: {error}")
+        say(f"The findings are not stored (the readings are): {error}")
     return made

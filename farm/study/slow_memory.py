@@ -51,22 +51,22 @@ def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
         rows.append(
             {
                 ResultColumn("operator", "operator tuple"): one["label"],
-                ResultColumn("placement", "slow"): one["placement"],
-                ResultColumn("alone_time_us", "one a run", "time_us"): alone_us,
-                ResultColumn("together_time_us", "many a run", "time_us"): together_us,
+                ResultColumn("placement", "in slow memory"): one["placement"],
+                ResultColumn("alone_time_us", "time, one changed", "time_us"): alone_us,
+                ResultColumn("together_time_us", "time, many changed", "time_us"): together_us,
                 ResultColumn("change", "change", "change"): change(together_us, alone_us),
                 ResultColumn("half_width", "±", "share"): half_width_us / alone_us if alone_us > 0 else None,
-                ResultColumn("isolated_time_us", "by itself", "time_us"): by_itself_us,
-                ResultColumn("change_isolated", "in place", "change"): change(alone_us, by_itself_us),
+                ResultColumn("isolated_time_us", "time, outside the model", "time_us"): by_itself_us,
+                ResultColumn("change_isolated", "change in the model", "change"): change(alone_us, by_itself_us),
             }
         )
     columns, table = tabulated(rows)
     chart = scatter_chart(
-        "calls in place with tensors in slow memory",
-        "time with one a run, µs",
+        "calls in the model with tensors in slow memory",
+        "time if a run changes one call, µs",
         table,
         "alone_time_us",
-        {"many a run": "change", "against the tuple by itself": "change_isolated"},
+        {"many changed calls, relative to one": "change", "relative to outside the model": "change_isolated"},
     )
     return Findings(columns, table, tuple(_placement_notes(found, table)), (chart,), options.variant)
 
@@ -74,8 +74,8 @@ def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
 def _placement_notes(found: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     runs, took_s = found["runs"], found["took_s"]
     notes = [
-        f"{runs['alone']} runs that change one call, {runs['together']} that change many: "
-        f"{runs['alone'] / runs['together']:.1f} times fewer; {took_s['alone']:.1f} s and {took_s['together']:.1f} s."
+        f"{runs['alone']} runs that change one call took {took_s['alone']:.1f} s; {runs['together']} runs that change "
+        f"many calls took {took_s['together']:.1f} s: {runs['alone'] / runs['together']:.1f} times fewer runs."
     ]
     changes = known(row["change"] for row in rows)
     if len(changes) > 1:
@@ -86,18 +86,19 @@ def _placement_notes(found: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -
             if row["change"] is not None and row["half_width"] is not None
         )
         notes.append(
-            f"Many against one: {statistics.median(changes):+.2%} in the median of {len(changes)}, "
-            f"nine tenths between {low:+.2%} and {high:+.2%}; {percent(within, 0)} within their intervals."
+            f"Time with many changed calls, relative to one: median {statistics.median(changes):+.2%} over "
+            f"{len(changes)} configurations, 90 % of them from {low:+.2%} to {high:+.2%}; {percent(within, 0)} are "
+            "within their intervals."
         )
     if apart := known(row["change_isolated"] for row in rows):
         size = statistics.median(map(abs, apart))
         notes.append(
-            f"In place against by itself: {statistics.median(apart):+.2%} in the median of {len(apart)}, "
-            f"{size:.2%} whatever the sign."
+            f"Time in the model, relative to outside the model: median {statistics.median(apart):+.2%} over "
+            f"{len(apart)} configurations; median of the absolute values {size:.2%}."
         )
     if left_out := found["left_out"]:
         notes.append(
-            f"{len(left_out)} configurations could not be placed in a run, the first: {left_out[0]['label']}, "
+            f"{len(left_out)} configurations could not be run. The first is {left_out[0]['label']}, "
             f"{left_out[0]['placement']}: {left_out[0]['why']}"
         )
     return notes
@@ -138,17 +139,19 @@ def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
             rows.append(
                 {
                     ResultColumn("operator", "operator tuple"): sample.label,
-                    ResultColumn("placement", "slow"): word,
+                    ResultColumn("placement", "in slow memory"): word,
                     ResultColumn("fast_time_us", "time, all fast", "time_us"): here.get(fast),
                     ResultColumn("host_time_us", "time, host", "time_us"): host_us,
                     ResultColumn("peer_time_us", "time, other GPU", "time_us"): peer_us,
-                    ResultColumn("change_fast", "other GPU, to all fast", "change"): change(peer_us, there.get(fast)),
-                    ResultColumn("change_host", "other GPU, to host", "change"): change(peer_us, host_us),
+                    ResultColumn("change_fast", "change, other GPU to all fast", "change"): change(
+                        peer_us, there.get(fast)
+                    ),
+                    ResultColumn("change_host", "change, other GPU to host", "change"): change(peer_us, host_us),
                 }
             )
     columns, table = tabulated(rows)
     chart = scatter_chart(
-        "in another GPU's memory, against the host's",
+        "time in another GPU's memory, relative to the host's memory",
         "time in the host's memory, µs",
         table,
         "host_time_us",
@@ -175,7 +178,7 @@ def _measure_placements(laboratory: Laboratory, wanted: Sequence[tuple[Sample, S
 
 def _peer_notes(rows: Sequence[Mapping[str, Any]], here: Times, there: Times) -> list[str]:
     notes = []
-    for name, times in (("the host's memory", here), ("the other GPU's", there)):
+    for name, times in (("the host's memory", here), ("the other GPU's memory", there)):
         slower = [
             time_us / times[tuple_id, FAST]
             for (tuple_id, word), time_us in times.items()
@@ -183,18 +186,18 @@ def _peer_notes(rows: Sequence[Mapping[str, Any]], here: Times, there: Times) ->
         ]
         if slower:
             notes.append(
-                f"Slow in {name}: {statistics.median(slower):.3g} times all fast in the median of {len(slower)}, "
-                f"{min(slower):.3g} to {max(slower):.3g}."
+                f"Tensors in {name}: median {statistics.median(slower):.3g} times the time with all tensors in fast "
+                f"memory, over {len(slower)} configurations; from {min(slower):.3g} to {max(slower):.3g}."
             )
     if shares := [1 + off for off in known(row["change_host"] for row in rows)]:
         notes.append(
-            f"The other GPU's memory takes {percent(statistics.median(shares))} of the host's time in the median, "
-            f"{percent(min(shares))} to {percent(max(shares))}."
+            f"Time in the other GPU's memory, as a share of the time in the host's memory: median "
+            f"{percent(statistics.median(shares))}, from {percent(min(shares))} to {percent(max(shares))}."
         )
     fast = known(change(there.get(key), time_us) for key, time_us in here.items() if key[1] == FAST)
     if fast:
         notes.append(
-            f"All fast, read beside both: {statistics.median(fast):+.2%} in the median of {len(fast)}, "
-            f"{max(fast, key=abs):+.2%} at most."
+            f"Control, all tensors in fast memory: first half of the study relative to the second, median "
+            f"{statistics.median(fast):+.2%} over {len(fast)} tuples, at most {max(fast, key=abs):+.2%}."
         )
     return notes

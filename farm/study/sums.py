@@ -40,7 +40,7 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
     table = []
     states = [(policy, policy, True) for policy in read]
     if any(Details.from_json(row.details).context for row in read["resident"] if row):
-        states.insert(0, ("resident, among others", "resident", False))
+        states.insert(0, ("resident, among other operators", "resident", False))
     for name, policy, looped in states:
         changes = known(change_of(*pair, "time_us") for pair in zip(read[policy], read["resident"], strict=True))
         median, most = median_and_most(changes)
@@ -54,17 +54,19 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
         ResultColumn("gap_time", "gap", "change"),
         ResultColumn("sum_energy_mj", "sum, energy", "energy_mj"),
         ResultColumn("gap_energy", "gap", "change"),
-        ResultColumn("change_median", "time to resident", "change"),
-        ResultColumn("change_most", "most", "change"),
+        ResultColumn("change_median", "change of time to resident, median", "change"),
+        ResultColumn("change_most", "largest", "change"),
     )
-    notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
+    notes = ["The gap compares the sum of all tuples with the whole model. A row without all tuples has no gap."]
     if options.tuples is not None:
-        notes.append(f"Only the {options.tuples} heaviest tuples were read: their sum is not the model's.")
+        notes.append(
+            f"Only the {options.tuples} most expensive tuples were measured, so the sum does not cover the model."
+        )
     others = [row for row in table if not row["residency"].startswith("resident")]
     gaps, drawn = {"time": "gap_time", "energy": "gap_energy"}, {"median": "change_median", "most": "change_most"}
     charts = (
-        bar_chart("gap of the sum to the whole", table, "residency", gaps),
-        bar_chart("time of a tuple to `resident`", others, "residency", drawn),
+        bar_chart("gap between the sum and the whole model", table, "residency", gaps),
+        bar_chart("change of a tuple's time relative to `resident`", others, "residency", drawn),
     )
     return Findings(columns, tuple(table), tuple(notes), charts, options.variant)
 
@@ -107,20 +109,21 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
             )
         if {"graph", "eager"} <= set(wholes):
             gap_us = wholes["eager"] - wholes["graph"]
-            notes.append(f"Launch gap of {variant}: {gap_us:+.0f} µs a pass ({gap_us / wholes['graph']:+.1%}).")
+            notes.append(f"Eager launch of {variant}: {gap_us:+.0f} µs per pass ({gap_us / wholes['graph']:+.1%}).")
     laboratory.require(laboratory.readings)
     if options.tuples is not None:
         notes.append(
-            f"Only the {options.tuples} heaviest tuples were read: their sum is not the model's, and is not drawn."
+            f"Only the {options.tuples} most expensive tuples were measured: the sum does not cover the model and is "
+            "not drawn."
         )
     if laboratory.launches == ("eager",):
-        notes.append("A CPU has no CUDA graphs: there is one launch mode to read.")
+        notes.append("A CPU has no CUDA graphs, so only eager launch was measured.")
     columns = (
         ResultColumn("batch", "batch", "count"),
         ResultColumn("launch", "launch"),
         ResultColumn("tuples", "tuples", "count"),
         ResultColumn("whole_time_us", "whole, time", "time_us"),
-        ResultColumn("over_graph", "over graph", "change"),
+        ResultColumn("over_graph", "change to graph", "change"),
         ResultColumn("sum_time_us", "sum, time", "time_us"),
         ResultColumn("gap_time", "gap", "change"),
         ResultColumn("whole_energy_mj", "whole, energy", "energy_mj"),

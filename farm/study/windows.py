@@ -62,12 +62,12 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
             ]
             held = statistics.fmean(inside) if inside else None
             line |= {
-                ResultColumn(f"{name}_off", f"{name} off, median", "share"): off,
-                ResultColumn(f"{name}_off_most", "most", "share"): off_most,
-                ResultColumn(f"{name}_inside", f"interval, holds {name}", "share"): held,
+                ResultColumn(f"{name}_off", f"deviation of {name}, median", "share"): off,
+                ResultColumn(f"{name}_off_most", "largest", "share"): off_most,
+                ResultColumn(f"{name}_inside", f"{name}, within intervals", "share"): held,
             }
         card_s, _ = median_and_most([row.cost_s.get("total", 0.0) for row, _ in pairs])
-        rows.append({**line, ResultColumn("card_s", "card time, of a reading", "seconds"): card_s})
+        rows.append({**line, ResultColumn("card_s", "card time, per reading", "seconds"): card_s})
     charts = []
     for name, quantity in QUANTITIES:
         points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -77,8 +77,8 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
                     points[sample.label, sample.subject.id].append((window_s, off * 100))
         lines = tuple(Line(label, *map(list, zip(*several, strict=True))) for (label, _), several in points.items())
         title = f"{name}: deviation from the longest window"
-        charts.append(Chart(title, "window in s", "%", lines, x_log=True, zero=True))
-    notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is compared with itself.",)
+        charts.append(Chart(title, "length of the window, s", "%", lines, x_log=True, zero=True))
+    notes = (f"Reference: the same tuple's window of {lengths[-1][0]:g} s. The last row is compared with itself.",)
     return Findings(*tabulated(rows), notes, tuple(charts), options.variant)
 
 
@@ -114,16 +114,17 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
         spread, spread_most = median_and_most([one[f"{name} spread"] for one in found])
         rows.append(
             {
-                ResultColumn("figure", "figure"): name,
+                ResultColumn("figure", "average"): name,
                 ResultColumn("tuples", "tuples", "count"): len(found),
-                ResultColumn("off", "off, median", "change"): off,
-                ResultColumn("off_most", "most", "change"): off_most,
+                ResultColumn("off", "deviation, median", "change"): off,
+                ResultColumn("off_most", "largest", "change"): off_most,
                 ResultColumn("spread", "scatter, median", "share"): spread,
-                ResultColumn("spread_most", "most", "share"): spread_most,
+                ResultColumn("spread_most", "largest", "share"): spread_most,
             }
         )
     notes = (
-        f"{times} windows of {short_s:g} s against the mean of one of {long_s:g} s; scatter is the standard deviation.",
+        f"{times} windows of {short_s:g} s are compared with the mean of one window of {long_s:g} s. Scatter is the "
+        "standard deviation.",
     )
     titles = {"off": "deviation from the long window's mean", "spread": "scatter between short windows"}
     charts = tuple(

@@ -111,7 +111,7 @@ def test_slow_readings_of_a_host_take_turns(process: BenchmarkProcess) -> None:
     placed = Protocol(placement="in0")
     with turn("slow-memory", settings().lock_dir, 10.0):
         assert process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us > 0
-        with pytest.raises(Unmeasurable, match=r"slow-memory was taken for 0\.1 s"):
+        with pytest.raises(Unmeasurable, match=r"slow-memory was in use for 0\.1 s"):
             process.measure(subject(), placed, Stopping(), timeout_s=0.1)
     assert process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us > 0
 

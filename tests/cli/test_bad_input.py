@@ -132,7 +132,7 @@ def test_a_settings_file_of_somebody_else_is_named(tmp_path, verb):
     first, second = said.stderr.strip().splitlines()
     assert (said.returncode, said.stdout) == (2, "")
     assert first == f"error: FARM_CONFIG names '{config}', which cannot be read: Permission denied."
-    assert "join the group" in second
+    assert "use an account of the farm's group" in second
 
 
 def test_a_broker_that_does_not_answer_is_named_without_its_password(farm, monkeypatch):

@@ -116,7 +116,7 @@ def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
     checks = examined()
     assert levels(checks, "schema")[0][0] == "ok"
     assert levels(checks, "clock")[0][0] == "ok"
-    assert levels(checks, "cards") == [("ok", "2 serve, on 2 hosts")]
+    assert levels(checks, "cards") == [("ok", "workers serve 2 cards on 2 hosts")]
     assert levels(checks, "card gpu3:0") == [("problem", "GPU-2 is quarantined: a known sum came out wrong")]
     ((level, told),) = levels(checks, "versions")
     assert level == "warning"
@@ -146,9 +146,9 @@ def test_cards_that_get_ready_do_not_serve_yet(examined, any_database, monkeypat
     for number in range(2):
         card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1")
         cards.announce(any_database, card.id, card, holder=f"h{number}", queue="q")
-    assert levels(examined(), "cards") == [("warning", "no card serves yet, 2 are starting")]
+    assert levels(examined(), "cards") == [("warning", "no worker is ready yet; 2 workers starting")]
     cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h1", queue="q")
-    assert levels(examined(), "cards") == [("ok", "1 serve, on 1 host, 1 more are starting")]
+    assert levels(examined(), "cards") == [("ok", "workers serve 1 card on 1 host; 1 more starting")]
 
 
 @pytest.mark.parametrize("host", ["this", "another"])
@@ -165,7 +165,8 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database
             session.get_one(tables.CardRow, "GPU-1").last_seen_at_s -= 3600
     checks = examined()
     (found,) = [check for check in checks if check["name"] == f"card {host}:0"]
-    assert (found["level"], found["next_step"]) == ("warning", "The same command continues where it stopped.")
+    step = "Run the same command again: it continues where it stopped."
+    assert (found["level"], found["next_step"]) == ("warning", step)
     assert "`farm run`" in found["message"]
     assert levels(checks, "cards") == []
 
@@ -233,11 +234,12 @@ def test_gpus_that_are_hidden_are_told(examined, monkeypatch):
     with behind_pynvml(monkeypatch) as library:
         library.uuids = [UUID, OTHER_UUID]
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert levels(examined(), "GPUs") == [("ok", "all 2 that the driver counts are listed")]
+        assert levels(examined(), "GPUs") == [("ok", "the farm uses all 2 GPUs that the driver lists")]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         ((level, told),) = levels(examined(), "GPUs")
         assert level == "warning"
-        assert told.startswith("1 of the 2 that the driver counts are listed here; CUDA_VISIBLE_DEVICES=0 leaves out 1")
+        used = "the farm uses 1 of the 2 GPUs that the driver lists"
+        assert told.startswith(f"{used}; CUDA_VISIBLE_DEVICES=0 leaves out 1")
 
 
 def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
@@ -305,11 +307,12 @@ def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
     with behind_pynvml(monkeypatch) as library:
         library.processes = [1]
         checks = examined()
-    assert levels(checks, "driver") == [("ok", "580.00, for CUDA up to 13.0")]
+    assert levels(checks, "driver") == [("ok", "580.00, supports CUDA up to 13.0")]
     assert levels(checks, "torch")[0][0] == "ok"
     here = levels(checks, "card 0 here")
     assert [level for level, _ in here] == ["ok", "warning"]
-    assert "other processes compute on it: 1 (" in here[1][1]
+    assert "other processes compute on " in here[1][1]
+    assert ": 1 (" in here[1][1]
 
 
 def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_alone(examined, monkeypatch):
@@ -362,7 +365,7 @@ def test_a_stranger_on_a_card_is_named_and_the_worker_is_not_one(tmp_path):
     with CardLock(UUID, tmp_path):
         assert list(host_examined._foreign("card", card, own, current)) == []
         (found,) = host_examined._foreign("card", card, frozenset({os.getpid(), 1}), current)
-        assert found.message.startswith("other processes compute on it: 1 (")
+        assert found.message.startswith(f"other processes compute on {card}: 1 (")
 
 
 def test_a_lock_folder_that_is_not_the_hosts_is_told(monkeypatch, tmp_path):
@@ -409,7 +412,7 @@ def test_a_folder_that_the_kernel_refuses_or_that_is_a_file_cannot_be_made(exami
     assert level == "problem"
     assert "/proc/nope cannot be made" in told
     assert levels(checks, "state folder") == [
-        ("problem", f"{tmp_path / 'file'} cannot be a folder: {tmp_path / 'file'} is a file")
+        ("problem", f"the folder {tmp_path / 'file'} cannot be created: {tmp_path / 'file'} is a file")
     ]
     assert levels(checks, "disk") == []
 
@@ -428,7 +431,7 @@ def test_a_state_folder_that_other_users_can_read_is_told(examined, monkeypatch)
         assert levels(examined(), "privacy") == []
         Path(folder).chmod(0o755)
         assert levels(examined(), "privacy") == [
-            ("warning", f"{path} is open to other users of this host ({mode})")
+            ("warning", f"other users of this host can access {path} ({mode})")
             for path, mode in ((folder, "drwxr-xr-x"), (f"{folder}/farm.db", "-rw-r--r--"))
         ]
 
@@ -448,4 +451,4 @@ def test_files_that_the_spool_put_aside_are_told(examined):
     (aside.parent / "2-b.json.refused").write_text("{}")
     ((level, told),) = levels(examined(), "spool")
     assert level == "problem"
-    assert told.startswith(f"2 readings in {aside.parent} could not be used: 1-a.json, 2-b.json.refused")
+    assert told.startswith(f"2 readings in {aside.parent} could not be stored: 1-a.json, 2-b.json.refused")

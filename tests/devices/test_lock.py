@@ -34,7 +34,7 @@ def test_a_second_worker_refuses_and_names_the_first_until_it_is_killed(tmp_path
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(CardBusy, match=rf"{CARD} is taken by `python\S* -c` \(process {holder.pid} on ") as caught:
+    with pytest.raises(CardBusy, match=rf"{CARD} is in use by `python\S* -c` \(process {holder.pid} on ") as caught:
         CardLock(CARD, tmp_path / "locks").acquire()
     assert caught.value.exit_code == 4
     holder.kill()
@@ -161,7 +161,7 @@ def test_no_turn_is_taken_where_there_can_be_no_lock(tmp_path: Path) -> None:
 def test_who_waits_too_long_for_a_turn_is_told_who_had_it(tmp_path: Path) -> None:
     with (
         turn("slow-memory", tmp_path, 0.0),
-        pytest.raises(CardBusy, match=rf"slow-memory was taken for 0.05 s, last by .*process {os.getpid()} "),
+        pytest.raises(CardBusy, match=rf"slow-memory was in use for 0.05 s, last by .*process {os.getpid()} "),
         turn("slow-memory", tmp_path, 0.05),
     ):
         pass

@@ -129,7 +129,7 @@ def card_states(hurt):
 def test_a_second_worker_for_a_card_is_refused(hurt):
     second = hurt.farm.ask("worker")
     assert second.returncode == 4
-    assert "is taken by `farm worker`" in second.stderr
+    assert "is in use by `farm worker`" in second.stderr
     job_id = hurt.submit(["", ""])
     assert hurt.settled(job_id) == {"done": 2}
 

@@ -111,6 +111,6 @@ def test_findings_that_cannot_be_kept_are_printed_all_the_same():
     settings().state_dir.mkdir(parents=True)
     (settings().state_dir / "studies").write_text("in the way")
     done = made()
-    assert "are not kept" in done.stderr
+    assert "are not stored" in done.stderr
     assert "7 readings stored" in done.stdout
     assert results.kept() == []

@@ -80,13 +80,13 @@ def test_one_memory_is_held_against_the_other(database, cards):
         assert (row["fast_time_us"], row["host_time_us"], row["peer_time_us"]) == (10, 100, pytest.approx(20.2))
         assert (row["change_fast"], row["change_host"]) == (pytest.approx(1), pytest.approx(-0.798))
         assert found.notes[0] == f"The other GPU is {cards[1]}."
-        assert "host's memory: 10 times all fast" in found.notes[1]
-        assert "other GPU's: 2 times all fast" in found.notes[2]
-        assert "takes 20.2 % of the host's time in the median" in found.notes[3]
-        assert "+1.00% in the median of 1" in found.notes[4]
+        assert "the host's memory: median 10 times the time with all tensors in fast memory" in found.notes[1]
+        assert "the other GPU's memory: median 2 times the time with all tensors" in found.notes[2]
+        assert "the host's memory: median 20.2 %" in found.notes[3]
+        assert "median +1.00% over 1 tuple" in found.notes[4]
         assert found.drawable
         laboratory.fails = row["placement"]  # its only one
-        with pytest.raises(FarmError, match="nothing to compare: out_of_memory: no room"):
+        with pytest.raises(FarmError, match="no readings to compare: out_of_memory: no room"):
             peer(laboratory, plan(cards))
 
 
@@ -109,7 +109,7 @@ def test_a_process_with_a_peer_sees_both_cards_its_own_first():
 
 
 def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
-    with pytest.raises(UsageError, match="no neighbour"):
+    with pytest.raises(UsageError, match="the only usable card"):
         results.perform(STUDIES["peer"], database, cards[0], StudyOptions(VARIANT, True))
     with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
         results.perform(STUDIES["peer"], database, cards[0], plan(cards))

@@ -27,8 +27,8 @@ def test_both_ways_are_held_against_each_other_and_the_runs_counted(monkeypatch)
     for row in found.rows:
         assert row["alone_time_us"] > 0
         assert row["change"] == row["together_time_us"] / row["alone_time_us"] - 1
-    assert found.notes[0].startswith("8 runs that change one call, ")
-    assert "in the median of" in found.notes[1]
+    assert found.notes[0].startswith("8 runs that change one call took ")
+    assert "relative to one: median " in found.notes[1]
     assert found.drawable
 
 

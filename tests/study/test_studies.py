@@ -127,8 +127,8 @@ def test_what_sees_normal_values_has_no_change_and_counts_in_no_median(cards):
     assert usual["zeros_energy"] == pytest.approx(-0.2)
     assert seen["seen_energy"] == pytest.approx(-0.1)
     told = "\n".join(findings.notes)
-    assert "of 1 of 2 tuples see `normal`" in told
-    assert "As seen in the model: energy -10.0% in the median of 1, -10.0% to -10.0%." in told
+    assert "of 1 of 2 tuples have the class `normal`" in told
+    assert "Values as in the model: median change of the energy -10.0% over 1 tuples, -10.0% to -10.0%." in told
     assert set(findings.charts[0].bars["a"]) == {"zeros"}
 
 
@@ -239,7 +239,7 @@ def test_launch_never_mixes_the_two(database, perform):
     made = perform("launch", tuples=3)
     assert all(row["gap_time"] is None for row in made.rows)  # three tuples are not the model
     assert [row["launch"] for row in made.rows] == ["graph", "eager"]
-    assert any("Launch gap" in note for note in made.notes)
+    assert any(note.startswith("Eager launch of ") for note in made.notes)
     with database.read() as session:
         protocols = {row.id: row.launch for row in session.exec(select(tables.ProtocolRow))}
     assert {(protocols[row.protocol_id], row.details["study"]["launch"]) for row in rows_of(database)} == {
@@ -331,7 +331,7 @@ def test_the_heaviest_tuples_are_those_at_the_peaks_that_the_card_has_shown(data
 
 
 def test_one_card_alone_cannot_answer_what_neighbours_do(perform):
-    with pytest.raises(UsageError, match="no neighbour"):
+    with pytest.raises(UsageError, match="the only usable card"):
         perform("simultaneous")
 
 
