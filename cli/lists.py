@@ -48,7 +48,7 @@ def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
         [
             ("job", "id"),
             ("title", "title"),
-            ("state", lambda row: tables.state(f"of {row['origin']}" if row.get("origin") else row.get("state"))),
+            ("state", lambda row: tables.state(f"from {row['origin']}" if row.get("origin") else row.get("state"))),
             (">items", lambda row: part_of(row.get("closed", 0), row.get("items", 0))),
             (">accuracy\ntime", "accuracy_time", percent),
             (">accuracy\nenergy", "accuracy_energy", percent),

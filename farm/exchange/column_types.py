@@ -27,7 +27,7 @@ _NOT_STORABLE = re.compile(r"\\u(0000|[dD][89abAB])|NaN|Infinity|[eE]\+?\d{3}")
 
 def _printable(text: str) -> str:
     if printable(text) != text or content.storable_text(text) != text:
-        raise ValueError("holds control characters")
+        raise ValueError("the text has control characters")
     return text
 
 
@@ -39,11 +39,11 @@ def text(most: int = 300, least: int = 0) -> Any:
 
 def _document(document: Any) -> Any:
     if not isinstance(document, str) or len(document) > MOST_JSON:
-        raise ValueError(f"not a JSON document of at most {MOST_JSON} characters")
+        raise ValueError(f"the value is not a JSON document of at most {MOST_JSON} characters")
     try:
         data = json.loads(document)
     except ValueError:
-        raise ValueError("not valid JSON") from None
+        raise ValueError("the value is not valid JSON") from None
     return content.storable(data) if _NOT_STORABLE.search(document) else data
 
 
@@ -77,9 +77,9 @@ def _some(name: str, **kinds: Any) -> Any:
 def _check_seen(seen: Sequence[Mapping[str, Any] | None]) -> None:
     for entry in seen:
         if entry is not None and not (entry.get("held") or {"zeros", "least"} <= set(entry)):
-            raise ValueError("a tensor lacks zeros or least")
+            raise ValueError("the statistics of a tensor have no 'zeros' or no 'least'")
     if not is_class(class_of(seen)):
-        raise ValueError("no data class describes these values")
+        raise ValueError("no class of data has these statistics")
 
 
 def _check_verdict(details: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def export(
     if alone and form not in (None, alone):
         raise UsageError(f"The name {target} does not end in .{form}.", f"Name it {target.with_suffix(f'.{form}')}.")
     if alone and traces:
-        raise UsageError("Traces go into a folder, beside the readings.", "Name a folder: farm export FOLDER --traces.")
+        raise UsageError("--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`.")
     form = alone or form or "parquet"
     selection = select_readings(session, filters) if filters else Selection((), None)
     makers = {"readings": tidy.readings}
@@ -81,7 +81,7 @@ def export(
         dictionary.write_text(as_markdown())
     except OSError as error:
         raise UsageError(
-            f"{target} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
+            f"{target} cannot be written: {error.strerror or error}.", "Give another path, or free disk space."
         ) from error
     return Exported(files, dictionary)
 
@@ -106,7 +106,7 @@ def _format_of(target: Path) -> str | None:
     if target.is_dir() or not suffix:
         return None
     if suffix in (".parq", ".json", ".gz", ".xlsx", ".db"):
-        raise UsageError(f"{target.suffix} is not a format of an export.", "Choose .parquet, .csv or .jsonl.")
+        raise UsageError(f"`farm export` cannot write {target.suffix} files.", "Choose .parquet, .csv or .jsonl.")
     return suffix[1:] if suffix[1:] in FORMATS else None
 
 

@@ -58,6 +58,7 @@ _OF_PROTOCOL = {entry.name for entry in PROTOCOL}
 _OF_CARD = {entry.name for entry in CARD} - {"card_fingerprint"}
 _OF_READING = {entry.name for entry in FIGURES} | {"reading_id", "subject_kind", "subject_id", "method", "origin"}
 _DATES = ("since", "until")
+NO_READINGS = "It has no readings at all."  # the next step if a database has none
 _OTHER = {*_SHORT, *_DATES, "flag", "job"}
 KNOWN = sorted(_OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCOL, _OF_CARD, _OF_READING))
 
@@ -146,7 +147,9 @@ def column_named(name: str) -> str:
     if name in KNOWN:
         return _SHORT.get(name, name)
     if name in _COLUMNS:
-        raise UsageError(f"'{name}' cannot be filtered or sorted by.", "Export the readings, and filter there.")
+        raise UsageError(
+            f"Readings cannot be filtered or sorted by '{name}'.", "Export the readings and filter the tables."
+        )
     raise UsageError(
         f"There is no column '{name}'.", did_you_mean(name, KNOWN) or "docs/data-dictionary.md lists the columns."
     )
@@ -159,20 +162,20 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         try:
             at_s = datetime.datetime.fromisoformat(value).astimezone().timestamp()
         except (ValueError, OverflowError):
-            raise UsageError(f"'{text}' is not a date.", "Write it as 2026-11-21 or 2026-11-21T14:30.") from None
+            raise UsageError(f"'{text}' is not a date.", "Write a date as 2026-11-21 or 2026-11-21T14:30.") from None
         return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
     if name == "job":
         if sign not in ("=", "!="):
-            raise UsageError(f"'{text}' compares values that have no order.", f"Write {name}=... or {name}!=...")
+            raise UsageError(f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=...")
         return Filter(_JOB, sign, tuple(value.split(",")), text)
     column = _COLUMNS[column_named(name)]
     if sign == "=" and column.kind in ("integer", "number") and ".." in value:
         low, _, high = value.partition("..")
         return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)
     if sign in _ORDER and column.kind not in ("integer", "number"):
-        raise UsageError(f"'{text}' compares values that have no order.", f"Write {name}=... or {name}!=...")
+        raise UsageError(f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=...")
     values = [value] if sign in _ORDER else value.split(",")
     return Filter(column, sign, tuple(_typed(column, entry, text) for entry in values), text)
 
@@ -194,10 +197,13 @@ def _typed(column: Column, value: str, text: str) -> Any:
         if column.name == "dtype":  # the short form that labels use is accepted too
             return next(name for name, (_, short) in DTYPES.items() if value in (name, short))
     except (ValueError, KeyError, OverflowError, StopIteration):
-        wanted = {"integers": "sizes such as 3 or 3x3", "boolean": "true or false", "text": "one such as float32"}.get(
-            column.kind, f"a {column.kind}"
-        )
-        raise UsageError(f"'{text}': {column.name} wants {wanted}, not '{value}'.") from None
+        needed = {
+            "integer": "a whole number",
+            "integers": "sizes such as 3 or 3x3",
+            "boolean": "true or false",
+            "text": "a data type such as float32",
+        }.get(column.kind, f"a {column.kind}")
+        raise UsageError(f"'{text}': {column.name} needs {needed}, not '{value}'.") from None
     return value
 
 
@@ -246,8 +252,8 @@ def select_readings(
         of_operator = [entry for entry in of_operator if entry.column.name != "dtype"]
     if kind is None and filters.operators and of_variant:
         raise UsageError(
-            f"'{of_variant[0].text}' filters whole models, but {filters.operators[0]} is an operator.",
-            "Filter operators by their own sizes, such as shape=32x64x56x56 or in_channels=64.",
+            f"'{of_variant[0].text}' selects readings of whole models, but {filters.operators[0]} is an operator.",
+            "Filter an operator by its own sizes, such as shape=32x64x56x56 or in_channels=64.",
         )
     subjects: list[str] | None = None
     if filters.operators or of_operator:
@@ -333,9 +339,9 @@ def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]
 def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
     models = sorted(models)
     text = " ".join(entry.text for entry in filters)
-    known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
+    known = f"There are readings of {', '.join(models[:8])}." if models else NO_READINGS
     return UsageError(
-        f"The database has no card with {text}.", did_you_mean(str(filters[0].values[0]), models) or known
+        f"The database has no readings of a card with {text}.", did_you_mean(str(filters[0].values[0]), models) or known
     )
 
 

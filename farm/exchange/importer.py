@@ -46,7 +46,7 @@ MOST_IN_MEMORY = 64 << 20  # bytes of compressed checked rows in memory; more go
 MOST_ROWS = 50_000_000  # rows of one file
 MOST_BYTES = 1 << 30  # bytes of an unpacked row group, and of the values of a batch
 MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
-NEXT_STEP = "Name a Parquet file that `farm export` wrote."
+NEXT_STEP = "Give a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
 
@@ -98,11 +98,14 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
         _ORIGIN.check(origin)
     except ValueError as error:
         raise UsageError(
-            f"{printable(origin)[:40]!r} is not a valid farm name: {_problem(error)}.", "Name the farm with --origin."
+            f"{printable(origin)[:40]!r} is not a valid farm name: {_problem(error)}.",
+            "Give a name for the exporting farm with --origin.",
         ) from error
     files = [_opened(file) for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
     if not files:
-        raise ImportRefused(f"{path} holds no Parquet file.", "Name a file or folder that `farm export` wrote.")
+        raise ImportRefused(
+            f"The folder {path} has no Parquet file.", "Give a file or folder that `farm export` wrote."
+        )
     files.sort(key=lambda file: list(_IMPORTS).index(file.table))
     about = files[0].about
     if not any(file.table == "captures" for file in files):  # calls without their capture cannot be stored
@@ -122,11 +125,13 @@ def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
                 pickle.dump(zlib.compress(pickle.dumps(records), 1), spool)
         except OSError as error:
             raise UsageError(
-                f"The checked rows cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
-                "Make room there, or name another folder in the environment variable TMPDIR.",
+                f"Temporary data cannot be written to {tempfile.gettempdir()}: {error.strerror}.",
+                "Free disk space there, or set the environment variable TMPDIR to another folder.",
             ) from error
         except RecursionError:
-            raise ImportRefused("A value is nested too deeply.", "Export the readings again.") from None
+            raise ImportRefused(
+                "A JSON value in the export is nested too deeply.", "Export the readings again."
+            ) from None
         end = spool.tell()
         spool.seek(0)
         yield (pickle.loads(zlib.decompress(pickle.load(spool))) for _ in iter(lambda: spool.tell() < end, False))
@@ -140,24 +145,24 @@ def _opened(path: Path) -> ExportFile:
     import pyarrow.parquet as pq
 
     if path.exists() and not path.is_file():  # opening a pipe would block until a process writes to it
-        raise ImportRefused(f"{path} is not a file.", NEXT_STEP)
+        raise ImportRefused(f"{path} is not a regular file.", NEXT_STEP)
     limits = {"thrift_string_size_limit": 100 << 20, "thrift_container_size_limit": 1 << 20}
     try:
         found = pq.ParquetFile(path, **limits)
     except FileNotFoundError:
         raise ImportRefused(f"There is no file {path}.", NEXT_STEP) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ImportRefused(f"{path} cannot be read as Parquet: it is cut off, or not Parquet.", NEXT_STEP) from error
+        raise ImportRefused(f"{path} is not a complete Parquet file.", NEXT_STEP) from error
     try:
         about = json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null"))
     except ValueError:
         about = None
     if not isinstance(about, dict) or type(about.get("format")) is not int or about.get("table") not in TABLES:
-        raise ImportRefused(f"{path} is not an export of a farm.", NEXT_STEP)
+        raise ImportRefused(f"{path} was not written by `farm export`.", NEXT_STEP)
     if about["format"] > FORMAT:
         raise ImportRefused(
-            f"{path} has format {about['format']}, which is newer than this program ({FORMAT}).",
-            "Update this program, or export again with the older one.",
+            f"{path} has format {about['format']}; this program reads formats up to {FORMAT}.",
+            "Update this program, or export again with an older program.",
         )
     table = about["table"]
     for field in schema_of(table):
@@ -187,8 +192,8 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def _too_large(path: Path) -> ImportRefused:
-    most = f"{MOST_ROWS} rows, and in a row group {MOST_BYTES >> 20} MiB unpacked and {MOST_IN_LISTS} values in lists"
-    return ImportRefused(f"{path} is too large: at most {most}.", "Export in parts, with filters.")
+    most = f"{MOST_ROWS} rows; per row group, {MOST_BYTES >> 20} MiB unpacked and {MOST_IN_LISTS} values in lists"
+    return ImportRefused(f"{path} is too large. Limits: {most}.", "Export the readings in parts, with filters.")
 
 
 def _decoded_bytes(found: pa.Array) -> int:
@@ -225,7 +230,8 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
             yield records
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ImportRefused(
-            f"{file.path} is damaged: {str(error).splitlines()[0][:200]}.", "Nothing was imported. Export it again."
+            f"{file.path} is damaged: {str(error).splitlines()[0][:200]}.",
+            "Nothing was imported. Export the readings again.",
         ) from error
 
 
@@ -256,7 +262,7 @@ def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: i
 def _refused(file: ExportFile, row: int, error: BaseException, column: str = "") -> ImportRefused:
     return ImportRefused(
         f"{file.path}, table {file.table}, row {row}{column}: {_problem(error)[:300]}.",
-        "No farm writes that. Nothing was imported; export it again.",
+        "`farm export` never writes such a value. Nothing was imported. Export the readings again.",
     )
 
 
@@ -315,11 +321,11 @@ def _columns(row: Row, names: Iterable[str]) -> dict[str, Any]:
 
 def _reading(row: Row, origin: str) -> Checked:
     if row["subject_kind"] not in ("operator", "variant"):
-        raise ValueError("subject_kind is neither operator nor variant")
+        raise ValueError("subject_kind is neither 'operator' nor 'variant'")
     of_model = row["subject_kind"] == "variant"
     subject = _variant(row) if of_model else row["operator_spec"]
     if subject is None or subject.id != row["subject_id"]:
-        raise ValueError(f"subject_id {row['subject_id'][:40]!r} is not that of its description")
+        raise ValueError(f"subject_id {row['subject_id'][:40]!r} is not the hash of the row's description")
     if not row["time_us"]:
         raise ValueError("time_us is zero")
     software = _record(Software, tuple(row[name] for name in names_of(Software)))
@@ -343,7 +349,7 @@ def _capture(row: Row, origin: str) -> Checked:
     variant = _variant(row)
     same = _columns(row, ("device_type", "grad", "torch", "launch"))
     if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"]]):
-        raise ValueError("capture_id is not that of its description")
+        raise ValueError("capture_id is not the hash of the row's description")
     found = {
         "variant_id": variant.id,
         **same,
@@ -358,7 +364,7 @@ def _capture(row: Row, origin: str) -> Checked:
 def _call(row: Row, origin: str) -> Checked:
     spec = row["operator_spec"]
     if spec.id != row["operator_id"]:
-        raise ValueError("operator_id is not that of its description")
+        raise ValueError("operator_id is not the hash of operator_spec")
     same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
     found = {**_columns(row, same), "data": row["seen"]}
     return Checked(found, spec, _cost(row), refers_to=row["capture_id"])
@@ -375,7 +381,7 @@ def _cost(row: Row) -> Cost:
 def _verdict(row: Row, origin: str) -> dict[str, Any]:
     """Convert a row to a row of the table of imported verdicts."""
     if any(number > row["round"] for _, _, number, _ in json.loads(row["made_of"] or "[]")):
-        raise ValueError("made_of names a later round than that of the verdict")
+        raise ValueError("made_of has an item of a later round than the verdict's")
     kept = {name: content.storable(value) for name, value in row.items() if name != "origin"}
     return {"job_id": row["job_id"], "round": row["round"], "origin": row["origin"] or origin, "row": kept}
 
@@ -383,7 +389,7 @@ def _verdict(row: Row, origin: str) -> dict[str, Any]:
 def _series(row: Row, origin: str) -> tuple[str, Trace]:
     """Return the reading id of a sampled series, and a trace that contains only this series."""
     if len(row["times_s"]) != len(row["values"]):
-        raise ValueError("the series does not have the same number of times and values")
+        raise ValueError("times_s and values have different lengths")
     series = {row["series"]: (row["times_s"], row["values"])}
     return row["reading_id"], Trace((row["window_begin_s"], row["window_end_s"]), series)
 

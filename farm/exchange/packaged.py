@@ -99,7 +99,7 @@ def first_answer(
         with database_of(files, settings().state_dir / "packaged").read() as session:
             answers.append(ask(session))
         if knows(answers[-1]):
-            say("From the readings that come with the package.")
+            say("Using the packaged readings: your own database has no readings for this.")
             return answers[-1]
     except UsageError as error:
         problem = _joined_error(problem, error)
@@ -111,7 +111,9 @@ def first_answer(
 
 def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
     """Choose the error to raise if neither the own database nor the packaged readings have an answer."""
-    if not isinstance(own, UsageError) or own.next_step == "It has no readings at all.":
+    from farm.exchange.filters import NO_READINGS
+
+    if not isinstance(own, UsageError) or own.next_step == NO_READINGS:
         return packaged
     suggests = ["Did you mean" in error.next_step for error in (own, packaged)]
     if own.message != packaged.message or suggests[0] or own.next_step == packaged.next_step:
@@ -119,5 +121,6 @@ def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
     if suggests[1]:
         return packaged
     return UsageError(
-        own.message, f"{own.next_step} In the package {packaged.next_step[:1].lower()}{packaged.next_step[1:]}"
+        own.message,
+        f"{own.next_step} In the packaged readings, {packaged.next_step[:1].lower()}{packaged.next_step[1:]}",
     )

@@ -243,7 +243,9 @@ def find(session: Session, name: str) -> CardRow:
     found = matching_cards(session.exec(own.order_by(col(CardRow.id))).all(), name)
     if len(found) > 1:
         several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
-        raise NoSuchCard(f"'{name}' matches several cards: {several}.", "Give the id; `farm cards` lists them.")
+        raise NoSuchCard(
+            f"'{name}' matches several cards: {several}.", "Give the id of one card; `farm cards` lists the ids."
+        )
     return _known(found[0] if found else None, name)
 
 
@@ -389,7 +391,7 @@ def own_cards(say: Say) -> list[Card]:
 def _usable(found: Sequence[Card], say: Say) -> list[Card]:
     for card in found:
         if card.refusal:
-            say(f"Left out: {card}: {card.refusal}")
+            say(f"Not usable: {card}: {card.refusal}")
     return [card for card in found if not card.refusal]
 
 
@@ -412,7 +414,8 @@ def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
         return choose_cards(own_cards(say), [])
     chosen = choose_cards(all_own_cards(), wanted)
     if chosen and all(card.refusal for card in chosen):
-        raise NoSuchCard(f"{chosen[0]} cannot be measured on: {chosen[0].refusal}.", "`farm cards` lists the others.")
+        step = "Choose another card; `farm cards` lists the cards."
+        raise NoSuchCard(f"The farm cannot measure on {chosen[0]}: {chosen[0].refusal}.", step)
     return _usable(chosen, say)
 
 
@@ -438,21 +441,21 @@ def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
             state = states[known[0]]
             step = {
                 "starting": "Its worker is starting: try again in a moment",
-                "draining": f"End that with `farm cards resume {known[0].id}`",
-                "quarantined": f"Examine it, then run `farm cards release {known[0].id}`",
-            }.get(state, "Start one there with `farm worker`")
+                "draining": f"Give the card work again with `farm cards resume {known[0].id}`",
+                "quarantined": f"Examine the card, then run `farm cards release {known[0].id}`",
+            }.get(state, f"Start `farm worker` on {known[0].host or 'its host'}")
             raise NoWorker(
-                f"No worker listens on the card '{want}': {known[0]} is {state}.",
-                f"{step}{f', or choose: {names}' if names else ''}.",
+                f"No worker accepts items for the card '{want}': {known[0]} is {state}.",
+                f"{step}{f', or choose one of these cards: {names}' if names else ''}.",
             )
     if not serving and (drained := [card for card, state in states.items() if state == "draining"]):
         kept = sum(state == "quarantined" for state in states.values())
         raise NoWorker(
             f"Every card with a worker is draining and accepts no new items: {'; '.join(map(str, drained[:8]))}"
             + (f" and {len(drained) - 8} more" if len(drained) > 8 else "")
-            + (f"; {kept} more in quarantine." if kept else "."),
-            f"Put one back with `farm cards resume {drained[0].id}`.",
+            + (f"; {kept} more are quarantined." if kept else "."),
+            f"Give a card work again: `farm cards resume {drained[0].id}`.",
         )
     if not serving:
-        raise NoWorker("No worker listens on any card of this farm.", "Start `farm worker` on each host with cards.")
+        raise NoWorker("This farm has no running worker.", "Start `farm worker` on each host with cards.")
     return serving

@@ -147,7 +147,8 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
     told = [f"{number:+} {plural('call', abs(number))} of {name}" for name, number in sorted(now.items()) if number]
     if not told and not session.get_one(tables.ModelVariant, newest.variant_id).version:
         return ""  # an older program stored that job without a version: its code is unknown
-    return f"{variant.model} changed since job {newest.id}: {', '.join(told) or 'as many calls, other code or sizes'}"
+    changes = ", ".join(told) or "the same number of calls, but other code or sizes"
+    return f"{variant.model} changed since job {newest.id}: {changes}"
 
 
 def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Counter[str]:
@@ -254,7 +255,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
                 near = next(filter(None, (did_you_mean(name, there) for name in wanted)), "")
                 raise UnknownOperator(
                     f"{request.title} has none of the operators {', '.join(wanted)}.",
-                    f"{near} It has {', '.join(sorted(there))}.".strip(),
+                    f"{near} Its operators are {', '.join(sorted(there))}.".strip(),
                 )
     return Tuples(calls, capture_id)
 
@@ -270,7 +271,7 @@ def capture_all_layers(database: Database, request: Request, card_ids: Sequence[
     try:
         capture_for(database, whole, device_type=device_type, torch=torch)
     except (CaptureError, UsageError) as error:
-        _log.warning("The report of %s will have no sum for all layers: %s", request.variant, error.message)
+        _log.warning("The report of %s will have no sum over all layers: %s", request.variant, error.message)
 
 
 def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:

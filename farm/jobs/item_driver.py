@@ -89,7 +89,9 @@ def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None
     state = cards.stored_state(database, card_id)
     if state in states:
         end = "resume" if state == CardState.DRAINING else "release"
-        raise CardUnavailable(f"The card {card_id} is {state}.", f"End that with `farm cards {end} {card_id}`.")
+        raise CardUnavailable(
+            f"The card {card_id} is {state}.", f"`farm cards {end} {card_id}` gives the card work again."
+        )
 
 
 @contextlib.contextmanager
@@ -208,13 +210,13 @@ class ItemDriver:
                     self.software = None
                     raise CardUnavailable("The worker is stopping.") from error
                 if not last:
-                    log.warning("The benchmark process of %s did not get ready: %s", self.card_id, error.message)
+                    log.warning("The benchmark process of card %s did not start: %s", self.card_id, error.message)
         self.software = None
         farm = cards.farm_of(self.holder)
         try:
             self.ask(cards.quarantine, self.database, self.card_id, failure.message, farm=farm, claimed=False)
         except NoSuchCard:
-            log.error("The card %s cannot be served: %s", self.card_id, failure.message)
+            log.error("The card %s cannot measure and is not registered: %s", self.card_id, failure.message)
         else:
             log.error("The card %s is put in quarantine: %s", self.card_id, failure.message)
         raise UnhealthyCard(failure.message, failure.next_step) from failure
@@ -332,7 +334,7 @@ class ItemDriver:
         try:
             answer = self.measure(claimed)
         except Unmeasurable as error:
-            log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
+            log.warning("%s was not measured (%s): %s", claimed.label, error.reason, error.message)
             crashed = error.reason == "crashed"
             failure = (error.reason, error.message)
             self.follow_up(self.ask(items.fail, self.database, claimed, *failure, again=crashed))
@@ -369,10 +371,17 @@ class ItemDriver:
                 try:
                     self.spool.keep(claimed, answer.reading, **about)
                 except OSError as full:
-                    log.warning("The reading of %s waits in memory: %s Spool: %s", claimed.label, away.message, full)
+                    log.warning(
+                        "The reading of %s waits in memory: %s The spool cannot be written either: %s",
+                        claimed.label,
+                        away.message,
+                        full,
+                    )
                     time.sleep(next(pauses_s))
                     continue
-                log.warning("The database is away; the reading of %s waits in %s", claimed.label, self.spool.folder)
+                log.warning(
+                    "The database does not answer; the reading of %s waits in %s", claimed.label, self.spool.folder
+                )
                 return None
             except Exception:
                 with contextlib.suppress(OSError):
@@ -448,7 +457,9 @@ class Spool:
                 except _UNREADABLE as error:
                     if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
                         raise
-                    log.error("%s cannot be read and is moved to %s: %s", path, self.unreadable, error)
+                    log.error(
+                        "The spooled reading %s cannot be read and is moved to %s: %s", path, self.unreadable, error
+                    )
                     self._move(path, self.unreadable / path.name)
                     continue
                 if (closed := self._write(path, database, card_id, *parsed)) is not None:
@@ -464,7 +475,7 @@ class Spool:
         except DatabaseUnreachable:
             raise
         except Exception:
-            log.exception("The database refuses %s, which is renamed", path)
+            log.exception("The database refuses the spooled reading %s; the file is renamed to *.refused", path)
             self._move(path, path.with_name(path.name + ".refused"))
             return None
         self._move(path, None)
@@ -482,7 +493,7 @@ class Spool:
             pass  # another process has moved or removed it
         except OSError as error:
             self._stuck.add(path)
-            log.error("%s stays where it is: %s", path, error)
+            log.error("The spooled reading %s cannot be moved or deleted: %s", path, error)
 
 
 _UNREADABLE = (OSError, FarmError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -495,7 +506,7 @@ def _open_file(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError("it is not a file")
+        raise ValueError("it is not a regular file")
     return descriptor
 
 

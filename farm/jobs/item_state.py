@@ -26,7 +26,7 @@ IN_WORK = (CLAIMED, CANCELLED)  # the states in which a worker may be measuring 
 
 #: The reason of a whole or canary item whose card left the farm. The row is used again if the card is needed again.
 CARD_LEFT = "card_left"
-CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
+CARD_LEFT_MESSAGE = "The card left the farm before it measured this item."
 
 #: The reason of a predicted tuple that is not measured because the card does not run it.
 NOT_RUN = "not_run"

@@ -174,7 +174,7 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
         assert operator is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = operator.spec, operator.label, operator.short_name
         if not isinstance(spec, dict):
-            raise Unreadable(f"The description of {label} cannot be read.", "Capture the model again.")
+            raise Unreadable(f"The stored description of {label} cannot be read.", "Capture the model again.")
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
@@ -433,7 +433,7 @@ def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
 
 def _last_reason(item: Item) -> dict[str, str]:
     """Return the columns with the reason of an exhausted item: the stored reason of an attempt, if there is one."""
-    message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
+    message = item.message or f"All {item.attempts} attempts ended without a result."
     return item_state.why(item.reason or "attempts_exhausted", message)
 
 

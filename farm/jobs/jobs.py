@@ -23,7 +23,7 @@ from farm.store.database import Database, database_now, lock_items, locked, read
 from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 
-ABANDONED = "its `farm run` has died: the same command continues where it stopped"
+ABANDONED = "its `farm run` has ended unexpectedly; run the same command again to continue"
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,17 @@ def find(session: Session, job_or_prefix: str) -> Job:
         NoSuchJob: no job or several jobs match, or the id is empty (for example an unset shell variable).
     """
     if not job_or_prefix.strip():
-        raise NoSuchJob("The id of a job is empty.", "Give its id or the beginning of it; `farm jobs` lists them.")
+        raise NoSuchJob(
+            "The id of a job is empty.", "Give the job's id or its first characters; `farm jobs` lists the ids."
+        )
     jobs = session.exec(select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))).all()
     exact = [job for job in jobs if job.id == job_or_prefix]
     if exact or len(jobs) == 1:
         return (exact or jobs)[0]
     if jobs:
-        raise NoSuchJob(f"Several jobs begin with '{job_or_prefix}'.", "Give more of the id; `farm jobs` lists them.")
+        raise NoSuchJob(
+            f"The ids of several jobs begin with '{job_or_prefix}'.", "Give more characters; `farm jobs` lists the ids."
+        )
     near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
     raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
 
@@ -268,8 +272,8 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
     view = views[card_id]
     mend = {
         tables.CardState.STARTING: "its worker is starting",
-        tables.CardState.DRAINING: f"`farm cards resume {card_id}`",
-        tables.CardState.QUARANTINED: f"`farm cards release {card_id}`",
+        tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
+        tables.CardState.QUARANTINED: f"`farm cards release {card_id}` ends its quarantine",
     }.get(tables.CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
     plural = "items wait" if number != 1 else "item waits"
     named = session.get_one(Job, job_id).asked.get("pinned")

@@ -68,19 +68,20 @@ def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
     """
     found = fetch(session, CardRow, card_ids)
     if missing := [card_id for card_id in card_ids if card_id not in found]:
-        raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start its worker with `farm worker`.")
+        raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start `farm worker` on the card's host.")
     cards = [found[card_id] for card_id in card_ids]
     if not cards:
         raise NoSuchCard("No card was chosen.", "Start a worker with `farm worker`, or choose one with --card.")
     if len(models := {card.model for card in cards}) > 1:
         raise UsageError(
-            f"The chosen cards are of several models: {', '.join(sorted(models))}.",
-            "A job measures one card model; choose with --card.",
+            f"The chosen cards have several card models: {', '.join(sorted(models))}.",
+            "A job measures on one card model: choose one with --card.",
         )
     if len({card.software_id for card in cards}) > 1:
         raise UsageError(
             "The chosen cards run different software, and readings of different software are not summed.",
-            "Compare `farm cards --json`; give all hosts the same torch, CUDA and driver, or choose with --card.",
+            "`farm cards --json` shows the versions. Install the same torch, CUDA and driver on all hosts, or choose "
+            "cards with --card.",
         )
     return cards
 
@@ -394,7 +395,7 @@ def _close(session: Session, job: Job) -> ClosedRound:
     except (NoSuchCard, UsageError) as error:  # the cards have changed; raised before anything is planned
         why = f"No further round could be planned: {error.message}"
     if request.operators == ("auto",) and verdict.too_large and following is None:
-        why = why or "No operator type was added: the sum is too large already."
+        why = why or "No operator type was added, because the sum is already larger than the whole model."
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
         session.add(row)
@@ -451,7 +452,7 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
         added = next_operators(parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)
-            reason = f"below the target with {len(this.operators)} operator types"
+            reason = f"accuracy or coverage below the target with {len(this.operators)} operator types"
             scope = [*this.operators, *added]
             return add_round(session, job, scope=scope, capture_id=this.capture_id, reason=reason).round
     return None
@@ -479,7 +480,7 @@ def forget_significant(session: Session, names: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
         if (row := session.get(SignificantOperator, name)) is None:
             raise UnknownOperator(
-                f"'{name}' is not among the significant operators.",
-                did_you_mean(name, known) or f"The set has: {', '.join(known) or 'none'}.",
+                f"'{name}' is not a significant operator type.",
+                did_you_mean(name, known) or f"The significant operator types are: {', '.join(known) or 'none'}.",
             )
         session.delete(row)

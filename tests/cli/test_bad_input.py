@@ -233,12 +233,12 @@ def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(farm, monk
     configure(settings())
     said = farm("submit", "resnet18")
     assert said.code == 3
-    assert "No worker listens on any card" in said.stderr
+    assert "This farm has no running worker" in said.stderr
     with database.write() as session:
         session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200", state="stopped", host="far"))
     said = farm("submit", "resnet18", "--card", "h200")
     assert said.code == 3
-    assert "No worker listens on the card 'h200': NVIDIA H200 (GPU-1) is stopped." in said.stderr
+    assert "No worker accepts items for the card 'h200': NVIDIA H200 (GPU-1) is stopped." in said.stderr
     with database.write() as session:
         session.get_one(tables.CardRow, "GPU-1").state = "draining"
     said = farm("submit", "resnet18")

@@ -47,7 +47,7 @@ def test_a_run_that_was_told_to_take_the_gpu_does_not_take_the_cpu(farm, nvml):
     told = farm("run", "resnet18", "--card", "gpu")
     assert told.code == 2
     assert "Insufficient Permissions" in told.stderr
-    assert "cannot be measured on" in told.stderr
+    assert "The farm cannot measure on" in told.stderr
 
 
 def test_a_mig_instance_that_is_named_is_told(farm, nvml, monkeypatch):
@@ -104,7 +104,7 @@ def test_the_index_of_a_gpu_that_is_lost_does_not_mean_the_cpu(farm, nvml):
     nvml.faults["nvmlDeviceGetHandleByIndex_v2", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
     told = farm("run", "resnet18", "--card", "0")
     assert told.code == 2
-    assert "cannot be measured on" in told.stderr
+    assert "The farm cannot measure on" in told.stderr
     assert "GPU is lost" in told.stderr
 
 

@@ -145,7 +145,7 @@ def mangled(folder, target, table="readings", metadata=None, **changes):
     [
         ("operator_spec", json.dumps({"operator": "os.system"}), "Not an operator tuple"),
         ("operator_spec", "[" * 100_000, "recursion"),
-        ("subject_id", "0" * 32, "not that of its description"),
+        ("subject_id", "0" * 32, "not the hash of the row's description"),
         ("card_model", "\x1b[31mred", "control characters"),
         ("card_model", "x" * 1000, "at most 300 characters"),
         ("card_kind", "abacus", "'cuda', 'cpu' or 'simulated', not 'abacus'"),
@@ -236,7 +236,7 @@ def test_a_file_that_is_no_export_is_refused(database, other_database, tmp_path)
         (tmp_path / "nowhere.parquet", "There is no file"),
         (tmp_path / "cut.parquet", "cut off"),
         (tmp_path / "damaged.parquet", "damaged|row "),
-        (tmp_path / "foreign.parquet", "not an export of a farm"),
+        (tmp_path / "foreign.parquet", "was not written by `farm export`"),
         (tmp_path / "lacking.parquet", "lacks the column reading_id"),
         (mangled(tmp_path / "h200", tmp_path / "newer.parquet", metadata=newer), "newer than this program"),
     ):

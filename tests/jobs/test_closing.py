@@ -178,7 +178,8 @@ def test_the_accuracy_loop_adds_nothing_to_a_sum_that_says_nothing_or_is_too_lar
         assert significant(session) == set()
     (verdict,) = verdicts(database, job_id)
     if verdict.outcome == "fail":
-        assert verdict.details["reasons"][-1] == "No operator type was added: the sum is too large already."
+        reason = "No operator type was added, because the sum is already larger than the whole model."
+        assert verdict.details["reasons"][-1] == reason
 
 
 def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(any_database):
