@@ -49,9 +49,7 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
 
 def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")
-    assert (
-        "Using the packaged readings." in told.stderr
-    )  # of the optimizer's calls, whatever the batch is
+    assert "Using the packaged readings." in told.stderr  # of the optimizer's calls, whatever the batch is
     said = told.stdout
     assert "a capture without a card is a prediction for a card" in said
     assert "estimates, from an H200's data sheet" in said
