@@ -130,12 +130,27 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:
     from cli import prediction_tables
+    from farm.errors import NoReadings
     from farm.estimate.estimate import too_large_from
 
-    found = [estimated(variant, query) for variant in variants]
+    found: list[Estimate] = []
+    without: dict[Variant, NoReadings] = {}
+    for variant in variants:
+        try:
+            found.append(estimated(variant, query))
+        except NoReadings as error:
+            without[variant] = error
+    if not found:
+        raise next(iter(without.values()))
     too_large = too_large_from(found)
-    shown = {"curve": [one.to_json() for one in found], "too_large_from": too_large and too_large.variant.to_json()}
+    shown = {
+        "curve": [one.to_json() for one in found],
+        "without_estimate": [{"variant": one.to_json(), "reason": error.message} for one, error in without.items()],
+        "too_large_from": too_large and too_large.variant.to_json(),
+    }
     answer(options.as_json, shown, lambda: prediction_tables.curve(found))
+    for error in without.values():
+        say(f"{error.message} {error.next_step}")
     if options.png is not None:
         from farm.pages.plots import draw_estimates
 

@@ -98,6 +98,10 @@ class Ambiguous(UsageError):
     """A name matches several models, cards or jobs, but one is needed. ``next_step`` lists them."""
 
 
+class NoReadings(UsageError):
+    """The database has no reading for the question. ``next_step`` says how to measure."""
+
+
 class SettingsError(UsageError):
     """A setting or the settings file is malformed."""
 

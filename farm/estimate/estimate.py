@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlmodel import Session
 
-from farm.errors import FarmError, UsageError
+from farm.errors import FarmError, NoReadings, UsageError
 from farm.estimate.readings import (
     SelectedReadings,
     card_bytes,
@@ -257,7 +257,8 @@ def estimate(
         notes: notes about the predictor; used only if tuples are missing.
 
     Raises:
-        UsageError: no card or several cards match, or no tuple of the model has a reading.
+        UsageError: no card or several cards match.
+        NoReadings: no tuple of the model has a reading, and there is no prediction.
         CaptureError: see `tuples_of`.
     """
     model = card_model_named(session, card)
@@ -276,7 +277,7 @@ def estimate(
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
         command = command_of(request).removesuffix(" --reuse none")
-        raise UsageError(
+        raise NoReadings(
             f"No reading of {model}{about} covers a tuple of {variant}, and {unfilled}.",
             f"Measure it: {command}; or import another farm's readings with `farm import`.",
         )

@@ -90,6 +90,15 @@ def _by_reason(texts: Iterable[str]) -> str:
     return "; ".join(parts)
 
 
+_kept: dict[tuple[Variant, str, bool], Extraction] = {}  # of the last versions of users' models
+
+
+def keep_extraction(variant: Variant, extraction: Extraction) -> None:
+    """Let `extract` return this extraction for the version of a user's model, for a forward pass on a CPU."""
+    _kept.clear()
+    _kept[variant, "cpu", False] = extraction
+
+
 def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> Extraction:
     """Extracts the operator tuples that a variant runs on a kind of device; see `Extraction.refusal` for completeness.
 
@@ -103,6 +112,8 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
         CaptureError: the model or the step does not run.
     """
+    if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
+        return kept
     if variant.step:
         step = extract_step(variant, device_type=device_type)
         assert step.flops is not None, "the first step was run here"

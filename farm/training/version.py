@@ -26,13 +26,17 @@ def versioned(variant: Variant) -> Variant:
         entry = catalog.find(variant.model)
     if entry is None or entry.origin != own.NAME:
         return variant
-    from farm.training.extract import extract
+    from farm.training.extract import extract, keep_extraction
 
     own.forget_edited(entry.own_name, variant.step)
     plain, calls = dataclasses.replace(variant, version=""), None
     with contextlib.suppress(FarmError):  # using the model raises this error again
-        calls = [(call.tuple_id, call.module_path, call.part) for call in extract(plain).capture.calls]
-    return dataclasses.replace(plain, version=content_id([calls, own.code(entry.own_name, variant.step)])[:12])
+        extraction = extract(plain)
+        calls = [(call.tuple_id, call.module_path, call.part) for call in extraction.capture.calls]
+    found = dataclasses.replace(plain, version=content_id([calls, own.code(entry.own_name, variant.step)])[:12])
+    if calls is not None:
+        keep_extraction(found, extraction)
+    return found
 
 
 def check_version(variant: Variant) -> None:

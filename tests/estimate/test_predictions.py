@@ -179,6 +179,19 @@ def test_a_curve_over_sizes(own, database, tmp_path):
     assert curve[0]["covered_tuples"] < curve[1]["covered_tuples"]
 
 
+def test_a_curve_lists_the_sizes_without_an_estimate(own, database):
+    filled.fill(database, dataclasses.replace(filled.VARIANT, batch=2), whole=False, prefix="two")
+    arguments = ("estimate", "resnet18", "--input-size", "64", "--card", "H200", "-b", "2,61", "--fill", "none")
+    found = own(*arguments)
+    assert found.code == 0, found.stderr
+    assert [line.split()[1] for line in found.stdout.splitlines() if line.startswith("resnet18")] == ["2x64"]
+    assert "covers a tuple of resnet18 61x64" in found.stderr
+    shown = json.loads(own(*arguments, "--json").stdout)
+    assert [one["variant"]["batch"] for one in shown["curve"]] == [2]
+    assert [one["variant"]["batch"] for one in shown["without_estimate"]] == [61]
+    assert own(*arguments[:-3], "61", "--fill", "none").code == 2
+
+
 def test_what_is_asked_wrongly_is_told(own):
     for words, told in {
         ("-b", "many"): "is not a size",
