@@ -102,7 +102,7 @@ def capture_model(
     if any(nn.parameter.is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise UsageError(
             f"{type(model).__name__} has lazy modules, whose parameters have no shapes yet.",
-            "Call it once on an input first.",
+            "Call the model once on an input before its capture.",
         )
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     named = dict(kwargs or {})

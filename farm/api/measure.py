@@ -180,7 +180,7 @@ def measure_model(
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
-            "Give `capture_model` and the protocol the same value.",
+            "Give `capture_model` and the protocol the same value of `grad`.",
         )
     selection: dict[str, Any] = {"operators": operators, "target": target, "reuse": reuse, "placements": placements}
     request = Request(variant=variant, protocol=how, stopping=until, **selection)
@@ -299,7 +299,7 @@ def _torch_device(card: Card) -> Any:
     raise Unmeasurable(
         "not_available",
         f"PyTorch {torch.__version__} does not see the card {card} in this process.",
-        "Start Python without CUDA_VISIBLE_DEVICES, with a build of PyTorch for CUDA that suits the driver.",
+        "Install a PyTorch that is built for a CUDA version of the driver, and unset CUDA_VISIBLE_DEVICES.",
     )
 
 

@@ -64,21 +64,23 @@ class MemoryOptions:
 
     def __post_init__(self) -> None:
         if not self.fast and (self.slow_bandwidth or self.moves or self.run):
-            raise UsageError("--slow-bandwidth, --moves and --run are of a plan.", "Give its fast memory: --fast 8GB.")
+            raise UsageError(
+                "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
+            )
         for name in ("job", "fit", "what_if_recompute"):
             if self.run and getattr(self, name):
                 option = "--" + name.replace("_", "-")
                 raise UsageError(
-                    f"{option} does not go with --run, which runs the step of one batch as the card runs it.",
-                    f"Leave {option} away.",
+                    f"{option} cannot be combined with --run, which runs one step with one batch.",
+                    f"Omit {option} or --run.",
                 )
         if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
             raise UsageError(
-                "--moves needs a bandwidth of copies, which readings of slow tensors do not give.",
-                "Give it: --slow-bandwidth 55GB/s; or have it measured on a card of this host: --run.",
+                "--moves needs the bandwidth between fast and slow memory, which readings do not contain.",
+                "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run).",
             )
         if self.job and self.card is not None:
-            raise UsageError("A job has a card of its own.", "Leave --card away, or --job.")
+            raise UsageError("--card cannot be combined with --job: the job has a card.", "Omit --card or --job.")
         _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
         if self.out is not None:
             files.check_drawing()
@@ -108,7 +110,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
         FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.study.planned_step.step_on`.
     """
     if variant.recompute and options.what_if_recompute:
-        raise UsageError("--what-if-recompute begins with a step that recomputes nothing.", "Leave --recompute away.")
+        raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
     variant = versioned(variant)
     if options.run:
         found = _run(variant, options, access)
@@ -124,7 +126,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
     if options.amounts and not options.run:
         found = _with_plans(found, options, access)
     if options.what_if_recompute:
-        access.say("The step is extracted again for each block, which takes a second or a few each.")
+        access.say("Capturing the step again with each block recomputed: some seconds per block.")
         found = memories.with_recomputed(found)
     written = files.write_config(found, options.config) if options.config else []
     for path in [*written, *(files.write_all(found, options.out) if options.out else [])]:
@@ -139,10 +141,10 @@ def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory
     card = access.own_card(options.card)
     with step_on(card, variant) as step:
         if options.moves:
-            access.say("Copies are timed, alone and during the step.")
+            access.say("Measuring the bandwidth of copies, alone and during the step.")
         found = _with_readings(step.memory, access)
         found = _with_plans(found, options, access, step.wire() if options.moves else None)
-        access.say(f"The step is run on {card}, in fast memory only and under each plan.")
+        access.say(f"Running the step on {card}, in fast memory only and under each plan.")
         return step.run(found)
 
 
@@ -160,7 +162,7 @@ def _with_readings(found: StepMemory, access: Access) -> StepMemory:
 def _with_plans(found: StepMemory, options: MemoryOptions, access: Access, wire: Wire | None = None) -> StepMemory:
     if options.moves:
         programs = offload_plan.POINTS + len(options.amounts)
-        access.say(f"{programs} programs are solved, each in {offload_plan.TIME_LIMIT_S:g} s at most.")
+        access.say(f"Solving {programs} integer programs, each in at most {offload_plan.TIME_LIMIT_S:g} s.")
     read = None
     try:
         read = access.ask(lambda session: memories.read_in_slow_memory(session, found), lambda read: read is not None)

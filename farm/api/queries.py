@@ -96,7 +96,8 @@ def step_memory(
     """
     if variant.step != "training":
         raise UsageError(
-            f"{variant} is a forward pass.", 'Give step="training": farm.variant("resnet50", 32, step="training").'
+            f"{variant} is a forward pass, not a training step.",
+            'Give step="training": farm.variant("resnet50", 32, step="training").',
         )
     amounts = amounts_of("fast", fast) if fast else []
     bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None

@@ -39,16 +39,18 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
     if not wanted:
         groups = list(by_model(cards).values())
         if not groups:
-            raise NoSuchCard("There is no card to measure on.", "List the cards with `farm cards`.")
+            raise NoSuchCard(
+                "No card can measure.", "`farm cards` lists the cards of this host and of the farm, with their states."
+            )
         return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
     chosen: dict[str, AnyCard] = {}
     for want in wanted:
         matches = matching_cards(cards, want)
         if not matches:
-            there = f"There is: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
+            there = f"The cards are: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
             near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
-            step = near or there if cards else "No card is there at all; `farm cards` lists them."
-            raise NoSuchCard(f"There is no card '{want}' here.", step)
+            step = near or there if cards else "`farm cards` lists the cards of this host and of the farm."
+            raise NoSuchCard(f"No card matches '{want}'.", step)
         chosen.update({card.id: card for card in matches})
     return list(chosen.values())
 

@@ -124,12 +124,12 @@ def _read(path: str) -> str:
     step = "Give the path of a measurement file; docs/measurement-files.md shows one."
     # Opening a pipe waits for its writer. A shell's <(...) is a link to /proc whose writer is already open.
     if path != "-" and Path(path).is_fifo() and not Path(path).resolve().is_relative_to("/proc"):
-        raise MeasurementFileError(f"{name}: it is a pipe, not a file.", "Give standard input in its place: `-f -`.")
+        raise MeasurementFileError(f"{name} is a pipe, not a file.", "Read from standard input instead: `-f -`.")
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             written = file.read(MAX_FILE_BYTES + 1)
         if len(written) > MAX_FILE_BYTES:
-            raise MeasurementFileError(f"{name}: the file is larger than {MAX_FILE_BYTES} bytes.", "Split it.")
+            raise MeasurementFileError(f"{name}: the file is larger than {MAX_FILE_BYTES} bytes.", "Split the file.")
         return written.decode()
     except OSError as error:
         raise MeasurementFileError(f"{name}: {error.strerror or error}.", step) from error
@@ -174,7 +174,7 @@ class _Tree:
             ) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise MeasurementFileError(
-                f"{self.name}:1: this is not YAML: {str(error).splitlines()[0]}.", "Save it as plain UTF-8 text."
+                f"{self.name}:1: this is not YAML: {str(error).splitlines()[0]}.", "Save the file as plain UTF-8 text."
             ) from error
         finally:
             loader.dispose()
@@ -184,9 +184,9 @@ class _Tree:
 
     def _value(self, node: yaml.Node, place: Place) -> Any:
         if any(self.nodes[place[:end]] is node for end in range(len(place))):
-            raise self._error(node, place, "contains itself", "Remove the circle of aliases.")
+            raise self._error(node, place, "contains itself", "Remove the alias that refers to its own entry.")
         if len(self.nodes) > MAX_VALUES:
-            raise self._error(node, place[:2], f"makes more than {MAX_VALUES} values", "Shorten the lists.")
+            raise self._error(node, place[:2], f"has more than {MAX_VALUES} values", "Shorten the lists.")
         self.nodes[place] = node
         if isinstance(node, yaml.SequenceNode):
             return [self._value(child, (*place, index)) for index, child in enumerate(node.value)]
@@ -202,7 +202,7 @@ class _Tree:
             raise self._error(node, place, f"cannot be read: {str(error).splitlines()[0]}") from error
         if value is not None and not isinstance(value, bool | int | float | str):
             message = f"is '{node.value}', which YAML reads as {type(value).__name__}"
-            raise self._error(node, place, message, "Quote it.")
+            raise self._error(node, place, message, "Put the value into quotes.")
         if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise self._error(node, place, f"is {node.value[:24]}; it must be finite")
         return value
@@ -210,7 +210,7 @@ class _Tree:
     def _items(self, node: yaml.MappingNode, place: Place, depth: int) -> Iterator[tuple[str, yaml.Node]]:
         """Yield the own keys of a mapping, then the keys that it merges (``<<``)."""
         if depth > 10:
-            raise self._error(node, place, "merges itself", "Remove the circle of '<<'.")
+            raise self._error(node, place, "merges itself", "Remove the '<<' that refers to its own mapping.")
         merges: list[yaml.Node] = []
         own: set[str] = set()
         for key, child in node.value:
@@ -218,15 +218,15 @@ class _Tree:
                 merges += child.value if isinstance(child, yaml.SequenceNode) else [child]
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                raise self._error(key, place, "has a key that is not a word")
+                raise self._error(key, place, "has a key that is not a plain text")
             if key.value in own:
-                raise self._error(key, (*place, key.value), "is there twice", "Keep one of them.")
+                raise self._error(key, (*place, key.value), "occurs twice", "Remove one of the two.")
             own.add(key.value)
             yield key.value, child
         for merge in merges:
             if not isinstance(merge, yaml.MappingNode):
-                message = "merges something that is not a mapping"
-                raise self._error(merge, place, message, "Anchor a mapping with &name.")
+                message = "merges ('<<') a value that is not a mapping"
+                raise self._error(merge, place, message, "Let '<<' refer to a mapping that is marked with &name.")
             yield from self._items(merge, place, depth + 1)
 
 
@@ -245,9 +245,9 @@ class _File:
         if isinstance(top, dict):
             if wrong := [key for key in top if key not in ("defaults", "measurements") and not key.startswith("x-")]:
                 near = did_you_mean(wrong[0], ("defaults", "measurements"))
-                raise error((wrong[0],), "is unknown", near or "Known here: defaults, measurements.")
+                raise error((wrong[0],), "is unknown", near or "The keys of a file are defaults and measurements.")
             if "measurements" not in top:
-                raise error((), "there is no 'measurements' in this file", "List the entries under it.")
+                raise error((), "the key 'measurements' is missing", "List the entries under 'measurements:'.")
             if "defaults" in top:
                 given = self._validated("defaults", top["defaults"], ("defaults",))
                 defaults = PartialRequest(**next(self._combinations(given, ("defaults",))))
@@ -256,7 +256,7 @@ class _File:
             what = "must be a list" if at else "must be a list of measurements, or a mapping with 'measurements'"
             raise error(at, what, "Begin each entry with '- model: ...'.")
         if not entries:
-            raise error(at, "there is no entry in the list", "Add one, e.g. '- model: resnet50'.")
+            raise error(at, "the list has no entry", "Add an entry, e.g. '- model: resnet50'.")
         # Sweeps ignore the default sizes and dtype: these are in the sweep's grid.
         of_sweeps = PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
         found: list[PartialRequest] = []
@@ -271,7 +271,7 @@ class _File:
         if not isinstance(entry, dict):
             raise self.tree.error(place, "must be a mapping with 'model' or 'sweep'")
         if ("model" in entry) == ("sweep" in entry):
-            step = "Write '- model: resnet50', for example."
+            step = "Write, for example, '- model: resnet50'."
             raise self.tree.error(place, "needs exactly one of 'model' and 'sweep'", step)
         given = self._validated("model" if "model" in entry else "sweep", entry, place)
         if "sweep" in given:
@@ -291,7 +291,7 @@ class _File:
         sweep = Sweep(given["sweep"], grid, given.pop("name", ""))
         if sweep.size > MAX_COMBINATIONS:
             message = f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}"
-            raise self.tree.error((*place, "grid"), message, "Split it.")
+            raise self.tree.error((*place, "grid"), message, "Split the sweep into several entries.")
         with self._placed((*place, "grid")):
             check_names(sweep)
         return sweep
@@ -327,14 +327,14 @@ class _File:
             for key in problem["loc"][:-1]:
                 fields = getattr(fields[key].annotation, "model_fields", fields)
             near = did_you_mean(str(at[-1]), fields)
-            return self.tree.error(at, "is unknown", near or f"Known here: {', '.join(fields)}.")
+            return self.tree.error(at, "is unknown", near or f"The keys here are {', '.join(fields)}.")
         if problem["type"] == "missing":
             key = problem["loc"][-1]
             return self.tree.error(place, f"has no '{key}'", f"Add '{key}:' to the entry.")
         if problem["type"] == "too_short":
-            return self.tree.error(at, "is an empty list", "Give at least one value, or leave the key out.")
+            return self.tree.error(at, "is an empty list", "Give at least one value, or omit the key.")
         if isinstance(value, list) and kind == "defaults":
-            return self.tree.error(at, "takes one value", "Write lists in the entries.")
+            return self.tree.error(at, "needs a single value under 'defaults'", "Write a list in the entries instead.")
         needed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
         needed = re.sub("an? (valid )?integer", "a whole number", needed).replace("valid ", "")
         node = self.tree.nodes[at]

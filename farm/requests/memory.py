@@ -46,11 +46,11 @@ def check_fits(variant: Variant, card: CardLike) -> None:
     step = f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}."
     if most >= 1:
         step = (
-            f"Give {smaller}: {most} is the largest batch whose {'cache' if room.cache else 'inputs'} and parameters "
-            "fit, and the operators need more memory than these."
+            f"Give {smaller}. {'Cache' if room.cache else 'Inputs'} and parameters fit up to batch {most}, but the "
+            "operators need additional memory."
         )
     raise UsageError(
-        f"{variant} does not fit on {card.model} with its {_gb(card.memory_bytes)}: {takes} and its parameters "
+        f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: {takes} and its parameters take "
         f"{_gb(room.parameters)}.",
         step,
     )
@@ -66,7 +66,7 @@ def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
     """
     if 0 < card.memory_bytes < least_bytes:
         raise UsageError(
-            f"{variant} does not fit on {card.model} with its {_gb(card.memory_bytes)}: the step holds at least "
+            f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: the step holds at least "
             f"{_gb(least_bytes)} at once.",
             f"Give a smaller batch (`farm memory {variant.model} --fit {card.memory_bytes // 10**9}GB` finds the "
             "largest), --recompute blocks, or --amp bfloat16.",
@@ -193,7 +193,7 @@ def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
     amount = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
     if not math.isfinite(amount) or amount < 1:
         example, what = ("55GB/s", "a bandwidth") if per_second else ("80GB", "an amount of memory")
-        raise UsageError(f"{option} needs {what}, not '{text}'.", f"Give {option} {example}, say.")
+        raise UsageError(f"{option} needs {what}, not '{text}'.", f"Give, for example, {option} {example}.")
     return int(amount)
 
 
@@ -219,7 +219,9 @@ def amounts_of(option: str, text: str) -> list[Amount]:
         if (percent := _SHARE.fullmatch(word)) and float(percent[1]) > 0:
             found.append(Amount(share=float(percent[1]) / 100))
         elif "%" in word:
-            raise UsageError(f"{option} needs a share above 0, not '{word.strip()}'.", f"Give {option} 50%, say.")
+            raise UsageError(
+                f"{option} needs a share above 0, not '{word.strip()}'.", f"Give, for example, {option} 50%."
+            )
         else:
             found.append(Amount(bytes_of(option, word)))
     return found

@@ -71,7 +71,7 @@ class TextFiles(Record):
     """The files of a user's own text. `farm.models.catalog.variant` computes the field `Variant.text` from them."""
 
     text: Path | None = declared(
-        None, "a text that language models read", "--text", usual="the farm's own", metavar="FILE"
+        None, "file with the text that a language model reads", "--text", usual="a text of farm", metavar="FILE"
     )
     tokenizer: Path | None = declared(
         None,
@@ -141,11 +141,13 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
     data = default_data(card_kind, partial.step or "") if sweep is None else "normal"
     protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
     if card_kind == "cpu" and protocol.launch == "graph":
-        raise UsageError("A CPU has no CUDA graphs to launch.", "Leave --launch out, or give --launch eager.")
+        raise UsageError("A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager.")
     variant = None
     if sweep is None:
         if partial.model is None:
-            raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
+            raise UsageError(
+                "No model is given.", "Give a model, e.g. `farm run resnet18`; `farm models` lists the models."
+            )
         from farm.models import catalog
         from farm.training.version import versioned
 
@@ -166,13 +168,15 @@ def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
         above = name in ("maximum_s", "time_half_width", "energy_half_width")
         if not 0 <= value < math.inf or (above and value == 0):
             message = f"{name} is {value}; it must be {'above 0' if above else 'at least 0'} and finite."
-            raise UsageError(message, "Give the window in seconds, e.g. --window 3.")
+            raise UsageError(
+                message, "Give windows in seconds, e.g. --window 3, and half-widths as fractions, e.g. 0.01."
+            )
     if partial.minimum_s is None:
         values["minimum_s"] = min(values["minimum_s"], values["maximum_s"])
     if values["minimum_s"] > values["maximum_s"]:
         raise UsageError(
             f"The shortest window ({values['minimum_s']} s) is longer than the longest ({values['maximum_s']} s).",
-            "Make minimum_s smaller or --window larger.",
+            "Give a smaller minimum_s or a larger --window.",
         )
     return Stopping(**values)
 
@@ -189,7 +193,7 @@ def operator_names(text: str) -> tuple[str, ...]:
             f"--operators '{text}' mixes '{mixed.pop()}' with names.", "Give all, auto, or names such as Conv2d,Linear."
         )
     if not names:
-        raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
+        raise UsageError("--operators has no names.", "Give --operators all, auto, or names such as Conv2d,Linear.")
     return names
 
 

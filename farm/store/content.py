@@ -124,7 +124,8 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     """Return the stored token ids. Raises `Unreadable` if the id is unknown or the stored data was changed."""
     row = session.get(tables.TokenInput, tokens_id)
     if row is None:
-        raise Unreadable(f"The database has no token ids {tokens_id}.", "Submit the model again with its text.")
+        step = "Submit the model again with its text."
+        raise Unreadable(f"The database does not have the text with the token ids {tokens_id}.", step)
     try:
         found = Tokens.of_compressed(row.batch, row.length, row.row_lengths, row.padding, row.packed)
     except (TokensRejected, UsageError, TypeError) as error:
@@ -132,10 +133,8 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     else:
         if found.id == tokens_id:
             return found
-        reason = "they are others"
-    raise Unreadable(
-        f"The database no longer holds the token ids {tokens_id}: {reason}.", "Restore the database from a backup."
-    )
+        reason = "the stored token ids are different"
+    raise Unreadable(f"The stored token ids {tokens_id} were changed: {reason}.", "Restore the database from a backup.")
 
 
 def find_capture(session: Session, like: tables.Capture) -> int | None:

@@ -122,17 +122,17 @@ class Database:
                     problem, step = f"does not answer: {line}.", _sqlite_step(line)
                 else:
                     problem = f"does not answer: {line}"
-                    step = "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost."
+                    step = "Check FARM_DATABASE_URL and whether the server runs, then try again. No data was lost."
                 raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
             if state == READ_ONLY:
                 raise DatabaseUnreachable(
                     f"The database {self} is read-only: {first_line(error)}.",
-                    "Make it writable again, or set FARM_DATABASE_URL to the server that is; nothing was lost.",
+                    "Make the database writable, or set FARM_DATABASE_URL to a writable server. No data was lost.",
                 ) from error
             if "not a database" in str(error.orig) or "malformed" in str(error.orig):  # SQLite's NOTADB and CORRUPT
                 raise DatabaseUnreachable(
-                    f"{self} cannot be read: {first_line(error)}.",
-                    "Set FARM_DATABASE_URL to another file, or restore this one from a backup.",
+                    f"The database {self} cannot be read: {first_line(error)}.",
+                    "Restore the file from a backup, or set FARM_DATABASE_URL to another file.",
                 ) from error
             raise
 
@@ -163,17 +163,17 @@ class Database:
                 if not set(inspect(connection).get_table_names()) - {VERSION_TABLE}:
                     return None
             raise SchemaMismatch(
-                f"The database {self} has tables that are not the farm's.",
-                "Set FARM_DATABASE_URL to a database for the farm alone; this one was not changed.",
+                f"The database {self} has tables of another program.",
+                "Set FARM_DATABASE_URL to a database for the farm alone. Nothing was changed.",
             )
         if version < min(known):
             raise SchemaMismatch(
-                f"The database {self} has schema {version}; this program reads {min(known)} and newer.",
-                "Run `farm export` with the program that wrote it, and `farm import` with this one.",
+                f"The database {self} has the old schema {version}; this program reads {min(known)} and newer.",
+                "Run `farm export` with the program that wrote the database, then `farm import` with this program.",
             )
         raise SchemaMismatch(
-            f"The database {self} has schema {version}, which is newer than this program ({newest_schema()}).",
-            "Update this host's program to the version of the other hosts.",
+            f"The database {self} has schema {version}; this program knows schemas up to {newest_schema()}.",
+            "Update farm on this host to the version of the other hosts.",
         )
 
     def check_schema(self) -> None:
@@ -185,15 +185,15 @@ class Database:
         """
         if self.missing:
             raise NoDatabase(
-                f"There is no database {self} yet.",
-                "`farm run` and `farm import` create it; `farm db upgrade` creates an empty one.",
+                f"The database {self} does not exist yet.",
+                "`farm run` and `farm import` create the database; `farm db upgrade` creates an empty one.",
             )
         version = self._readable_schema()
         if version is None:
-            raise NoDatabase(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
+            raise NoDatabase(f"The database {self} has no tables yet.", "Create the tables with `farm db upgrade`.")
         if version != newest_schema():
             raise SchemaMismatch(
-                f"The database {self} has schema {version}, this program needs {newest_schema()}.",
+                f"The database {self} has schema {version}, but this program needs schema {newest_schema()}.",
                 "Stop the workers, then run `farm db upgrade`.",
             )
 
@@ -239,8 +239,8 @@ class Database:
                     yield connection
                     if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
                         raise SchemaMismatch(
-                            f"Upgrading {self} would break a foreign key of the table {broken[0]}.",
-                            "Nothing was changed. Restore a backup, or report this bug.",
+                            f"The upgrade of the database {self} would break a foreign key of the table {broken[0]}.",
+                            "Nothing was changed. Restore the database from a backup, or report this bug.",
                         )
             finally:
                 driver.execute("PRAGMA foreign_keys=ON")
@@ -288,23 +288,23 @@ def make_url_or_explain(url: str | URL) -> Any:
             raise ValueError("@ or ? in the password")
     except (ArgumentError, ValueError):
         raise SettingsError(
-            "The database URL cannot be read.",
-            "Write it as sqlite:////path/farm.db or postgresql://user@host/farm; in a password, write @ as %40, "
-            ": as %3A and ? as %3F.",
+            "The database URL is malformed.",
+            "Write FARM_DATABASE_URL as sqlite:////path/farm.db or postgresql://user@host/farm. In a password, write @ "
+            "as %40, : as %3A and ? as %3F.",
         ) from None  # the error may quote the password, and `--debug` shows it
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise SettingsError(
-            f"The database '{parsed.get_backend_name()}' is not supported.", "Use SQLite or PostgreSQL."
+            f"The database kind '{parsed.get_backend_name()}' is not supported.", "Use SQLite or PostgreSQL."
         )
     file, mode = parsed.database, parsed.query.get("mode")
     if parsed.get_backend_name() == "sqlite" and (
         file in (None, "", ":memory:") or mode == "memory" or "mode=memory" in file
     ):
         raise SettingsError(
-            "An SQLite database in memory is visible to one process only, and a farm has several.",
-            "Give a file: sqlite:////path/farm.db.",
+            "The processes of a farm cannot share an SQLite database in memory.",
+            "Give a file: FARM_DATABASE_URL=sqlite:////path/farm.db.",
         )
     return parsed
 
@@ -322,11 +322,13 @@ def _engine(url: Any) -> Engine:
         engine = create_engine(url, json_deserializer=_from_json, **options)
     except (NoSuchModuleError, ImportError) as error:
         raise SettingsError(
-            f"The driver for {url.drivername} is missing.", "Install it with `pip install 'operator-farm[postgresql]'`."
+            f"The Python driver for {url.drivername} is not installed.",
+            "Install it with `pip install 'operator-farm[postgresql]'`.",
         ) from error
     except OSError as error:
         raise DatabaseUnreachable(
-            f"The folder of {url.database} cannot be created: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
+            f"The folder of {url.database} cannot be created: {error}.",
+            "Set FARM_STATE_DIR or FARM_DATABASE_URL to another place.",
         ) from error
     if sqlite:
         try:
@@ -341,7 +343,7 @@ def _engine(url: Any) -> Engine:
 
 def _unknown_option(program: str) -> SettingsError:
     return SettingsError(
-        f"The database URL has an option after '?' that {program} does not know, or one with a wrong value.",
+        f"The database URL has an option after '?' that {program} does not know, or an option with a wrong value.",
         "Correct the options in FARM_DATABASE_URL; docs/operate.md has an example.",
     )
 
@@ -403,13 +405,13 @@ def _write_ahead(connection: Any) -> None:
 def _sqlite_step(problem: str) -> str:
     """Return the next step for an error of an SQLite file."""
     if "locked" in problem:
-        return "Another process writes to it: try again when it has finished; nothing was lost."
+        return "Another process writes to the database: try again when it has finished. No data was lost."
     elsewhere = "or choose another folder with FARM_STATE_DIR (another file with FARM_DATABASE_URL)."
     if "full" in problem:
-        return f"Make room on its disk, {elsewhere}"
+        return f"Free disk space, {elsewhere}"
     if "readonly" in problem or "open" in problem:
         return f"Give this user write access to the file and its folder, {elsewhere}"
-    return f"Check whether its disk is full, read-only or failing, {elsewhere}"
+    return f"Check whether the disk of the database is full, read-only or failing, {elsewhere}"
 
 
 @functools.cache

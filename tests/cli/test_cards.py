@@ -42,9 +42,9 @@ def test_a_figure_within_its_interval_is_not_told_as_one() -> None:
 
 
 def test_a_card_that_is_left_out_says_why_in_full() -> None:
-    assert "left out" not in dict(lines(ROW))
+    assert "not usable" not in dict(lines(ROW))
     reason = "the driver says 'GPU is lost'; reset the card or restart the host"
-    assert dict(lines({**ROW, "state": "refused", "state_reason": reason}))["left out"] == reason
+    assert dict(lines({**ROW, "state": "refused", "state_reason": reason}))["not usable"] == reason
 
 
 def test_what_a_card_does_and_runs_is_shown() -> None:

@@ -201,12 +201,12 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
         (("resnet18", "--fit", "a lot"), "--fit needs an amount of memory, not 'a lot'."),
         (("resnet18", "--offload", "0"), "--offload needs a bandwidth, not '0'."),
         (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),
-        (("resnet18", "--job", "none", "--card", "H200"), "A job has a card of its own."),
-        (("resnet18", "--run"), "are of a plan"),
-        (("resnet18", "--fast", "1GB", "--run", "--fit", "1GB"), "--fit does not go with --run"),
+        (("resnet18", "--job", "none", "--card", "H200"), "--card cannot be combined with --job"),
+        (("resnet18", "--run"), "--slow-bandwidth, --moves and --run need a plan"),
+        (("resnet18", "--fast", "1GB", "--run", "--fit", "1GB"), "--fit cannot be combined with --run"),
         (("resnet18", "--fast", "50%,0%"), "--fast needs a share above 0, not '0%'"),
         (("resnet18", "--fast", "50%,some"), "--fast needs an amount of memory, not 'some'"),
-        (("resnet18", "--what-if-recompute", "--recompute", "layer1.0"), "Leave --recompute away."),
+        (("resnet18", "--what-if-recompute", "--recompute", "layer1.0"), "--what-if-recompute cannot be combined with --recompute"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(farm, asked, told):

@@ -82,7 +82,8 @@ def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(
         at_once, _, end = said.stderr.partition("error: ")
         where = f"{written}:1: " if "-f" in what else ""
         assert f"{where}autocast 4x8 float32 is left out: autocast cannot be extracted completely:" in at_once
-        assert f"1 of {3 if where else 2} cannot be measured:\n  autocast 4x8 float32: autocast cannot be" in end
+        refused = f"1 of {3 if where else 2} requests cannot be measured:"
+        assert f"{refused}\n  autocast 4x8 float32: autocast cannot be" in end
     foreseen = farm("run", "-f", written, "--dry-run", "--json")
     (refused,) = json.loads(foreseen.stdout)["refused"]
     assert (foreseen.code, refused["title"]) == (1, "autocast 4x8 float32")

@@ -78,7 +78,7 @@ def test_cards_lists_what_does_not_answer_beside_what_does(farm, nvml):
     assert [(row["kind"], row["state"]) for row in rows] == [("cuda", "here"), ("cuda", "refused"), ("cpu", "here")]
     assert "Insufficient Permissions" in rows[1]["state_reason"]
     shown = " ".join(farm("cards", "NVIDIA-", "--local").stdout.split())
-    assert f"left out {rows[1]['state_reason']}" in shown
+    assert f"not usable {rows[1]['state_reason']}" in shown
 
 
 def test_a_card_that_joined_once_is_shown_with_what_its_driver_says_now(farm, nvml, any_database, monkeypatch):

@@ -302,7 +302,7 @@ def test_why_a_card_takes_nothing_stands_with_its_state(width):
         lists.cards([drained, {**card, "state": "busy", "measuring": "Conv2d 64->64 k3"}]), width, terminal=True
     )
     assert "GPU-aaaa0000…" in found
-    head, _, *lines = found.splitlines()
+    _, head, _, *lines = found.splitlines()
     states = " ".join(line[head.index("state") :][:18].strip() for line in lines)
     assert "draining: drained" in states
 

@@ -125,7 +125,7 @@ def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch)
     assert what in farm("db", "prune", "--dry-run").stdout
     refused = farm("db", "prune")
     assert (refused.code, refused.stdout) == (2, "")
-    assert f"error: This would delete {what}.\n→ Give --yes" in refused.stderr
+    assert f"error: This would delete {what}.\n→ Add --yes" in refused.stderr
     assert f"{what} deleted." in farm("db", "prune", "--yes").stdout
     assert "0 time series of readings (0 B) and 0 jobs without a reading to delete." in farm("db", "prune").stdout
     with database.read() as session:
@@ -251,7 +251,7 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
         session.add(tables.TraceRow(reading_id="abc1", packed=trace.pack()))
     said = farm("trace", "abc")
     assert said.code == 0, said.stderr
-    assert "window 0.300 to 1.000 s" in said.stdout
+    assert "window from 0.300 to 1.000 s" in said.stdout
     assert "100 to 110" in said.stdout
     assert json.loads(farm("trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
     assert farm("trace", "zzz").code == 2
@@ -336,7 +336,7 @@ def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeyp
     said = farm("submit", "resnet18", "squeezenet1_1")
     assert said.code == 1
     assert "`farm status abc def --watch`" in said.stderr
-    assert "error: 1 of 3 cannot be measured:\n  ghi: it has no operators" in said.stderr
+    assert "error: 1 of 3 requests cannot be measured:\n  ghi: it has no operators" in said.stderr
     said = farm("submit", "resnet18", "squeezenet1_1", "--json")
     assert json.loads(said.stdout)["refused"] == [{"title": "ghi", "reason": "it has no operators"}]
 

@@ -245,7 +245,7 @@ def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_pa
     said = own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--card", "H200")
     assert said.code == 0, said.stderr
     assert "2 tuples of NVIDIA H200" in said.stdout  # the others were learnt from
-    assert "whole models, family" in said.stdout
+    assert "whole models, predictor family" in said.stdout
     found = json.loads(own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--json").stdout)
     (evaluation,) = found["evaluations"]
     assert evaluation["families"]["time_us"]["count"] == 2

@@ -33,7 +33,7 @@ def test_what_was_said_wins_also_when_it_is_false_or_zero():
         (PartialRequest(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
         (PartialRequest(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
         (PartialRequest(model="resnet18", input_size=0), "cpu", "not 0 px"),
-        (PartialRequest(), "cpu", "No model was named"),
+        (PartialRequest(), "cpu", "No model is given"),
     ],
 )
 def test_wrong_values_are_named(partial, kind, message):

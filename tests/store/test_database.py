@@ -86,7 +86,7 @@ def test_a_failed_upgrade_leaves_the_database_empty(any_database_url, monkeypatc
 
 def test_to_look_for_a_database_does_not_make_one(sqlite_url):
     database = Database(sqlite_url)
-    with pytest.raises(SchemaMismatch, match="There is no database") as caught:
+    with pytest.raises(SchemaMismatch, match="does not exist yet") as caught:
         database.check_schema()
     assert "farm run" in caught.value.next_step
     assert database.missing
@@ -94,7 +94,7 @@ def test_to_look_for_a_database_does_not_make_one(sqlite_url):
 
 
 @pytest.mark.parametrize(
-    ("limit", "helps"), [("max_page_count = 10", "Make room"), ("query_only = 1", "this user write")]
+    ("limit", "helps"), [("max_page_count = 10", "Free disk space"), ("query_only = 1", "this user write")]
 )
 def test_a_file_that_takes_nothing_is_no_server_that_does_not_run(database, limit, helps):
     def write():
@@ -115,7 +115,7 @@ def test_a_database_with_tables_of_somebody_else_is_left_as_it_is(any_database_u
     with database.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE invoice (id INTEGER PRIMARY KEY)")
     for ask in (database.upgrade, database.check_schema):
-        with pytest.raises(SchemaMismatch, match="tables that are not the farm's"):
+        with pytest.raises(SchemaMismatch, match="tables of another program"):
             ask()
     assert inspect(database.engine).get_table_names() == ["invoice"]
     database.close()
@@ -123,7 +123,7 @@ def test_a_database_with_tables_of_somebody_else_is_left_as_it_is(any_database_u
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true&mode=memory"])
 def test_a_database_in_memory_is_refused_with_the_reason(url):
-    with pytest.raises(SettingsError, match="visible to one process only"):
+    with pytest.raises(SettingsError, match="cannot share an SQLite database in memory"):
         Database(url)
 
 
@@ -139,15 +139,15 @@ def test_an_empty_database_is_told_to_upgrade(any_database_url):
 @pytest.mark.parametrize("action", ["check_schema", "upgrade"])
 def test_a_newer_schema_asks_for_a_newer_program(any_database, action):
     set_version(any_database, "9999")
-    with pytest.raises(SchemaMismatch, match="9999, which is newer") as caught:
+    with pytest.raises(SchemaMismatch, match="9999; this program knows schemas up to") as caught:
         getattr(any_database, action)()
-    assert "Update this host's program" in caught.value.next_step
+    assert "Update farm on this host" in caught.value.next_step
 
 
 def test_an_older_schema_asks_for_an_upgrade(any_database, monkeypatch):
     there = newest_schema()
     monkeypatch.setattr("farm.store.database.newest_schema", lambda: "9999")
-    with pytest.raises(SchemaMismatch, match=f"has schema {there}, this program needs 9999") as caught:
+    with pytest.raises(SchemaMismatch, match=f"has schema {there}, but this program needs schema 9999") as caught:
         any_database.check_schema()
     assert "Stop the workers" in caught.value.next_step
 
@@ -235,7 +235,7 @@ def test_a_password_is_never_shown():
     with pytest.raises(DatabaseUnreachable) as caught:
         database.check_schema()
     assert "secret" not in caught.value.message
-    assert "nothing was lost" in caught.value.next_step
+    assert "No data was lost" in caught.value.next_step
 
 
 @pytest.mark.parametrize("query", ["user=farm&password=secret", "sslpassword=secret", "passfile=/secret"])
