@@ -95,7 +95,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 def test_a_pipe_in_its_place_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / f"{CARD}.lock")
-    with pytest.raises(SettingsError, match=rf"{CARD} cannot be locked: .*{CARD}\.lock is not a regular file") as caught:
+    with pytest.raises(SettingsError, match=rf"{CARD} cannot be locked: .*{CARD}\.lock is not a regular") as caught:
         CardLock(CARD, tmp_path).acquire()
     assert caught.value.next_step.startswith("Delete ")
 

@@ -281,7 +281,7 @@ def memory(name):
 def test_a_pipe_is_refused_at_once(database, tmp_path):
     os.mkfifo(tmp_path / "pipe.parquet")
     for path in (tmp_path / "pipe.parquet", tmp_path):
-        with pytest.raises(ImportRefused, match=r"pipe\.parquet is not a file") as caught:
+        with pytest.raises(ImportRefused, match=r"pipe\.parquet is not a regular file") as caught:
             import_export(database, path)
         assert "farm export" in caught.value.next_step
 

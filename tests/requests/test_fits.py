@@ -30,7 +30,7 @@ def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_b
     memory_bytes = room.parameters + 100 * IMAGE_BYTES
     check_fits(variant(100), card(memory_bytes))
     check_fits(variant(200, dtype="bfloat16"), card(memory_bytes))
-    with pytest.raises(UsageError, match="resnet18 101x224 float32 does not fit into the .* of NVIDIA H200") as caught:
+    with pytest.raises(UsageError, match=r"resnet18 101x224 float32 does not fit into the .* of NVIDIA H200") as caught:
         check_fits(variant(101), card(memory_bytes))
     assert "Give a smaller batch. Inputs and parameters fit up to batch 100" in caught.value.next_step
     with pytest.raises(UsageError) as caught:
