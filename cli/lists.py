@@ -161,10 +161,10 @@ def readings(rows: Sequence[Row]) -> RenderableType:
 
 
 _WEIGHTS = {
-    "own calls": "Operators of each side, by its own calls:",
-    "calls of A": "Operators of both sides, by the calls of A:",
-    "calls of B": "Operators of both sides, by the calls of B:",
-    "once": "Operators of both sides, each tuple once:",
+    "own calls": "Operator types of each side, with its own calls:",
+    "calls of A": "Operator types of the tuples of both sides, with the calls of A:",
+    "calls of B": "Operator types of the tuples of both sides, with the calls of B:",
+    "once": "Operator types of the tuples of both sides, each tuple once:",
 }
 
 
@@ -180,24 +180,28 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     if own:
         rows = [*(replace(row, name="whole model") for row in found.wholes)]
         rows += [replace(row, name="sum of all tuples") for row in found.sums]
-        rows += [replace(total, name="tuples of both, by the calls of A")] if total and total.covers else []
+        rows += [replace(total, name="tuples of both sides, calls of A")] if total and total.covers else []
         parts += [Text(), _differences("", rows)]
     elif models:
         names = ((whole, replace(row, name="  sum of its tuples")) for whole, row in models)
         parts += [Text(), _differences("whole model", [row for pair in names for row in pair])]
         if left := len(found.sums) - len(models):
-            parts.append(Text(f"  {left} more {plural('model', left)}; -n shows them.", style="dim"))
+            parts.append(Text(f"  {left} more {plural('model', left)}; a larger -n shows them.", style="dim"))
     elif found.a.job_id or found.b.job_id:
         parts += [Text(), Text(f"{'B' if found.a.job_id else 'A'} has no verdict of this model.")]
     if total is None:
-        parts += [Text(), Text("They have no tuple in common.")]
+        parts += [Text(), Text("A and B have no tuple in common.")]
     if found.types:
         last = replace(found.sums[0], name="sum") if own else total
         parts += [Text(), Text(_WEIGHTS[found.weights]), _differences("operator", found.types, last)]
     if limit and found.tuples:
         parts += [Text(), _differences("tuple", found.tuples[:limit])]
         if (left := len(found.tuples) - limit) > 0:
-            parts.append(Text(f"  {left} more with smaller changes; -n shows them.", style="dim"))
+            text = f"  {left} more {plural('tuple', left)} with smaller changes; a larger -n shows them."
+            parts.append(Text(text, style="dim"))
+    every = (*found.wholes, *found.sums, *found.types, *found.tuples[:limit])
+    if any(one.change and not one.apart for row in every for one in (row.time, row.energy)):
+        parts += [Text(), Text("  A change in parentheses: the intervals of A and B overlap.", style="dim")]
     sides: tuple[tuple[Literal["A", "B"], Sequence[ComparedRow]], ...] = (
         ("A", found.tuples_only_a),
         ("B", found.tuples_only_b),
@@ -207,7 +211,7 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
             parts += [Text(), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
             parts += [_alone(row, name) for row in only[: limit or SHOWN]]
             if (left := len(only) - (limit or SHOWN)) > 0:
-                parts.append(Text(f"  {left} more", style="dim"))
+                parts.append(Text(f"  {left} more {plural('tuple', left)}; a larger -n shows them.", style="dim"))
     return Group(*parts)
 
 

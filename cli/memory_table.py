@@ -54,7 +54,7 @@ def _facts(found: StepMemory) -> Table:
         **({"note": found.predicted} if found.predicted else {}),
         "base": f"{_size(life.base_bytes)} held before and after the step",
         "peak": f"{_size(found.peak_bytes)} at call {life.peak}: {operator}",
-        "no operator's": found.unseen_why,
+        "other memory": found.unseen_why,
         "curve": sparkline(list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us)),
     }
     table = tables.grid(2)
@@ -69,7 +69,7 @@ def _at_peak(found: StepMemory) -> Table:
     for role, size in found.at_peak().items():
         active = _size(found.life.active_by_role[role][found.life.peak])
         rows.append((role, _size(size), percent(size / found.peak_bytes), active, str(counts[role])))
-    rows.append(("no operator's", "not known" if found.unseen_bytes is None else _size(found.unseen_bytes), "", "", ""))
+    rows.append(("other memory", "not known" if found.unseen_bytes is None else _size(found.unseen_bytes), "", "", ""))
     return tables.ruled(("at the peak", ">held", ">share", ">in use", ">tensors"), rows, ("tensors", "share"))
 
 

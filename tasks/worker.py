@@ -203,9 +203,9 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
         except FarmError as error:
             if isinstance(error, DatabaseUnreachable):
                 steady_since_s = time.monotonic()
-            log.warning("Reconciling: %s", error.message)
+            log.warning("The reconciler stops until its next run: %s", error.message)
         except Exception:
-            log.exception("Reconciling failed")
+            log.exception("The reconciler failed; it runs again later")
 
 
 def _celery_worker(name: str, queue: str, *, pool: str) -> int:

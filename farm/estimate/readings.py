@@ -15,6 +15,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import Ambiguous, UsageError, did_you_mean
+from farm.exchange.filters import NO_READINGS
 from farm.operators.roofline import Roofline, roofline_of
 from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
@@ -43,7 +44,7 @@ def card_model_named(session: Session, word: str) -> str:
     found = [model for model in found if model.lower() == word.lower()] or found
     if len(found) == 1:
         return found[0]
-    known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
+    known = f"There are readings of {', '.join(models[:8])}." if models else NO_READINGS
     if not found:
         raise UsageError(f"The database has no card '{word}'.", did_you_mean(word, models) or known)
     raise Ambiguous(

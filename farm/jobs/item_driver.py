@@ -132,9 +132,9 @@ def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
             try:
                 beat()
             except FarmError as error:
-                log.warning("Heartbeat: %s", error.message)
+                log.warning("The heartbeat could not be written: %s", error.message)
             except Exception:
-                log.exception("Heartbeat failed")
+                log.exception("The heartbeat failed; the next heartbeat tries again")
 
     thread = threading.Thread(target=run, name="heartbeat", daemon=True)
     thread.start()

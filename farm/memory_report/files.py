@@ -215,7 +215,7 @@ def charts(found: StepMemory) -> list[Chart]:
 
     use = lines({"active": life.active_bytes, "inactive": inactive_bytes})
     left = lines({"with offloading": found.offload.held_bytes} if found.offload else {})
-    unseen = {"no operator's": found.unseen_bytes or 0} if (found.unseen_bytes or 0) > 0 else {}
+    unseen = {"other memory": found.unseen_bytes or 0} if (found.unseen_bytes or 0) > 0 else {}
     at_peak = {role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()}
     by_length = _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))
     by_size = _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))

@@ -53,10 +53,12 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
                     ResultColumn("calls", "calls", "count"): sample.count,
                     ResultColumn("seen", "seen"): common,
                     ResultColumn("power_w", "power", "power_w"): normal.power_w,
-                    ResultColumn("seen_energy", "seen, energy", "change"): change_of(seen, normal, "energy_mj"),
-                    ResultColumn("seen_time", "seen, time", "change"): change_of(seen, normal, "time_us"),
-                    ResultColumn("zeros_energy", "zeros, energy", "change"): change_of(zeros, normal, "energy_mj"),
-                    ResultColumn("zeros_time", "zeros, time", "change"): change_of(zeros, normal, "time_us"),
+                    ResultColumn("seen_energy", "energy change, seen", "change"): change_of(seen, normal, "energy_mj"),
+                    ResultColumn("seen_time", "time change, seen", "change"): change_of(seen, normal, "time_us"),
+                    ResultColumn("zeros_energy", "energy change, zeros", "change"): change_of(
+                        zeros, normal, "energy_mj"
+                    ),
+                    ResultColumn("zeros_time", "time change, zeros", "change"): change_of(zeros, normal, "time_us"),
                 }
             )
     laboratory.require(laboratory.readings)
@@ -136,7 +138,7 @@ def _compare(label: str, alone: Sequence[tables.ReadingRow], beside: Sequence[ta
         row |= {
             ResultColumn(f"alone_{quantity}", f"{name}, alone", quantity): means[0],
             ResultColumn(f"beside_{quantity}"): means[1],
-            ResultColumn(f"change_{name}", "beside", "change"): change(means[1], means[0]),
+            ResultColumn(f"change_{name}", "change, beside", "change"): change(means[1], means[0]),
             ResultColumn(f"half_width_{name}", "±", "share"): math.hypot(*widths) if len(widths) == 2 else None,
         }
     for way, rows in (("alone", alone), ("beside", beside)):

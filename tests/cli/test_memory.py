@@ -171,7 +171,7 @@ def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(data
     assert peak["unseen_bytes"] == 40_000_000
     assert peak["read"]["workspace_bytes"] == 33_554_432
     said = " ".join(farm(*SMALL).stdout.split())
-    assert "no operator's 40.0 MB" in said
+    assert "other memory 40.0 MB" in said
     assert "workspaces of cuBLAS among them (33.6 MB); reserved 300 MB" in said
     assert "not known: on a CPU" in farm(*SMALL, "--card", "cpu").stdout
 

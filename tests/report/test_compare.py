@@ -138,7 +138,7 @@ def test_what_has_nothing_in_common_is_listed_and_passes_no_bound(database, farm
     said = farm("compare", "Conv2d", "Linear", "--fail-above", "5%")
     assert said.code == 5
     assert [line for line in said.stdout.splitlines() if line and line[0] not in "AB "] == [
-        "They have no tuple in common.",
+        "A and B have no tuple in common.",
         "only in A: 11 tuples",
         "only in B: 1 tuple",
     ]
@@ -308,7 +308,7 @@ def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
     assert "whole of " in said.stderr
     assert "whole model" in said.stdout
     assert "sum of all tuples" in said.stdout
-    assert "by its own calls" in said.stdout
+    assert "with its own calls" in said.stdout
     assert "only in A" in said.stdout
     found = json.loads(farm("compare", "small", "other", "--json").stdout)
     assert {"a", "b", "total", "types", "tuples", "only_a", "only_b"} <= set(found)

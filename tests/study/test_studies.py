@@ -135,7 +135,7 @@ def test_what_sees_normal_values_has_no_change_and_counts_in_no_median(cards):
 def test_without_energy_each_column_still_says_whose_it_is(cards):
     findings = data(Scripted(cards[0], energy_mj=lambda sample, circumstances: None), StudyOptions(VARIANT, True))
     shown = [column for column in findings.columns if any(row[column.key] is not None for row in findings.rows)]
-    assert [column.head for column in shown][-2:] == ["seen, time", "zeros, time"]
+    assert [column.head for column in shown][-2:] == ["time change, seen", "time change, zeros"]
 
 
 def _by_data(sample, circumstances):
