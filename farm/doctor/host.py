@@ -112,12 +112,12 @@ def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
         named = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
         yield warning(
             "GPUs",
-            f"the farm uses {len(counted) - len(left_out)} of the {len(counted)} GPUs that the driver lists; "
+            f"the farm sees {len(counted) - len(left_out)} of the {len(counted)} GPUs that the driver lists; "
             f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves out {named}",
             "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only some of them.",
         )
     elif counted:
-        yield ok("GPUs", f"the farm uses all {len(counted)} GPUs that the driver lists")
+        yield ok("GPUs", f"the farm sees all {len(counted)} GPUs that the driver lists")
 
 
 def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:

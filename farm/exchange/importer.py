@@ -306,7 +306,7 @@ class Checked:
 def _variant(row: Row) -> Variant:
     for name in (*VARIANT_FIELDS, "model_flops"):
         if row[name] is None:
-            raise ValueError(f"{name} is empty")
+            raise ValueError(f"the column {name} is empty")
     return _record(Variant, tuple(row[name] for name in VARIANT_FIELDS))
 
 

@@ -198,7 +198,7 @@ def _plan_sweep(
                 before, tuples=tuples, calls=tuples, new=new, reused=reused, left_out=expansion.skipped
             )
             grown(opened, expansion.tried)
-        assert opened is not None, "a sweep of nothing possible has been refused"
+        assert opened is not None, "a sweep without any valid combination was refused before"
         with database.write() as session:
             job = locked(session, Job, opened.job_id)
             if job is not None and job.state == JobState.OPEN:

@@ -40,7 +40,7 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
         groups = list(by_model(cards).values())
         if not groups:
             raise NoSuchCard(
-                "No card can measure.", "`farm cards` lists the cards of this host and of the farm, with their states."
+                "There is no card on which the farm can measure.", "`farm cards` lists the cards and their states."
             )
         return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
     chosen: dict[str, AnyCard] = {}

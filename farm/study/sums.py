@@ -54,7 +54,7 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
         ResultColumn("gap_time", "gap", "change"),
         ResultColumn("sum_energy_mj", "sum, energy", "energy_mj"),
         ResultColumn("gap_energy", "gap", "change"),
-        ResultColumn("change_median", "change of time to resident, median", "change"),
+        ResultColumn("change_median", "change relative to resident, median", "change"),
         ResultColumn("change_most", "largest", "change"),
     )
     notes = ["The gap compares the sum of all tuples with the whole model. A row without all tuples has no gap."]
@@ -123,7 +123,7 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
         ResultColumn("launch", "launch"),
         ResultColumn("tuples", "tuples", "count"),
         ResultColumn("whole_time_us", "whole, time", "time_us"),
-        ResultColumn("over_graph", "change to graph", "change"),
+        ResultColumn("over_graph", "change relative to graph", "change"),
         ResultColumn("sum_time_us", "sum, time", "time_us"),
         ResultColumn("gap_time", "gap", "change"),
         ResultColumn("whole_energy_mj", "whole, energy", "energy_mj"),

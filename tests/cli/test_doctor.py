@@ -234,11 +234,11 @@ def test_gpus_that_are_hidden_are_told(examined, monkeypatch):
     with behind_pynvml(monkeypatch) as library:
         library.uuids = [UUID, OTHER_UUID]
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert levels(examined(), "GPUs") == [("ok", "the farm uses all 2 GPUs that the driver lists")]
+        assert levels(examined(), "GPUs") == [("ok", "the farm sees all 2 GPUs that the driver lists")]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         ((level, told),) = levels(examined(), "GPUs")
         assert level == "warning"
-        used = "the farm uses 1 of the 2 GPUs that the driver lists"
+        used = "the farm sees 1 of the 2 GPUs that the driver lists"
         assert told.startswith(f"{used}; CUDA_VISIBLE_DEVICES=0 leaves out 1")
 
 
