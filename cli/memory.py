@@ -53,7 +53,9 @@ class MemoryCliOptions:
         "each plan.",
     )
     what_if_recompute: bool = option(
-        False, "--what-if-recompute", help="Show the memory that recomputing each block would free, and its time."
+        False,
+        "--what-if-recompute",
+        help="Show the memory that recomputing each block would free, and the time for it.",
     )
     config: Path | None = option(
         None,

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
     from farm.types.fields import Field
 
-Model = Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")]
+Model = Annotated[str, typer.Argument(help="The model's name; `farm models` lists all names.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Follow = Annotated[bool, typer.Option("--wait", help="Show the job's progress until it ends.")]
 Job = Annotated[str, typer.Argument(help="The job's id, or its first characters.")]
 Cards = Annotated[
     list[str] | None, typer.Option("--card", help="Only cards whose model or id has this text. May be repeated.")
 ]
-_WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where, and the verdict"
+_WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
 
 
 def option(default: Any, *flags: str, **more: Any) -> Any:
@@ -157,7 +157,7 @@ class CliOptions:
     """The options of `run` and `submit`. `given` has the fields of a request that were given, by name."""
 
     models: list[str] | None = argument(
-        None, metavar="MODEL", help="Models by name, or patterns such as 'resnet*'; `farm models` lists them."
+        None, metavar="MODEL", help="Models by name, or patterns such as 'resnet*'; `farm models` lists all names."
     )
     files: list[Path] | None = option(
         None,

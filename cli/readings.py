@@ -21,7 +21,7 @@ def lookup(
     ),
     card: Cards = None,
     sort: str = typer.Option(
-        "time", help="time (default), energy or power: the most expensive first; age: the newest first."
+        "time", help="Order of the readings: time, energy or power (most expensive first), or age (newest first)."
     ),
     limit: int = typer.Option(20, "-n", "--limit", min=1, help="The maximum number of readings to show."),
     as_json: AsJson = False,

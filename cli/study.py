@@ -35,7 +35,7 @@ def _verb(study: Study) -> Callable[..., None]:
     def verb(
         model: str = typer.Argument("resnet18", metavar="[MODEL]", help="The model whose tuples are measured."),
         batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in `farm run`."),
-        dtype: str | None = typer.Option(None, help="float32, float16 or bfloat16. Default: float32."),
+        dtype: str | None = typer.Option(None, help="Data type: float32, float16 or bfloat16. Default: float32."),
         card: str | None = typer.Option(None, help="A card of this host, as in `farm run`. Default: the first."),
         tuples: int | None = typer.Option(
             None, min=1, help="Measure only this many of the model's most expensive tuples."

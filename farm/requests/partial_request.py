@@ -71,7 +71,11 @@ class TextFiles(Record):
     """The files of a user's own text. `farm.models.catalog.variant` computes the field `Variant.text` from them."""
 
     text: Path | None = declared(
-        None, "file with the text that a language model reads", "--text", usual="a text of farm", metavar="FILE"
+        None,
+        "file with the text that a language model reads",
+        "--text",
+        usual="a text that comes with farm",
+        metavar="FILE",
     )
     tokenizer: Path | None = declared(
         None,
