@@ -104,7 +104,7 @@ class Player:
             made.update(new, call.writes)
         size_bytes = sum(capture.tensors[storage].size_bytes for storage in outside)
         if size_bytes > MEMORY_SHARE * free_bytes(device):
-            raise torch.OutOfMemoryError("The tuples do not fit beside the model.")
+            raise torch.OutOfMemoryError("The inputs of the tuples do not fit in the card's memory beside the model.")
         for tuple_id, calls in wanted.items():
             pristine = rebuild(capture.tuples[tuple_id], device)
             for call in calls:

@@ -79,7 +79,8 @@ def implausible(took_s: float, device_type: str) -> str:
     low_s, high_s = PLAUSIBLE_S[device_type]
     if low_s <= took_s <= high_s:
         return ""
-    return f"A product of {HEALTH_SIZE} x {HEALTH_SIZE} took {took_s:.3g} s; {low_s:g} to {high_s:g} s is plausible."
+    matrices = f"two {HEALTH_SIZE} x {HEALTH_SIZE} matrices"
+    return f"The product of {matrices} took {took_s:.3g} s; {low_s:g} to {high_s:g} s is plausible."
 
 
 class Canary:

@@ -74,7 +74,7 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
     """
     count = len(x)
     if count < 2 or max(x) == min(x):
-        raise ValueError("a slope needs two points apart")
+        raise ValueError("a slope needs two points with different x")
     centre_x, centre_y = fmean(x), fmean(y)
     spread = math.fsum((value - centre_x) ** 2 for value in x)
     rate = math.fsum((a - centre_x) * (b - centre_y) for a, b in zip(x, y, strict=True)) / spread

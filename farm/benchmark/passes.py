@@ -85,14 +85,17 @@ def operator_passes(
         storages_bytes[tensor.storage] = max(storages_bytes.get(tensor.storage, 0), size_bytes)
     needed_bytes, free = sum(storages_bytes.values()), free_bytes(device)
     if needed_bytes > MEMORY_SHARE * free:  # check now: on a CPU, Linux kills a process that uses too much memory
-        text = f"Its inputs need {needed_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free."
+        most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
+        text = f"The operator's inputs need {needed_bytes / 2**30:.1f} GiB of memory; they may use {most}."
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     rebuilt = rebuild(spec, device)
     set_values(rebuilt, protocol.data)
     placement = Placement.parse(protocol.placement)
     if protocol.residency == "chain":
         if placement:
-            raise Unmeasurable("not_available", "A chain cannot use slow memory.", "Use --residency resident.")
+            raise Unmeasurable(
+                "not_available", "--residency chain cannot use tensors in slow memory.", "Use --residency resident."
+            )
         return _chain(rebuilt)
     if not placement:
         offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
@@ -128,8 +131,13 @@ def _chain(rebuilt: Rebuilt) -> Passes:
         or not isinstance(output, torch.Tensor)
         or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
     ):
-        why = "it writes its input" if rebuilt.in_place else "its output differs in form from its input"
-        raise Unmeasurable("not_available", f"This operator cannot be chained: {why}.", "Use --residency resident.")
+        why = (
+            "it writes its input"
+            if rebuilt.in_place
+            else "its output has another shape, dtype or layout than its input"
+        )
+        text = f"--residency chain cannot measure this operator: {why}."
+        raise Unmeasurable("not_available", text, "Use --residency resident.")
     passed_on = [start]
 
     def layer(number: int) -> Pass:

@@ -115,10 +115,10 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
     expected = seen if predicted is None else Counter(predicted)
     missing, unexpected = expected - seen, seen - expected
     differences = [
-        *(f"observing changes what runs: {text}" for text in found.differences),
-        *(f"predicted, not seen on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()),
+        *(f"the capture itself changes what runs: {text}" for text in found.differences),
+        *(f"predicted, but not run on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()),
         *(
-            f"seen on the card, not predicted: {count}x {label_of(capture.tuples[tuple_id])}"
+            f"run on the card, but not predicted: {count}x {label_of(capture.tuples[tuple_id])}"
             for tuple_id, count in unexpected.items()
         ),
         *(f"gap: {text}" for text in capture.gaps),
@@ -234,7 +234,7 @@ def _tuple_kernels(
                 launched = record(rebuilt.run)
                 torch.cuda.synchronize(device)
             except Exception:  # the tuple's own item reports the error
-                _log.debug("The kernels of %s are unknown", label_of(spec), exc_info=True)
+                _log.debug("The kernels of %s could not be recorded", label_of(spec), exc_info=True)
                 continue
             mark(device)
             launched()

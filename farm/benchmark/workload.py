@@ -139,7 +139,9 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
     if protocol.data == "seen":
         # A job replaces 'seen' by the data classes that it observes in its model. A single subject has no model.
         raise Unmeasurable(
-            "not_available", "'seen' needs a model whose data is observed.", "Use --data normal, or a data class."
+            "not_available",
+            "--data seen needs a model, because it uses the values that occur in the running model.",
+            "Use --data normal, or name a value profile.",
         )
     try:
         passes = (
@@ -166,7 +168,8 @@ def prepare_canary(size: int, device: torch.device) -> Workload:
 
 def out_of_memory(error: BaseException) -> Unmeasurable:
     first_line = str(error).split("\n")[0][:300]
-    return Unmeasurable("out_of_memory", f"It does not fit on the card: {first_line}", "Choose a smaller batch.")
+    text = f"The card has too little memory for the operator or model: {first_line}"
+    return Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
 
 
 def why_it_raised(error: Exception) -> Unmeasurable:
@@ -279,5 +282,7 @@ def _not_capturable() -> Iterator[None]:
     except RuntimeError as error:
         first_line = str(error).split("\n")[0][:300]
         raise Unmeasurable(
-            "not_capturable", f"No CUDA graph can be made of it: {first_line}", "Measure it with --launch eager."
+            "not_capturable",
+            f"The operator or model cannot be captured in a CUDA graph: {first_line}",
+            "Measure it with --launch eager.",
         ) from error

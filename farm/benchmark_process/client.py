@@ -298,7 +298,9 @@ class BenchmarkProcess:
         try:
             line = json.dumps({"request": request.name, "id": request_id, **to_json(request)})
         except (RecursionError, ValueError):
-            raise Unmeasurable("rejected", "Its description is nested too deep.", "Capture the model again.") from None
+            raise Unmeasurable(
+                "rejected", "The item's description has too many levels.", "Capture the model again."
+            ) from None
         try:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
@@ -312,15 +314,15 @@ class BenchmarkProcess:
             self.kill()
             raise Unmeasurable(
                 "hung",
-                f"The benchmark process did not {doing} in time and was ended.",
-                "Give it longer with FARM_ITEM_TIMEOUT_S, or leave the operator out.",
+                f"The benchmark process did not {doing} within the time limit, so the farm ended it.",
+                "Set a longer FARM_ITEM_TIMEOUT_S (seconds), or leave the operator out.",
             ) from None
         if event is None:
             raise self._lost(doing)
         return event
 
     def _lost(self, doing: str) -> Unmeasurable:
-        process, how = self._process, "it closed its output"
+        process, how = self._process, "closed its output"
         if process is not None:
             ended = _wait_for_end(process, 5.0)
             self.kill()
@@ -331,8 +333,9 @@ class BenchmarkProcess:
         last = next((line for line in reversed(self._complaints) if line.strip()), "")
         return Unmeasurable(
             "crashed",
-            f"The benchmark process ended ({how}) while it should {doing}." + (f" Last: {last[:300]}" if last else ""),
-            "Look at the worker's log.",
+            f"The benchmark process ended ({how}) before it could {doing}."
+            + (f" Its last output: {last[:300]}" if last else ""),
+            "Read the worker's log.",
         )
 
 

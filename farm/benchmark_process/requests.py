@@ -56,7 +56,7 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
 class VerifyRequest(SubjectRequest[Verified]):
     """Compare a variant's tuples on the card with the predicted tuples (`farm.benchmark.verification`)."""
 
-    name, answer, doing = "verify", Verified, "verify"
+    name, answer, doing = "verify", Verified, "verify the model's operators"
     predicted: Mapping[str, int] | None = None  # tuple id -> calls
 
 
@@ -64,7 +64,7 @@ class VerifyRequest(SubjectRequest[Verified]):
 class MeasureRequest(SubjectRequest[Reading]):
     """Measure one item (`farm.benchmark.measure`). Only a simulated card uses `predicted`."""
 
-    name, answer, doing = "measure", Reading, "measure"
+    name, answer, doing = "measure", Reading, "measure the item"
     stopping: Stopping
     predicted: Mapping[str, int] | None = None
 

@@ -90,7 +90,9 @@ class EventWriter:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="farm.benchmark_process.server")
     parser.add_argument("--card", required=True)
-    parser.add_argument("--verifier", action="store_true", help="create no context before a request to verify")
+    parser.add_argument(
+        "--verifier", action="store_true", help="create a CUDA context only at the first request to verify"
+    )
     parser.add_argument("--peer", action="store_true", help="use the memory of the second visible GPU as slow memory")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     options = parser.parse_args()
@@ -181,7 +183,7 @@ class Runner:
             Unmeasurable: this runner does not support the request, or its handler failed.
         """
         if (handler := self.handlers.get(type(request))) is None:
-            raise Unmeasurable("not_available", f"It cannot {request.doing}: this card has no slow memory.")
+            raise Unmeasurable("not_available", f"This card cannot {request.doing}: it has no slow memory.")
         if isinstance(request, MeasureRequest) and self.check_due and (unfit := self.check()):
             # Report a crash: the farm starts a new process, which repeats the health check at its start.
             raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
@@ -352,7 +354,7 @@ def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
         try:
             data = json.loads(line)
             if not isinstance(data, dict) or str(data.get("request")) not in REQUESTS:
-                raise ValueError("not a request")
+                raise ValueError("the line is not a request of a known kind")
             if not isinstance(data.get("id"), int):
                 raise ValueError("the request has no id")
         except (ValueError, RecursionError) as error:

@@ -185,7 +185,7 @@ def compare_with_unwatched(
             otherwise = EagerPass(watch(), eager.counts, eager.times_us)
     before, after = unwatched.counts, watched.counts
     differences = [
-        f"{name}: {before[name]} unobserved, {after[name]} observed"
+        f"{name}: {before[name]} launches without capture, {after[name]} with capture"
         for name in sorted(before.keys() | after.keys())
         if before[name] != after[name]
     ]

@@ -67,7 +67,8 @@ def mismatches(
             different.append(f"{label_of(spec)}: {error.message}")
             continue
         if trace != found.traces[tuple_id]:
-            different.append(f"{label_of(spec)}: trace {found.traces[tuple_id]} in the model, {trace} if rebuilt")
+            inside = found.traces[tuple_id]
+            different.append(f"{label_of(spec)} runs {inside} in the model, but {trace} when rebuilt alone")
     return different
 
 

@@ -149,7 +149,7 @@ class SideComparison:
         intervals do not overlap."""
         totals = [self.total] if self.total and self.weights != "own calls" else []
         rows = [
-            *((f"whole of {row.name}", row) for row in self.wholes),
+            *((f"whole model {row.name}", row) for row in self.wholes),
             *((f"sum of {row.name}", row) for row in self.sums),
             *((row.name, row) for row in (*totals, *self.types)),
         ]
@@ -342,14 +342,14 @@ def _row(
         rows = [[row for row in of_all if row.time] for of_all in every]
     coverage = [a.covered(rows[0], every[0]), b.covered(rows[1], every[1])]
     words = [
-        f"{side} {len(inside)} of {len(of_all)} tuples, {percent(share)}"
+        f"{side}: {len(inside)} of {len(of_all)} tuples, {percent(share)}"
         for side, inside, of_all, share in zip("AB", rows, every, coverage, strict=True)
         if len(inside) < len(of_all)
     ]
     if not all(every):
         words.append(f"only in {'A' if every[0] else 'B'}")
     elif all(rows) and len(pairs) < max(map(len, rows)):
-        words.append(f"{len(pairs)} of A's {len(rows[0])} and B's {len(rows[1])} tuples in both")
+        words.append(f"{len(pairs)} tuples in both (A has {len(rows[0])}, B has {len(rows[1])})")
     row = _summed(a, b, rows[0], rows[1], name, operator)
     return replace(row, a_coverage=coverage[0], b_coverage=coverage[1], covers="; ".join(words))
 
@@ -408,7 +408,7 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
     from farm.report.report import build
 
     verdicts: list[Verdict] = []
-    of_whole = [f"{side} {model.note}" for side, model in (("A", a), ("B", b)) if model.note]
+    of_whole = [f"{side}: {model.note}" for side, model in (("A", a), ("B", b)) if model.note]
     of_sum = list(of_whole)
     for side, model in (("A", a), ("B", b)):
         found = model.verdict
@@ -419,11 +419,11 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
         verdicts.append(found)
         if not found.time.whole:
             reasons = dict.fromkeys(whole.reason for whole in found.wholes if whole.reason)
-            of_whole.append(f"{side} has no reading{''.join(f' ({reason})' for reason in reasons)}")
+            of_whole.append(f"{side}: no reading{''.join(f' ({reason})' for reason in reasons)}")
         if found.measured < found.parts:
             outside = sum(entry.reason == NOT_IN_SCOPE for entry in found.unmeasured)
             scope = f" ({outside} not in scope)" if outside else ""
-            of_sum.append(f"{side} {found.measured} of {found.parts} tuples{scope}, {percent(found.coverage)}")
+            of_sum.append(f"{side}: {found.measured} of {found.parts} tuples{scope}, {percent(found.coverage)}")
 
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
     time = Difference(*(found.time.whole for found in verdicts))
@@ -460,8 +460,8 @@ def _side(session: Session, text: str) -> _Found:
     try:
         words = shlex.split(text)
     except ValueError:
-        step = "Quote a value with blanks: card='H100 NVL'."
-        raise UsageError(f"A quotation mark is missing: {text}", step) from None
+        step = "Put a value that contains blanks in quotes: card='H100 NVL'."
+        raise UsageError(f"A quotation mark is missing in: {text}", step) from None
     if not words:
         raise UsageError("A side of the comparison is empty.", "Name a job, or filters such as 'card=H200 torch=2.11'.")
     if len(words) == 1 and re.fullmatch(r"job=[^,]+", words[0]):
@@ -592,7 +592,7 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
         example = f"{name}={max(values)}" if name != "platform" else "the id of a card, card=GPU-..."
         fields.append((f"versions of {name}", values, example))
     fields.append(("card models", {row.card_model for row in found}, "card=H200"))
-    fields.append(("methods", {str(row.method) for row in found}, "method=4"))
+    fields.append(("versions of the method", {str(row.method) for row in found}, "method=4"))
     for what, values, example in fields:
         if len(values) > 1:
             listed = ", ".join(sorted(values)[:6])

@@ -72,7 +72,7 @@ def lookup(
     """
     if sort not in SORTS:
         step = did_you_mean(sort, SORTS) or f"Choose one of {', '.join(SORTS)}."
-        raise UsageError(f"There is no order '{sort}'.", step)
+        raise UsageError(f"Readings cannot be sorted by '{sort}'.", step)
     selection = select_readings(session, filters, placed=False)
     whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)
     if not whole and selection.subject_ids is None:
@@ -159,14 +159,18 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
     its = col(tables.ReadingRow.id).startswith(beginning, autoescape=True)
     found = session.exec(select(tables.ReadingRow).where(its).limit(2)).all()
     if len(found) != 1:
-        problem = "No reading has" if not found else "Several readings have"
-        raise UsageError(f"{problem} an id that begins with '{beginning}'.", where)
+        if not found:
+            raise UsageError(f"No reading has an id that begins with '{beginning}'.", where)
+        raise UsageError(f"Several readings have an id that begins with '{beginning}'.", f"Give a longer id. {where}")
     reading = found[0]
     if (stored := session.get(tables.TraceRow, reading.id)) is None:
         why, step = "its card has no power sensors", "Only readings of GPUs have time series."
         if session.get_one(tables.CardRow, reading.card_id).kind == "cuda":
-            why = f"the export of {reading.origin} has none" if reading.origin else "none is stored"
-            step = "`farm export --traces` includes time series; `farm db prune` deletes them."
+            why = "the database does not contain it"
+            step = "`farm db prune` may have deleted it. Measure again: `farm run MODEL --reuse none`."
+            if reading.origin:
+                why = f"the export from {reading.origin} did not include it"
+                step = f"Export the readings of {reading.origin} again with `farm export --traces`, and import them."
         raise UsageError(f"The reading {reading.id} has no time series: {why}.", step)
     return TracedReading(reading, _label(session, reading), Trace.unpack(stored.packed))
 

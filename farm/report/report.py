@@ -239,7 +239,7 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
     verdict, items = evidence.verdict(), evidence.items
     if evidence.job.state == JobState.CANCELLED:
         begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
-        reason = f"Cancelled after {begun} of {len(items)} items; the same command continues the job."
+        reason = f"Cancelled after {begun} of {len(items)} items. Run the same command again to continue the job."
         verdict = verdict.withheld(reason)
     return verdict, True
 
@@ -386,8 +386,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     if verdict.context_time_us is not None:
         yield "neighbours", _neighbours(verdict)
     if verdict.launch_gap_us is not None:
-        more = "longer" if verdict.launch_gap_us >= 0 else "shorter"
-        yield "launch gap", f"{quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"
+        more = "longer" if verdict.launch_gap_us >= 0 else "less"
+        yield "launch gap", f"a pass takes {quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"
     if report.capture_origin:
         yield "operators", _capture(report)
     if report.eagerly:
@@ -397,8 +397,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     if timed := report.verification.in_model:
         yield "in model", _in_model(timed, report.verification.read_at_s)
     if empty := sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples):
-        tuples = f"{empty} {plural('tuple', empty)} measured with zeros only, as in the model (empty caches)"
-        yield "data", f"{tuples}: other values take more energy"
+        tuples = f"{empty} {plural('tuple', empty)} measured with a cache that holds only zeros, as in the model"
+        yield "data", f"{tuples}; a filled cache takes more energy"
     if verdict.flags:
         yield "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items())
 
@@ -408,19 +408,19 @@ def _all_layers(found: AllLayers) -> str:
     text = f"no readings for any of the {found.layers} layers"
     if found.time:
         sums = [interval(found.time, TIME), *([interval(found.energy, ENERGY)] if found.energy else [])]
-        text = f"sum over all {found.layers} layers {', '.join(sums)}; not compared with a whole"
+        text = f"sum over all {found.layers} layers: {', '.join(sums)}; not compared with a measured whole model"
     if each := str(found.per_token):
         text += f"; {each}"
     if found.lacking:
         number, share = found.tuples - found.covered_tuples, percent(1 - found.coverage)
-        text += f"; without {number} of {found.tuples} tuples ({share} of the estimated cost) that have no reading: "
+        text += f"; the sum lacks {number} of {found.tuples} tuples ({share} of the estimated cost) without a reading: "
         text += f"{found.lacking[0].label}{', ...' if number > 1 else ''}"
     return text
 
 
 def _power_limit(adjusted: Sequence[Adjustment]) -> str:
     """Remark: the figures that the sum uses for tuples that hit the power limit in a loop."""
-    figures = {"burst": "burst figures", "interpolated": "figures between steady and burst, by the whole's clock,"}
+    figures = {"burst": "burst figures", "interpolated": "figures between steady and burst"}
     numbers = Counter[str](entry.used for entry in adjusted)
     used = [
         f"{text} for {numbers[name]} {plural('tuple', numbers[name])}"
@@ -428,26 +428,26 @@ def _power_limit(adjusted: Sequence[Adjustment]) -> str:
         if numbers[name]
     ]
     time_us = sum(entry.effect_time_us for entry in adjusted)
-    return f"{', '.join(used)} instead of steady figures change the sum by {time_us:+z.1f} µs"
+    return f"the sum uses {' and '.join(used)} instead of steady figures, which changes it by {time_us:+z.1f} µs"
 
 
 def _neighbours(verdict: Verdict) -> str:
     """Remark: the effect of the neighbouring operators on the sum."""
     added_us = verdict.context_time_us or 0.0
     share = added_us / (verdict.time.total.value - added_us)
-    weights = "the share of the weights that stays in the cache is unknown"
+    weights = "how many weights a pass finds in the cache is unknown"
     if verdict.weights_in_cache is not None:
-        weights = f"{percent(verdict.weights_in_cache)} of the weights stay in the cache"
-    return f"effect of the operators around each tuple: {share * 100:+z.1f} % on the looped sum; {weights}"
+        weights = f"a pass finds {percent(verdict.weights_in_cache)} of its weights in the cache"
+    return f"tuples timed among their neighbours change the sum of the loops by {share * 100:+z.1f} %; {weights}"
 
 
 def _systematic(verdict: Verdict) -> str:
     if not verdict.systematic_time and not verdict.systematic_energy:
         return verdict.systematic_note
-    spread = f"time by {percent(verdict.systematic_time, 2)}"
+    spread = f"{percent(verdict.systematic_time, 2)} of the time"
     if verdict.energy:
-        spread += f", energy by {percent(verdict.systematic_energy, 2)}"
-    return f"Added linearly: {spread} ({verdict.systematic_note.rstrip('.')})."
+        spread += f" and {percent(verdict.systematic_energy, 2)} of the energy"
+    return f"They include {spread} for differences of the canary ({verdict.systematic_note.rstrip('.')})."
 
 
 def _capture(report: Report) -> str:
@@ -456,40 +456,40 @@ def _capture(report: Report) -> str:
         return f"{origin}; not compared with a run on the card"
     if (observed := found.launch or "eager") != report.verdict.launch:
         why = f" ({found.not_captured})" if found.not_captured else ""
-        return f"{origin}; compared with an {observed} pass, not with the measured run{why}"
+        return f"{origin}; compared with an {observed} pass instead of the measured run{why}"
     if found.matches:
-        return f"{origin}; the same as in an unobserved run on the card"
+        return f"{origin}; a run on the card had the same operators"
     differences = found.differences or ()
     number = len(differences) if found.difference_count is None else found.difference_count
-    first = f", the first: {differences[0]}" if differences else ""
-    return f"{origin}; {number} {plural('difference', number)} between prediction and card{first}"
+    first = f"; the first: {differences[0]}" if differences else ""
+    return f"{origin}; a run on the card had {number} {plural('difference', number)}{first}"
 
 
 def _eager_changes(report: Report) -> str:
     """Remark: the operators that an eager pass calls more or less often, with their costs."""
     changes = []
     for row in report.eagerly[:_MOST_EAGERLY]:
-        each = f" of {quantity(row.time_us, TIME)}" if row.time_us is not None else ""
-        changes.append(f"{row.launched} {row.label}{each} instead of {row.eager}")
+        each = f" ({quantity(row.time_us, TIME)} each)" if row.time_us is not None else ""
+        changes.append(f"{row.launched} instead of {row.eager} calls of {row.label}{each}")
     left = len(report.eagerly) - len(changes)
     more = f"; {left} more" if left > 0 else ""
-    return f"in a graph this model runs other operators than eagerly: {'; '.join(changes)}{more}"
+    return f"the graph of this model runs other operators than an eager pass: {'; '.join(changes)}{more}"
 
 
 def _kernels(audit: KernelAudit, launch: str) -> str:
-    text = [f"those of the tuples account for {percent(audit.explained)} of the whole's kernel time"]
+    text = [f"the tuples' kernels account for {percent(audit.explained)} of the whole model's kernel time"]
     for kernels, number, what in (
-        (audit.only_whole, audit.only_whole_count, "only in the whole"),
+        (audit.only_whole, audit.only_whole_count, "only in the whole model"),
         (audit.only_tuples, audit.only_tuples_count, "only in the tuples"),
-        (audit.other_counts, audit.other_counts_count, "launched more or less often"),
+        (audit.other_counts, audit.other_counts_count, "launched at another number of times"),
     ):
         if number:
             text.append(f"{number} {what} ({_kernel_name(kernels[0].name)}{', ...' if number > 1 else ''})")
     if audit.unknown_tuples:
-        text.append(f"{audit.unknown_tuples} {plural('tuple', audit.unknown_tuples)} not observed")
+        text.append(f"the kernels of {audit.unknown_tuples} {plural('tuple', audit.unknown_tuples)} are unknown")
     if audit.launch != launch:
-        text.append(f"of an {audit.launch} pass, not of the measured run")
-    return "; ".join(text) if len(text) > 1 else f"{text[0]}; the same kernels, equally often"
+        text.append(f"recorded in an {audit.launch} pass instead of the measured run")
+    return "; ".join(text) if len(text) > 1 else f"{text[0]}; both launch the same kernels equally often"
 
 
 def _kernel_name(name: str, most: int = 48) -> str:
@@ -503,7 +503,7 @@ def _in_model(timed: InModelTimes, read_at_s: float | None) -> str:
     if read_at_s is not None:
         passes += f", measured {span(time.time() - read_at_s)} ago"
     if timed.source != "kernels":
-        return f"each call in the running model, by the clock, {passes}"
+        return f"time of each call in the running model by the host's clock, {passes}"
     share = timed.attributed_share or 0.0
     missing = "" if share >= 0.999 else f"; {percent(1 - share)} of the kernel time belongs to no call"
-    return f"the kernels of each call in the running model, without the gaps between them, {passes}{missing}"
+    return f"kernel time of each call in the running model, without gaps between kernels, {passes}{missing}"

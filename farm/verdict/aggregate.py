@@ -243,9 +243,9 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
     compared = [group for group in by_subject.values() if len(group) > 1]
     cards = {reading.card_id for reading in readings if reading.card_id}
     if not compared:
-        note = "No canary was measured twice: the intervals exclude drift."
+        note = "No canary tuple was measured twice, so the intervals do not include drift of the card."
         if len(cards) > 1:
-            note = f"No canary compares the {len(cards)} cards: the intervals exclude differences between them."
+            note = f"No canary compares the {len(cards)} cards, so the intervals do not include their differences."
         return 0.0, 0.0, note
     time = max(_spread([canary.reading.time_us for canary in group]) for group in compared)
     energies = [[c.reading.energy_mj for c in group if c.reading.energy_mj is not None] for group in compared]
@@ -254,8 +254,8 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
     on = f"{len(places)} cards" if len(places) > 1 else "one card"
     note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, measured on {on}."
     if others := sorted(cards - places):
-        left_out = others[0] if len(others) == 1 else f"{len(others)} of the cards"
-        note += f" None on {left_out}: the intervals exclude how that differs."
+        left_out = others[0] if len(others) == 1 else f"{len(others)} other cards"
+        note += f" No canary was measured on {left_out}, so the intervals do not include that difference."
     return time, energy, note
 
 
@@ -344,7 +344,7 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
     if burst is None or not burst.time_us:
         return steady
     if not wholes:
-        return replace(steady, why="no whole shows how the card runs the model")
+        return replace(steady, why="the clock in the model is unknown: the whole model has no reading")
     burst_time = Figure(burst.time_us, burst.time_half_width_us or 0.0)
     energy_mj = burst.energy_mj
     burst_energy = None if energy_mj is None else Figure(energy_mj, burst.energy_half_width_mj or 0.0)
@@ -352,10 +352,10 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
     clock = sum(clocks) / len(clocks) if clocks else None
     low, high = reading.sm_clock_mhz, burst.sm_clock_mhz
     if not any(whole.power_throttled for whole in wholes):
-        chosen = Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
+        chosen = Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole model is below the power limit")
         return _if_throttled(chosen, burst, clock)
     if clock is None or not low or not high or high <= low:
-        return replace(steady, why="the whole hits the power limit; the clocks do not distinguish the states")
+        return replace(steady, why="the whole model hits the power limit, but no recorded clocks show by how much")
     share = min(1.0, max(0.0, (clock - low) / (high - low)))
     # The true relation is a curve. The error of linear interpolation is zero at both ends.
     bend = share * (1 - share)
@@ -367,7 +367,8 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
         _between(steady.time, burst_time, share),
         energy,
         "interpolated",
-        f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)",
+        f"the whole model hits the power limit and runs at {clock:.0f} MHz; the tuple runs at {low:.0f} MHz (steady) and "
+        f"{high:.0f} MHz (burst)",
         unsure_us=bend * abs(burst_time.value - steady.time.value),
         unsure_mj=unsure_mj,
     )
@@ -383,10 +384,10 @@ def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chos
     if not limited or not clock_mhz or not whole_mhz or clock_mhz >= whole_mhz:
         return chosen
     unsure = 1 - clock_mhz / whole_mhz
-    clocks = f"at {clock_mhz:.0f} MHz; the whole runs at {whole_mhz:.0f} MHz"
+    clocks = f"{clock_mhz:.0f} MHz instead of {whole_mhz:.0f} MHz"
     return replace(
         chosen,
-        why=f"{chosen.why}; the bursts do, {clocks}: they are too slow by an unknown part",
+        why=f"{chosen.why}, but the bursts hit it ({clocks}): they are too slow by an unknown amount",
         unsure_us=unsure * chosen.time.value,
         unsure_mj=unsure * chosen.energy.value if chosen.energy else 0.0,
     )

@@ -37,7 +37,7 @@ _OF_READING = """
 id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
 sm_clock_mhz throttle_reasons flags details cost_s
 """
-_STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "measured for another job"}
+_STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
 
 
@@ -237,8 +237,8 @@ class Evidence:
             for row, number in rows
         )
         return verdict.withheld(
-            f"Readings of different software are not summed. The readings are: {each}. Install the same software on "
-            "all hosts and run the job again: it reuses the readings with that software."
+            f"The readings come from different software, so they are not summed: {each}. Install the same software on "
+            "all hosts and run the job again. The job reuses the readings with that software."
         )
 
 

@@ -11,7 +11,7 @@ from farm.verdict.verdict import Comparison, Outcome, Verdict
 
 #: Flag of a disturbed reading -> the cause, as text.
 DISTURBED = {"busy_host": "Other programs used the CPU", "shared": "Other processes computed on the card"}
-REPEAT = "Repeat when it is idle, with --reuse none."
+REPEAT = "Run the job again with --reuse none when the machine is idle."
 KERNELS_ALIKE = 0.98  # if tuples explain less of the kernel time, a verdict says that kernels differ
 APART = 3.0  # two cards' wholes contradict each other from this multiple of their intervals
 
@@ -42,8 +42,8 @@ def judge(found: Verdict, about: Circumstances) -> Verdict:
     share, requested = about.requested_share, tuple(about.requested)
     if requested and share is not None and share < found.target:
         few = (
-            f"Only {', '.join(requested)} {'was' if len(requested) == 1 else 'were'} requested: "
-            f"{_percent(share)} of the estimated cost; a verdict needs {_percent(found.target)}."
+            f"Only {', '.join(requested)} {'was' if len(requested) == 1 else 'were'} requested, with "
+            f"{_percent(share)} of the model's estimated cost; a verdict needs {_percent(found.target)}."
         )
         reasons = (few, *_limits(found, about, judged=False))
         return replace(found, reasons=reasons, asked_for=requested, asked_share=share)
@@ -83,7 +83,7 @@ def _shortfalls(found: Verdict) -> Iterator[str]:
     for name, _, gap in _compared(found):
         if 1 - abs(gap.value) < found.target:
             allowed = _percent(1 - found.target)
-            yield f"The {name} of the sum is {gap.value * 100:+.1f} % off the whole; {allowed} is allowed."
+            yield f"The {name} of the sum differs by {gap.value * 100:+.1f} % from the whole model; {allowed} is allowed."
     if found.coverage is None or found.coverage < found.target:
         yield f"The coverage is {_percent(found.coverage or 0)}; {_percent(found.target)} is required."
 
@@ -106,14 +106,14 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
         yield f"Energy is not available{without}{rests}."
     if found.kernels and found.kernels.explained < KERNELS_ALIKE:
         yield (
-            f"The kernels of the tuples account for {_percent(found.kernels.explained)} of the whole's kernel time: "
-            "the model runs other kernels."
+            f"The kernels of the tuples account for {_percent(found.kernels.explained)} of the whole model's kernel time: "
+            "the whole model also runs other kernels."
         )
     if about.looped_alone:
         yield f"{about.looped_alone} of {found.measured} tuples were measured in loops only, not among other operators."
     missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in _wholes(found) if not whole.reading]
     if missing:
-        yield f"The whole was not measured on {', '.join(missing)}."
+        yield f"The whole model was not measured on {', '.join(missing)}."
     yield from _contradicting_wholes(found)
 
 
@@ -125,18 +125,18 @@ def _why_meaningless(found: Verdict) -> str:
     """
     for flag, what in DISTURBED.items():
         if which := _mostly(found, flag):
-            return f"{what} during {which}; the gap would not describe the model. {REPEAT}"
+            return f"{what} during {which}, so no gap is shown. {REPEAT}"
     wholes = [(pair.total, pair.whole) for _, pair, _ in _compared(found) if pair.whole]
     uncertainty = max((math.hypot(total.relative, whole.relative) for total, whole in wholes), default=0.0)
     if uncertainty > 1 - found.target and (why := next(_not_converged(found), "")):
-        return f"{why} The gap would be known to ± {_percent(uncertainty)} only."
+        return f"{why} The gap would be uncertain by ± {_percent(uncertainty)}."
     return ""
 
 
 def _not_converged(found: Verdict) -> Iterator[str]:
     """Report that most readings, or a whole, ended at the time limit."""
     if which := _mostly(found, "not_converged"):
-        why = "other programs used this card or CPU, or windows were short"
+        why = "other programs used this card or CPU, or the windows were too short"
         yield f"{which[0].upper()}{which[1:]} did not converge: {why}. {REPEAT}"
 
 
@@ -154,13 +154,16 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
     if gap.half_width > max(allowed, abs(gap.value)):
         whole = pair.whole.value if pair.whole else math.inf
         why = (
-            "Most of this is the effect of neighbours in a model, or the power limit: longer windows do not narrow it."
+            "Most of this comes from the neighbouring operators or the power limit: longer windows do not reduce it."
             if pair.common / whole > gap.half_width / 2
-            else "Longer windows or an idle card narrow it."
+            else "Longer windows or an idle card reduce it (option --window)."
         )
-        yield f"The {name} gap is known to ± {_percent(gap.half_width)} only. {why}"
+        yield f"The {name} gap is uncertain by ± {_percent(gap.half_width)}. {why}"
     elif abs(abs(gap.value) - allowed) < gap.half_width:
-        yield f"The {name} gap is within its interval (± {_percent(gap.half_width)}) of the limit."
+        yield (
+            f"The limit lies inside the interval of the {name} gap (± {_percent(gap.half_width)}): a repetition may have "
+            "another outcome."
+        )
 
 
 def _contradicting_wholes(found: Verdict) -> Iterator[str]:

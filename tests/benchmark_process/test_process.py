@@ -102,7 +102,7 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: Be
 def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProcess) -> None:
     about = subject("variant"), PROTOCOL
     for request in (StepCaptureRequest(*about), WireRequest(*about), PlannedStepRequest(*about, calls=(), plans=())):
-        with pytest.raises(Unmeasurable, match="has no slow memory"):
+        with pytest.raises(Unmeasurable, match="it has no slow memory"):
             process.call(request)
     process.measure(subject(), PROTOCOL, STOPPING)
 

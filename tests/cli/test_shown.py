@@ -62,8 +62,8 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
             reading.details = {**reading.details, **extra}
             session.add(reading)
     flat = " ".join(shown(database, job_id).split())
-    assert "effect of the operators around each tuple: -" in flat
-    assert "25.0 % of the weights stay in the cache" in flat
+    assert "tuples timed among their neighbours change the sum of the loops by -" in flat
+    assert "a pass finds 25.0 % of its weights in the cache" in flat
 
 
 def test_how_old_the_times_in_the_model_are_is_said(database):
@@ -73,7 +73,7 @@ def test_how_old_the_times_in_the_model_are_is_said(database):
         timed = {"in_model": {"source": "clock", "passes": 3, "calls_us": {}}, "read_at_s": time.time() - 7205.0}
         capture.verification = {**capture.verification, **timed, "card": rows.CARD}
     found = " ".join(shown(database, job_id).split())
-    assert "in model each call in the running model, by the clock, median of 3 passes, measured 2 h ago" in found
+    assert "in model time of each call in the running model by the host's clock, median of 3 passes, measured 2 h" in found
 
 
 def test_an_open_job_says_that_it_is_preliminary(database):

@@ -122,13 +122,13 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
     with any_database.read() as session:
         capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
         operator = session.exec(select(tables.Operator)).first()
-    told = [f"predicted, not seen on the card: 1x {operator.id}", "gap: aten.mul at ''"]
+    told = [f"predicted, but not run on the card: 1x {operator.id}", "gap: aten.mul at ''"]
     content.store_observed(
         any_database, capture_id, None, Verification(missing={operator.id: 1}, differences=tuple(told)), card_id="CPU-0"
     )
     with any_database.read() as session:
         kept = session.get_one(tables.Capture, capture_id).verification
-    assert kept["differences"] == [f"predicted, not seen on the card: 1x {operator.label}", told[1]]
+    assert kept["differences"] == [f"predicted, but not run on the card: 1x {operator.label}", told[1]]
     assert kept["missing"] == {operator.id: 1}
 
 

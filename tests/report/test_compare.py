@@ -68,11 +68,11 @@ def test_jobs_are_compared_as_their_reports_have_them(database):
     assert found.total.time.change.value == 0
     assert found.total.time.verdict == "same"
     (whole,), (total,) = found.wholes, found.sums
-    assert (whole.time.a, whole.covers) == (Figure(720.0, 1.44), "A preliminary; B preliminary")
+    assert (whole.time.a, whole.covers) == (Figure(720.0, 1.44), "A: preliminary; B: preliminary")
     assert (total.a_job, total.calls, total.tuples) == ("job1", 8, 3)
     for side in "AB":  # a ReLU without a reading, and a pool that was not asked for
-        assert f"{side} 3 of 5 tuples (1 not in scope)" in total.covers
-        assert f"{side} 3 of 5 tuples" in found.total.covers
+        assert f"{side}: 3 of 5 tuples (1 not in scope)" in total.covers
+        assert f"{side}: 3 of 5 tuples" in found.total.covers
     assert 0 < total.a_coverage < 1
     assert found.total.a_coverage == pytest.approx(total.a_coverage)  # both by the estimated time
 
@@ -189,13 +189,13 @@ def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
     conv = next(row for row in found.types if row.name == "Conv2d")
     assert (conv.calls, conv.b_calls, conv.a_coverage, conv.b_coverage) == (20, 53, 1, 1)
     both = sum(row.operator == "Conv2d" for row in found.tuples)
-    assert conv.covers == f"{both} of A's {conv.tuples} and B's {conv.b_tuples} tuples in both"
+    assert conv.covers == f"{both} tuples in both (A has {conv.tuples}, B has {conv.b_tuples})"
     # The tuples of both, with the calls of A, are only a part of each side.
     assert 0 < found.total.a_coverage < 1
     assert found.total.b_coverage < found.total.a_coverage
-    assert "A " in found.total.covers
+    assert "A: " in found.total.covers
     assert [line.partition(":")[0] for line in found.worse_by(0.5)][:4] == [
-        *[f"whole of {whole.name}"] * 2,
+        *[f"whole model {whole.name}"] * 2,
         *[f"sum of {whole.name}"] * 2,
     ]
     assert compared(database, "job=small", "job=large") == found
@@ -224,15 +224,15 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     found = compared(database, "card=H200", "card=H100")
     (whole,), (total,) = found.wholes, found.sums
     assert (whole.name, whole.a_job, whole.b_job) == ("resnet18 2x64 float32", "ours", "newest")
-    assert whole.covers == "B the most complete of 2 jobs"
+    assert whole.covers == "B: the most complete of 2 jobs"
     ours, newest = verdict_of(database, "ours"), verdict_of(database, "newest")
     assert (whole.time.a.value, whole.time.b.value) == (ours.whole_time_us, newest.whole_time_us)
     assert (total.time.a.value, total.energy.b.value) == (ours.sum_time_us, newest.sum_energy_mj)
     assert (total.calls, total.b_calls) == (68, 68)
     assert found.weights == "once"
     assert found.total.calls == found.total.tuples == len(found.tuples)
-    assert "A " in found.total.covers  # it also has the tuples of the other batch size
-    assert "B " not in found.total.covers
+    assert "A: " in found.total.covers  # it also has the tuples of the other batch size
+    assert "B: " not in found.total.covers
     # A job against filters: its own model, and operators by its calls, whichever side it is.
     for sides, weights in ((("ours", "card=H100"), "calls of A"), (("card=H100", "ours"), "calls of B")):
         found = compared(database, *sides)
@@ -247,7 +247,7 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     with database.write() as session:
         session.execute(update(tables.VerdictRow).where(tables.VerdictRow.job_id == "newest").values(coverage=0.5))
     (whole,) = compared(database, "card=H200", "card=H100").wholes
-    assert (whole.b_job, whole.covers) == ("first", "B the most complete of 2 jobs")
+    assert (whole.b_job, whole.covers) == ("first", "B: the most complete of 2 jobs")
 
 
 def test_two_dtypes_of_a_model_are_side_by_side(database):
@@ -305,7 +305,7 @@ def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
     slower = verdict_of(database, "small").whole_time_us < verdict_of(database, "other").whole_time_us
     said = farm("compare", *(("small", "other") if slower else ("other", "small")), "--fail-above", "1%", "-n", "2")
     assert said.code == 5
-    assert "whole of " in said.stderr
+    assert "whole model " in said.stderr
     assert "whole model" in said.stdout
     assert "sum of all tuples" in said.stdout
     assert "with its own calls" in said.stdout

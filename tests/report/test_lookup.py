@@ -61,7 +61,7 @@ def test_what_there_is_not_names_the_nearest(database):
     with pytest.raises(UnknownOperator) as error:
         found(database, "Conv3d")
     assert "Conv2d" in error.value.next_step
-    with pytest.raises(UsageError, match="no order 'enegry'") as wrong:
+    with pytest.raises(UsageError, match="cannot be sorted by 'enegry'") as wrong:
         found(database, "Conv2d", sort="enegry")
     assert "energy" in wrong.value.next_step
     with pytest.raises(UsageError, match="'batch=2' filters whole models, but Conv2d is an operator"):

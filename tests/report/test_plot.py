@@ -110,8 +110,8 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
             find_traced(session, "nothing")
         for kind, origin, message, step in (
             ("cpu", "", "its card has no power sensors", "Only readings of GPUs"),
-            ("cuda", "", "none is stored", "farm db prune"),
-            ("cuda", "berlin", "the export of berlin has none", "--traces"),
+            ("cuda", "", "the database does not contain it", "farm db prune"),
+            ("cuda", "berlin", "the export from berlin did not include it", "--traces"),
         ):
             session.get_one(tables.CardRow, rows.CARD).kind = kind
             session.get_one(tables.ReadingRow, other).origin = origin

@@ -143,7 +143,7 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
     found = built(database, "job1")
     assert found.verdict.outcome == "none"
     assert found.verdict.missed
-    assert found.verdict.reasons == ("Cancelled after 5 of 7 items; the same command continues the job.",)
+    assert found.verdict.reasons == ("Cancelled after 5 of 7 items. Run the same command again to continue the job.",)
     with database.read() as session:
         (row,) = listing.jobs(session, 5)
     assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)
@@ -290,7 +290,8 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     assert told["time_half_width_us"] > found.verdict.time.total.half_width
     assert told["tokens_per_s"] == pytest.approx(8e6 / told["time_us"])
     assert re.fullmatch(
-        r"sum over all 12 layers .* µs, .* mJ; not compared with a whole; 8 tokens a pass: .* a token", remark_of(found)
+        r"sum over all 12 layers: .* µs, .* mJ; not compared with a measured whole model; 8 tokens a pass: .* a token",
+        remark_of(found),
     )
 
     # One that no reading covers is listed, and its share of the cost is told.
@@ -304,7 +305,7 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     (lacking,) = told["lacking"]
     assert (lacking["operator_id"], lacking["calls"]) == (left_out.operator_id, calls[left_out.operator_id])
     assert (told["covered"], told["tokens_per_s"]) == (pytest.approx(1 - lacking["share"]), None)
-    assert f"without 1 of {len(calls)} tuples (" in remark_of(found)
+    assert f"the sum lacks 1 of {len(calls)} tuples (" in remark_of(found)
     assert built(database, measured.measured(database, job_id="job2")).all_layers is None
 
 

@@ -23,7 +23,7 @@ FOUND = {
     "tuple_kernels": {"a": {"gemm": 1}},
     "in_model": {"calls_us": {"a": [1.0, None]}, "source": "kernels", "passes": 3, "attributed_share": 1.0},
     "numerics": {"tf32": False},
-    "differences": ["predicted, not seen on the card: 1x a"],
+    "differences": ["predicted, but not run on the card: 1x a"],
     "card": "GPU-1",
 }
 

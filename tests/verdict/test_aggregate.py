@@ -37,7 +37,7 @@ def test_sums_gaps_accuracy_and_power():
     assert verdict.energy.accuracy == pytest.approx(1 - 0.2 / 7.2)
     assert verdict.power.total.value == pytest.approx(7 / 40 * 1000)  # mJ/µs are kW
     assert verdict.outcome == "fail"
-    assert "The time of the sum is +5.3 % off" in verdict.reasons[0]
+    assert "The time of the sum differs by +5.3 % from the whole model" in verdict.reasons[0]
     assert judge(parts, reading(39.0, energy_mj=7.2)).outcome == "pass"
 
 
@@ -62,7 +62,10 @@ def test_what_canaries_show_is_added_linearly():
     assert verdict.systematic_energy == 0
     assert verdict.time.total.half_width == pytest.approx(1.0 + 0.01 * 100)
     assert verdict.time.gap.half_width == pytest.approx(((2 / 100) ** 2 + (2 / 100) ** 2) ** 0.5)
-    assert "2 cards. None on GPU-1: the intervals exclude how that differs." in verdict.systematic_note
+    assert (
+        "2 cards. No canary was measured on GPU-1, so the intervals do not include that difference."
+        in verdict.systematic_note
+    )
 
 
 def test_without_a_canary_the_interval_says_what_it_leaves_out():
@@ -142,7 +145,7 @@ def test_without_a_whole_there_is_no_verdict_but_a_sum():
 def test_a_gap_near_the_limit_is_said_to_be():
     verdict = judge([part(read=reading(95.5, 1.0, energy_mj=20))], reading(100, energy_mj=20))
     assert verdict.outcome == "pass"
-    assert any("within its interval" in reason for reason in verdict.reasons)
+    assert any("The limit lies inside the interval of the" in reason for reason in verdict.reasons)
 
 
 def test_readings_that_did_not_converge_are_said_with_what_to_do():
@@ -160,7 +163,7 @@ def test_readings_that_did_not_converge_are_said_with_what_to_do():
 @pytest.mark.parametrize(
     ("flag", "half", "why"),
     [
-        ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings; the gap would not describe the model."),
+        ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings, so no gap is shown."),
         ("shared", 0.0, "Other processes computed on the card during 2 of 3 readings"),
         ("not_converged", 2.0, "2 of 3 readings did not converge"),
     ],
@@ -194,7 +197,9 @@ def test_a_few_operators_of_a_model_are_not_judged():
     parts = [part("MaxPool2d", read=reading(3)), part("Conv2d", weight=99.0, in_scope=False)]
     verdict = judge(parts, reading(100), requested=("MaxPool2d",))
     assert (verdict.outcome, verdict.missed) == ("none", False)
-    assert verdict.reasons == ("Only MaxPool2d was requested: 1.0 % of the estimated cost; a verdict needs 95.0 %.",)
+    assert verdict.reasons == (
+        "Only MaxPool2d was requested, with 1.0 % of the model's estimated cost; a verdict needs 95.0 %.",
+    )
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))).missed is False
     # What was asked for and could not be read is missing.
     failed = [*parts, part("MaxPool2d", reason="raised: no")]
@@ -213,7 +218,7 @@ def test_a_few_operators_that_are_nearly_all_of_a_model_are_judged():
 
 def test_a_gap_that_is_hardly_known_says_what_would_help():
     verdict = judge([part(read=reading(100, 50, energy_mj=20))], reading(100, 50, energy_mj=20))
-    assert any("known to ± 70.7 % only. Longer windows" in reason for reason in verdict.reasons)
+    assert any("uncertain by ± 70.7 %. Longer windows" in reason for reason in verdict.reasons)
 
 
 BURST = Burst(time_us=80.0, time_half_width_us=1.0, energy_mj=70.0, sm_clock_mhz=1980.0)
@@ -250,7 +255,7 @@ def test_the_whole_of_the_same_card_decides():
 
 def test_without_clocks_or_whole_the_steady_figure_stands_and_says_why():
     assert choose(limited(), []).used == "steady"
-    assert "no whole" in choose(limited(), []).why
+    assert "the whole model has no reading" in choose(limited(), []).why
     chosen = choose(limited(), [reading(flags=("throttled_power",))])
     assert chosen.used == "steady" and "clocks" in chosen.why  # noqa: PT018
 

@@ -92,12 +92,12 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
 def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows():
     part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
     verdict = aggregate([part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph")
-    (reason,) = (reason for reason in verdict.reasons if "time gap is known" in reason)
-    assert "the effect of neighbours in a model" in reason
+    (reason,) = (reason for reason in verdict.reasons if "time gap is uncertain" in reason)
+    assert "the neighbouring operators or the power limit" in reason
     assert "Longer windows or" not in reason
     loose = whole(0, time_us=310.0, time_half_width_us=60.0)
     verdict = aggregate([part], [Whole("GPU-1", loose)], target=0.99, launch="graph")
-    assert any("time gap is known" in reason and "Longer windows or" in reason for reason in verdict.reasons)
+    assert any("time gap is uncertain" in reason and "Longer windows or" in reason for reason in verdict.reasons)
 
 
 def test_a_sum_of_both_kinds_of_readings_says_so():
