@@ -29,7 +29,7 @@ from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
 from farm.store.database import read_clock_s
-from farm.types.format import percent
+from farm.types.format import percent, plural
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
@@ -168,7 +168,8 @@ class Estimate:
             UsageError: every tuple has a reading.
         """
         if not self.missing:
-            raise UsageError("Readings cover every tuple: there is nothing left to measure.", "Omit --measure.")
+            text = "All tuples of the model have readings, so there is nothing left to measure."
+            raise UsageError(text, "Omit --measure.")
         order = self.narrowing or tuple(one.operator_id for one in self.missing)
         affordable = max(1, int(seconds / self.measuring_rest_s * len(self.missing))) if seconds else len(order)
         return order[: min(most or len(order), affordable)]
@@ -278,8 +279,8 @@ def estimate(
         request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
         command = command_of(request).removesuffix(" --reuse none")
         raise NoReadings(
-            f"No reading of {model}{about} covers a tuple of {variant}, and {unfilled}.",
-            f"Measure it: {command}; or import another farm's readings with `farm import`.",
+            f"No tuple of {variant} has a reading on {model}{about}, and {unfilled}.",
+            f"Measure the model: {command}; or import another farm's readings with `farm import`.",
         )
     found = _from_readings(variant, model, protocol, software, needed, weight, selected)
     if notes and found.missing:
@@ -290,7 +291,7 @@ def estimate(
         found = _with_predictions(found, predictor, needed)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
-        why = "count with a lower bound, the roofline" if predictor else f"have no reading, and {unfilled}"
+        why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
         found = replace(found, incomplete_reason=f"{number} {why}.")
     return found
 
@@ -325,7 +326,8 @@ def _from_readings(
     summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
     time, notes = _time_with_bursts(summed.time.total, selected)
     if selected.other_sets:
-        notes.append(f"Readings of {selected.other_sets} other methods or software exist and were not mixed in.")
+        others = f"{selected.other_sets} other {plural('version', selected.other_sets)}"
+        notes.append(f"Readings with {others} of the method or the software exist. They were not mixed in.")
     readings = list({row.id: row for rows in selected.rows.values() for row in rows}.values())
     measuring_s = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
     total_weight = math.fsum(weight.values())
@@ -364,7 +366,9 @@ def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[Ne
     predicted, notes = predictor.predict(missing, needed), found.notes
     calls = {one.operator_id: call for one, call in zip(missing, predicted.calls, strict=True)}
     if found.covered_tuples and missing and predictor.software and predictor.software.id != found.software.id:
-        torches = f"Predictions are for torch {predictor.software.torch}, readings for torch {found.software.torch}."
+        torches = (
+            f"Predictions are for torch {predictor.software.torch}, readings are from torch {found.software.torch}."
+        )
         notes = (*notes, torches)
     measured_energy = found.measured_energy if found.covered_tuples else Figure(0.0)
     return replace(
@@ -395,7 +399,10 @@ def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure,
     ]
     if not bursts or selected.wholes:  # a reading of the whole model shows at which clocks it runs
         return time, []
-    note = f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
+    note = (
+        f"{len(bursts)} {plural('tuple', len(bursts))} hit the power limit in a loop. The interval of the time "
+        "includes the faster readings in bursts."
+    )
     return Figure(time.value, time.half_width + math.fsum(bursts)), [note]
 
 

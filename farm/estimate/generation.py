@@ -88,8 +88,8 @@ def generation(
     """
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
-            f"{prompt} cannot generate {tokens} tokens.",
-            "Give for instance --generate 100, with a model that decodes.",
+            f"{prompt} cannot generate {tokens} tokens: the number must be at least 1, and the model must decode.",
+            "Give for instance --generate 100, with a language model such as gpt2.",
         )
     prefill = estimate_of(prompt)
     first, last = prompt.length + 1, prompt.length + tokens
@@ -115,15 +115,15 @@ def generation(
     if not decodes:
         of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
         raise UsageError(
-            f"No reading of {prefill.card_model} covers a decode of {of_model}, and there is no predictor for it.",
-            f"Measure some: farm run {prompt.model} --phase decode -b {prompt.batch} --cache {first},{last}",
+            f"No reading on {prefill.card_model} covers a decode of {of_model}, and there is no predictor for it.",
+            f"Measure two: farm run {prompt.model} --phase decode -b {prompt.batch} --cache {first},{last}",
         ) from refused
     caches, notes = sorted(decodes), []
     if len(caches) > 1:
-        notes.append("The cost of each decode is interpolated between these lengths of the cache.")
+        notes.append("The cost of decoding one token is interpolated between these cache lengths.")
     if first < caches[0] or last > caches[-1] or len(caches) == 1 < tokens:
-        there = f"{', '.join(map(str, caches))} were measured"
-        notes.append(f"Caches of {first} to {last} tokens are needed, and {there}; the rest is extrapolated.")
+        there = f"figures exist for {', '.join(map(str, caches))} tokens"
+        notes.append(f"The cache grows from {first} to {last} tokens, but {there}; the rest is extrapolated.")
     phases = (prefill, *(decodes[cache] for cache in caches))
     level = min(one.level for one in phases)
     reasons = [f"{one.variant}: {one.incomplete_reason}" for one in phases if not one.complete]

@@ -42,7 +42,8 @@ def parse_sizes(text: str, option: str) -> list[int]:
             doubled = (int(first) << number for number in range(64))
             sizes = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"{option} '{text}' is not a size.", f"Give {option} 32, {option} 1,8,32, or {option} 1..256.")
+        step = f"Give one number, a list or a range: {option} 32, {option} 1,8,32 or {option} 1..256."
+        raise UsageError(f"{option} '{text}' is not a size.", step)
     return list(dict.fromkeys(sizes))
 
 
@@ -82,7 +83,7 @@ class EstimateQuery:
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
-        unfilled = "`--fill none` leaves them out"
+        unfilled = "`--fill none` excludes predictions"
         if self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
@@ -141,8 +142,8 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     )
     stored = sorted({row.subject_id for row in session.execute(query) if tells_others(row.flags)})
     new = len(stored) - int(found.has_learned(stored).sum())
-    learned = f"The predictor has learned {len(found.learned)} tuples, and the database has {new} more"
-    return [f"{learned}: `farm predict fit` learns all."] if new else []
+    learned = f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings of {new} more"
+    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."] if new else []
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:
@@ -161,8 +162,8 @@ def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dat
     if chosen is None:
         known = ", ".join(sorted({one.conditions.software.torch for one in found}))
         raise UsageError(
-            f"The database has no reading of an operator on {model}" + (f" under torch {torch}." if torch else "."),
-            f"There are readings under torch {known}." if known else "Measure a model: farm run resnet18.",
+            f"The database has no operator readings on {model}" + (f" with torch {torch}." if torch else "."),
+            f"Choose a torch version that has readings: {known}." if known else "Measure a model: farm run resnet18.",
         )
     return chosen, measured_models(session, chosen.card, chosen.conditions)
 
@@ -206,6 +207,6 @@ def write_dataset(dataset: Dataset, path: Path) -> None:
             flat = [{name: ";".join(v) if isinstance(v, list) else v for name, v in one.items()} for one in records]
             pyarrow.csv.write_csv(pa.Table.from_pylist(flat), path)
         else:
-            raise UsageError(f"'{path}' has an unknown suffix.", "Name a .parquet or .csv file.")
+            raise UsageError(f"'{path}' has an unknown suffix.", "Name a file that ends in .parquet or .csv.")
     except OSError as error:
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error

@@ -44,12 +44,13 @@ def card_model_named(session: Session, word: str) -> str:
     found = [model for model in found if model.lower() == word.lower()] or found
     if len(found) == 1:
         return found[0]
-    known = f"There are readings of {', '.join(models[:8])}." if models else NO_READINGS
+    known = f"Choose a card that has readings: {', '.join(models[:8])}." if models else NO_READINGS
     if not found:
-        raise UsageError(f"The database has no card '{word}'.", did_you_mean(word, models) or known)
+        problem = f"The database has no readings of a card '{word}'." if models else "The database has no readings."
+        raise UsageError(problem, did_you_mean(word, models) or known)
     raise Ambiguous(
-        f"'{word}' is part of several card models." if word else "The database has several card models.",
-        f"Choose with --card: {', '.join(found[:8])}.",
+        f"'{word}' matches several card models." if word else "The database has readings of several card models.",
+        f"Choose one with --card: {', '.join(found[:8])}.",
     )
 
 

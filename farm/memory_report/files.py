@@ -66,7 +66,7 @@ def write_all(found: StepMemory, folder: Path) -> list[Path]:
         UsageError: a file cannot be written, or a drawing library is not installed.
     """
     facts, drawn, plans = found.to_json(), charts(found), found.offload_plans
-    draw = functools.partial(draw_charts, drawn, title=f"{found.title} (times {found.clock_name})")
+    draw = functools.partial(draw_charts, drawn, title=f"{found.title} (times: {found.clock_name})")
     page = render(
         "memory.html",
         title=found.title,
@@ -219,14 +219,14 @@ def charts(found: StepMemory) -> list[Chart]:
     at_peak = {role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()}
     by_length = _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))
     by_size = _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))
-    time_name = f"ms since the step began ({found.clock_name})"
+    time_name = f"time since the step began, ms ({found.clock_name})"
     return [
-        Chart("held, by role", time_name, "GB", areas=lines(life.held_by_role)),
-        Chart("held, by whether a call uses it", time_name, "GB", lines=left, areas=use),
+        Chart("memory held, by role of the tensor", time_name, "GB", areas=lines(life.held_by_role)),
+        Chart("memory held, active (in use by a call) or inactive", time_name, "GB", lines=left, areas=use),
         *_curve(found),
-        Chart("inactive periods, by length", y_name="MB·s", bars=by_length),
-        Chart("inactive periods, by size", y_name="MB·s", bars=by_size),
-        Chart(f"at the peak: {count_of(found.peak_bytes, 'B')}", "", "GB", bars=at_peak),
+        Chart("inactive periods of tensors, by length", y_name="MB·s", bars=by_length),
+        Chart("inactive periods of tensors, by size", y_name="MB·s", bars=by_size),
+        Chart(f"memory held at the peak: {count_of(found.peak_bytes, 'B')}", "", "GB", bars=at_peak),
     ]
 
 
@@ -243,8 +243,8 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
         if rows:
             at = [(row.plan.fast_bytes if row.plan else offload_plans.peak_bytes) / 1e9 for row in rows]
             run_ms, half_ms = ([getattr(row.run, name) / 1e3 for row in rows] for name in ("time_us", "half_width_us"))
-            lines += (Line("as run", at, run_ms, half_ms, alone=True),)
-        yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
+            lines += (Line("run on the card", at, run_ms, half_ms, alone=True),)
+        yield Chart("time of the step, by amount of fast memory", "fast memory, GB", "ms", lines=lines)
 
 
 def _bars(rows: Sequence[PeriodInterval], text: Callable[[float], str]) -> dict[str, dict[str, float]]:

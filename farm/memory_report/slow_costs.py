@@ -75,8 +75,8 @@ def slow_costs(
     if bytes_per_s is None and (bytes_per_s := rates.pop("", copied_bytes_per_s)) is None:
         request = Request(variant=variant, placements="each")
         raise UsageError(
-            f"No reading of {variant} has tensors in slow memory on {card or 'that card'}.",
-            f"Measure them with `{command_of(request).removesuffix(' --reuse none')}`, "
+            f"There are no readings of {variant} with tensors in slow memory on {card or 'that card'}.",
+            f"Take such readings with `{command_of(request).removesuffix(' --reuse none')}`, "
             "or give the bandwidth: --slow-bandwidth 55GB/s.",
         )
     slow_us: dict[int, float] = defaultdict(float)
@@ -91,11 +91,11 @@ def slow_costs(
                 left += 1
                 time_us = size_bytes / rates.get(_alike(life.capture.tuples[call.tuple_id], word), bytes_per_s) * 1e6
             slow_us[number] += time_us
-    source = f"for {uses - left} of {uses} tensor uses, readings with only that tensor in slow memory"
+    source = f"for {uses - left} of {uses} uses of a tensor, readings with only that tensor in slow memory"
     source += f" on {read.card_model}" if read and uses > left else ""
     if left:
-        others = " at the bandwidth of the same tensor in the operator's other tuples, or" if rates else ""
-        source += f"; for the rest, {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
+        others = "the bandwidth measured in other tuples of the operator, or " if rates else ""
+        source += f"; for the other {left}, the bytes of the tensor at {others}{count_of(bytes_per_s, 'B')}/s"
     together = _together(read, life.capture.tuples) if read else None
     return SlowCosts(dict(slow_us), dict(read_us), bytes_per_s, source, together)
 

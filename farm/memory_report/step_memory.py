@@ -158,25 +158,24 @@ class StepMemory:
     @property
     def clock(self) -> str:
         """Where the times come from, as text."""
-        peaks = f"an {self.sheet}'s data sheet: arithmetic and traffic at its peaks"
-        by = "the peaks of a few cores" if self.times.kind == "cpu" else peaks
-        estimates = f"estimates, from {by}, and a launch"
+        by = "the peak rates of a few cores" if self.times.kind == "cpu" else f"the peak rates of the {self.sheet}"
+        estimates = f"estimated from {by} and the time of a launch"
         if not self.read_calls:
             return estimates
         calls = len(self.capture.calls)
         origin = f"{self.read_calls} of {calls} calls: {self.times.readings}"
-        read = f"{percent(self.read_share)} of the step read ({origin})"
+        read = f"{percent(self.read_share)} of the step measured ({origin})"
         return read if self.read_calls == calls else f"{read}; the rest {estimates}"
 
     @property
     def clock_name(self) -> str:
         """Short form of `clock` for charts."""
-        return f"{percent(self.read_share)} read, rest estimated" if self.read_calls else "estimated"
+        return f"{percent(self.read_share)} measured, rest estimated" if self.read_calls else "estimated"
 
     @property
     def predicted(self) -> str:
         """A note if the operators were captured without this kind of card; otherwise ""."""
-        note = "The operators are the CPU's: a capture without a card is a prediction for a card."
+        note = "The step was captured on the CPU. A card may run other operators."
         return note if self.capture.device_type != self.times.kind else ""
 
     @functools.cached_property
@@ -194,13 +193,13 @@ class StepMemory:
         """Where `unseen_bytes` come from, or why they are unknown, as text."""
         peak = self.read_peak
         if self.times.kind == "cpu":
-            return "not known: on a CPU, allocations of libraries are not counted"
+            return "unknown: on a CPU, allocations of libraries are not counted"
         if peak is None:
-            return f"not known: no whole step was read on an {self.sheet}"
+            return f"unknown: no whole step was measured on an {self.sheet}"
         return (
-            f"{count_of(self.unseen_bytes or 0, 'B')}: {count_of(peak.allocated_bytes, 'B')} were allocated at once on "
-            f"{peak.card}, workspaces of cuBLAS among them ({count_of(peak.workspace_bytes or 0, 'B')}); "
-            f"reserved {count_of(peak.reserved_bytes or 0, 'B')}"
+            f"{count_of(self.unseen_bytes or 0, 'B')}. The measured peak on {peak.card} was "
+            f"{count_of(peak.allocated_bytes, 'B')} allocated, including {count_of(peak.workspace_bytes or 0, 'B')} of "
+            f"cuBLAS workspaces, and {count_of(peak.reserved_bytes or 0, 'B')} reserved by PyTorch"
         )
 
     def at_peak(self) -> dict[str, int]:
@@ -352,7 +351,8 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     if not found.read_calls:
         asked = Request.from_json(job.request)
         measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
-        raise UsageError(f"Job {job.id} has read no tuple of {variant}.", f"It is of: {measured}.")
+        text = f"Job {job.id} has no reading of a tuple of {variant}."
+        raise UsageError(text, f"The job measured: {measured}. Name a job of that variant.")
     return found
 
 
@@ -469,9 +469,9 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
     if not fits:
         smallest = min(peaks)
         raise UsageError(
-            f"Not even a batch of {smallest} fits: it needs {peaks[smallest] / 1e9:.2f} GB, and there are "
-            f"{limit_bytes / 1e9:.2f} GB.",
-            "Give --recompute blocks, --amp bfloat16, or sgd as --optimizer, which need less.",
+            f"Not even a batch of {smallest} fits: it needs {peaks[smallest] / 1e9:.2f} GB of memory, and "
+            f"{limit_bytes / 1e9:.2f} GB are available.",
+            "Reduce the memory with --recompute blocks, --amp bfloat16 or --optimizer sgd.",
         )
     return Fit(limit_bytes, fits, peaks[fits], refused or beyond - fits == 1, peaks)
 

@@ -36,7 +36,8 @@ def _entries(source: Source) -> Mapping[str, ModelEntry]:
     found = source.entries()
     if source.NAME == own.NAME and (same := found.keys() & {**torchvision.entries(), **torchvision.REFUSED}.keys()):
         raise SettingsError(
-            f"The setting 'models' names '{min(same)}', which is a model of torchvision.", "Choose another name for it."
+            f"The setting 'models' gives your model the name '{min(same)}', which is a model of torchvision.",
+            "Choose another name for your model.",
         )
     return found
 
@@ -45,7 +46,7 @@ def source_named(name: str) -> Source:
     """The source with this name. Raises `UsageError` if there is none."""
     known = {source.NAME: source for source in SOURCES}
     if name not in known:
-        raise UsageError(f"There is no source of models named '{name}'.", f"Choose one of {', '.join(known)}.")
+        raise UsageError(f"There is no model source '{name}'.", f"Choose one of {', '.join(known)}.")
     return known[name]
 
 
@@ -89,7 +90,7 @@ def matching(name: str) -> list[str]:
         entries = [(one, model) for one in group for model in _entries(one)]
         if found := [pair for pair in entries if fnmatch.fnmatchcase(pair[1].lower(), pattern.lower())]:
             return sorted(_shortest(*pair) for pair in found)
-    raise UnknownModel(f"No model's name fits '{name}'.", "List the models with `farm models`.")
+    raise UnknownModel(f"No model name matches '{name}'.", "List the models with `farm models`.")
 
 
 def _found(name: str) -> tuple[Source, ModelEntry]:
@@ -99,10 +100,10 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
     if source is None:
         having = [f"{one.NAME}/{name}" for one in SOURCES if name in _entries(one)]
         if len(having) > 1:
-            raise UnknownModel(f"Several sources have a model '{name}'.", f"Say which: {' or '.join(having)}.")
+            raise UnknownModel(f"Several sources have a model '{name}'.", f"Choose {' or '.join(having)}.")
         raise UnknownModel.named(name, names())
     if bare in (reasons := source.REFUSED):
-        raise UnsupportedModel(f"{bare} is {reasons[bare]}.", "List the models with `farm models`.")
+        raise UnsupportedModel(f"{bare} is {reasons[bare]}.", "Choose a model that `farm models` lists.")
     if (entry := _entries(source).get(bare)) is None:
         raise UnknownModel.named(name, [f"{prefix}/{one}" for one in _entries(source)])
     return source, dataclasses.replace(entry, name=_shortest(source, bare))
@@ -137,20 +138,20 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     text, tokenizer = given.pop("text", None), given.pop("tokenizer", None)
     if (text is None) != (tokenizer is None):
         there, absent = ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
-        raise UsageError(f"{there} needs {absent}.", "Give both, or neither for the farm's own text.")
+        raise UsageError(f"{there} needs {absent}.", "Give both options, or neither to use the farm's own text.")
     for key in ("length", "cache", "layers"):
         if given.get(key) == 0:  # in a variant 0 means the default
-            raise UsageError(f"--{key} is 0; it must be at least 1.", f"Leave --{key} away for the model's own.")
+            raise UsageError(f"--{key} is 0; it must be at least 1.", f"Omit --{key} to use the model's default.")
     if entry.origin == own.NAME and "input_size" in given and own.given_inputs(entry.own_name) is not None:
         raise UsageError(
-            f"{entry.own_name} brings its own example inputs, which --input-size does not change.",
-            "Leave the input size away; -b changes the batch.",
+            f"{entry.own_name} defines its own example inputs, and --input-size cannot change them.",
+            "Omit --input-size. The option -b changes the batch.",
         )
     made = Variant(model=entry.name, batch=batch, **entry.completed(given))
     if text is None or tokenizer is None:
         return made
     if not made.phase:
-        raise UsageError(f"{entry.name} takes no tokens, and so no text.", "Leave --text and --tokenizer away.")
+        raise UsageError(f"{entry.name} takes no tokens and no text.", "Omit --text and --tokenizer.")
     return dataclasses.replace(made, text=hold_tokens(transformers.tokens_of(entry, made, Path(text), Path(tokenizer))))
 
 

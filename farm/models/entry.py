@@ -78,15 +78,17 @@ class ModelEntry:
         if input_size is None or input_size == self.input_size:
             return self.input_size
         if not self.input_size:
-            problem = f"takes no images: --input-size {input_size} has no meaning."
-            other = "." if self.fixed_length else f"; --length changes the sequences' {self.length}."
-            step = f"Leave the input size away{other}"
+            problem = f"takes no images, so --input-size {input_size} has no meaning."
+            other = (
+                "" if self.fixed_length else f" --length changes the length of the sequences (default {self.length})."
+            )
+            step = f"Omit --input-size.{other}"
         elif self.fixed_size:
             problem = f"takes images of {self.input_size} px only, not {input_size} px."
-            step = f"Leave the input size away, or give {self.input_size}."
+            step = f"Omit --input-size, or give {self.input_size}."
         elif not self.smallest_size <= input_size <= LARGEST_OF_ALL:
             problem = f"takes images from {self.smallest_size} to {LARGEST_OF_ALL} px, not {input_size} px."
-            step = f"Its default is {self.input_size}."
+            step = f"Give a size in this range, or omit --input-size to use {self.input_size} px."
         else:
             return input_size
         raise UsageError(f"{self.name} {problem}", step)
@@ -99,30 +101,30 @@ class ModelEntry:
         """
         phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
-            has = f"It has {' and '.join(self.phases)}." if self.phases else "Leave --phase away: it has no phases."
+            has = f"Choose {' or '.join(self.phases)}." if self.phases else "Omit --phase: the model has no phases."
             raise UsageError(f"{self.name} has no phase '{phase}'.", has)
         own = {"input_size": self.check_size(given.get("input_size")), "phase": phase}
         found = {**given, **own, **self._lengths(phase, given)}
         if given.get("padded") and (not self.masked or phase == "decode"):
             where = f" in {phase}" if phase else ""
-            raise UsageError(f"{self.name} takes no padded sequences{where}.", "Leave it out.")
+            raise UsageError(f"{self.name} takes no padded sequences{where}.", "Omit --padded.")
         if given.get("text") and not phase:
-            raise UsageError(f"{self.name} takes no text.", "Leave it out.")
+            raise UsageError(f"{self.name} takes no text.", "Omit --text and --tokenizer.")
         if layers := given.get("layers"):
             if not self.depth:
-                raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Leave --layers away.")
+                raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Omit --layers.")
             if layers > self.depth:
                 step = f"Give --layers {self.depth} or less."
                 raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", step)
             found["layers"] = layers if layers < self.depth else 0
         if given.get("step"):
             if phase == "decode":
-                raise UsageError(f"{self.name} is not trained in decode.", "Leave --phase away.")
+                raise UsageError(f"{self.name} cannot be trained in the phase decode.", "Omit --phase.")
             optimizer = _optimizer(given.get("optimizer") or "sgd", given.get("amp") or "")
             return found | {"mode": "train", "optimizer": optimizer}
         for name in ("optimizer", "amp", "recompute", "accumulate"):
             if given.get(name, _DEFAULTS[name]) not in (_DEFAULTS[name], None):
-                raise UsageError(f"--{name} is for a training step.", f"Give --step training, or leave --{name} away.")
+                raise UsageError(f"--{name} is for a training step only.", f"Give --step training, or omit --{name}.")
         return found
 
     def _lengths(self, phase: str, given: Mapping[str, Any]) -> dict[str, int]:
@@ -130,8 +132,8 @@ class ModelEntry:
         if phase == "decode":
             if length not in (None, 0, 1):
                 raise UsageError(
-                    "In decode the input is one token per sequence; --length has no meaning.",
-                    "Give --cache, the number of tokens in the cache.",
+                    "In decode the input is one token per sequence, so --length has no meaning.",
+                    "Omit --length. --cache sets the number of tokens in the cache.",
                 )
             cache = cache or min(CACHE, self.longest or CACHE)
             self._check_positions(cache, "cache")
@@ -140,28 +142,28 @@ class ModelEntry:
                 raise UsageError(f"A cache of {cache} tokens is too short for {self.name}.", step)
             return {"length": 1, "cache": cache}
         if cache:
-            why = f" in {phase}" if phase else ": it takes no tokens"
-            step = "Give --phase decode with it." if "decode" in self.phases else "Leave --cache away."
+            why = f" in {phase}" if phase else ", because it takes no tokens"
+            step = "Give --phase decode, or omit --cache." if "decode" in self.phases else "Omit --cache."
             raise UsageError(f"{self.name} has no cache of tokens{why}.", step)
         if not length or length == self.length:
             return {"length": self.length}
         if not self.length:
             raise UsageError(
-                f"{self.name} takes no sequences: --length {length} has no meaning.",
-                "Leave it out; --input-size changes the images.",
+                f"{self.name} takes no sequences, so --length {length} has no meaning.",
+                "Omit --length. --input-size changes the size of the images.",
             )
         if self.fixed_length:
-            raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Leave --length away.")
+            raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Omit --length.")
         if length < self.shortest:
             step = f"Give --length {self.shortest} or more."
-            raise UsageError(f"A length of {length} leaves no room for a text in {self.name}.", step)
+            raise UsageError(f"--length {length} is too short for a text with the special tokens of {self.name}.", step)
         self._check_positions(length, "length")
         return {"length": length}
 
     def _check_positions(self, tokens: int, what: str) -> None:
         if self.longest and tokens > self.longest:
             raise UsageError(
-                f"{self.name} has positions for {self.longest} tokens; a {what} of {tokens} is beyond them.",
+                f"{self.name} takes at most {self.longest} tokens; --{what} is {tokens}.",
                 f"Give --{what} {self.longest} or less.",
             )
 
@@ -172,9 +174,9 @@ def _optimizer(name: str, amp: str) -> str:
         return name
     if "-" in name:
         raise UsageError(
-            f"With --amp float16 {name} waits on the host to learn whether a gradient is infinite; "
-            "a CUDA graph cannot hold that.",
-            f"Give --optimizer {name.partition('-')[0]}-fused, which checks this on the card, or --amp bfloat16.",
+            f"With --amp float16 the optimizer {name} checks on the host whether a gradient is infinite. "
+            "A CUDA graph cannot contain that check.",
+            f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or --amp bfloat16.",
         )
     return f"{name}-fused"
 

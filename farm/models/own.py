@@ -37,7 +37,7 @@ NAME = "user"
 PACKAGE = EXTRA = ""
 REFUSED: Mapping[str, str] = {}
 IMAGE_PX = 224  # size of the images for a model without example inputs
-_PLACE = "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it"
+_PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or install the module"
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
@@ -65,8 +65,8 @@ def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
             raise SettingsError(
-                f"The setting '{setting}' gives '{target}' for '{name}', which is not 'module:function'.",
-                f"Write it as 'package.module:function'; the function {takes}.",
+                f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'.",
+                f"Write 'package.module:function'. The function {takes}.",
             )
     return named
 
@@ -286,7 +286,7 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
             made = _imported(target)()
     except (Exception, SystemExit) as error:
         raise SettingsError(
-            f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
+            f"'{target}' could not build the model '{name}': {type(error).__name__}: {error}",
             f"{_PLACE}, and check that the function takes no argument.",
         ) from error
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -296,10 +296,12 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
         step = "Return a torch.nn.Module, or a pair of a module and its example inputs."
     elif any(nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())):
         problem = f"The model '{name}' has lazy modules, whose parameters have no shapes yet."
-        step = f"Call the model once on an input in '{target}', before it is returned."
+        step = f"In '{target}', call the model once on an input before you return it."
     elif wrong := [key for key in keywords if not isinstance(key, str)]:
-        problem = f"'{target}' names an argument of the model '{name}' {wrong[0]!r}, which is not a name."
-        step = "Give the example inputs as a dict from names of arguments to their values."
+        problem = (
+            f"'{target}' returned example inputs of the model '{name}' with the key {wrong[0]!r}, which is no text."
+        )
+        step = "Use the names of the model's arguments as keys of the dict."
     else:
         return model, positional, keywords
     raise SettingsError(problem, step)

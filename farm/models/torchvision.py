@@ -54,9 +54,9 @@ quantized_shufflenet_v2_x1_0 quantized_shufflenet_v2_x1_5 quantized_shufflenet_v
 _FLOW = "raft_large raft_small"
 
 _REASONS = {
-    _DETECTION: "a detection model: the shapes of its operators depend on what it finds in the image",
+    _DETECTION: "a detection model: the shapes of its tensors depend on the content of the image",
     _QUANTIZED: "a quantized model: torchvision's quantized operators run on the CPU only",
-    _FLOW: "an optical-flow model: it takes a pair of images and iterates, which this catalog does not describe",
+    _FLOW: "an optical-flow model: it takes pairs of images, and the catalog describes single images only",
 }
 
 _FRAMES = 16

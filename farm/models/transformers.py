@@ -190,7 +190,7 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
         found = tokens_of_text(variant.text)
         if found.length != variant.length or found.largest >= vocabulary:
             raise UsageError(
-                f"The token ids of the text {variant.text} do not fit {variant}: a row has "
+                f"The stored token ids of the text {variant.text} do not fit {variant}: a row has "
                 f"{found.length} tokens, and the largest id is {found.largest}.",
                 "Give the text again, with --text and --tokenizer.",
             )

@@ -155,12 +155,15 @@ def overload_of(name: str) -> Any:
         TupleRejected: the name is not in the list, or this torch has no such operator.
     """
     if name not in ATEN_OVERLOADS:
-        raise TupleRejected(f"'{name}' is not in the allow-list of operators.", "Capture the model again.")
+        raise TupleRejected(
+            f"'{name}' is not in this version's allow-list of operators.", "Capture the model again with this version."
+        )
     _, packet, overload = name.split(".")
     try:
         return getattr(getattr(torch.ops.aten, packet), overload)
     except AttributeError:
-        raise TupleRejected(f"This torch has no operator '{name}'.", "Use a newer torch on this host.") from None
+        text = f"PyTorch {torch.__version__} on this host has no operator '{name}'."
+        raise TupleRejected(text, "Install a newer PyTorch on this host.") from None
 
 
 @functools.lru_cache(maxsize=8192)
@@ -175,7 +178,9 @@ def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     by_position = dict(zip(positional, spec.arguments, strict=False))
     if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(by_position):
-        raise TupleRejected(f"'{spec.operator}' does not take these arguments.", "Capture the model again.")
+        raise TupleRejected(
+            f"The stored arguments do not fit '{spec.operator}'.", "Capture the model again with this PyTorch."
+        )
     return by_position | dict(spec.keywords)
 
 

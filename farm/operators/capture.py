@@ -196,7 +196,7 @@ class FunctionAsModel(nn.Module):
         return self.function(*inputs)
 
 
-UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
+UNDER_AUTOCAST = "it runs under autocast, which a tuple cannot describe"
 _READ_VALUE = "aten._local_scalar_dense.default"
 
 
@@ -292,7 +292,7 @@ def _captured(
         where = f" at '{recorder.path}'" if recorder.path else ""
         raise CaptureError(
             f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-            "Run the model alone on this input first; data-dependent shapes cannot be captured.",
+            "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.captured_pass(
         grad_enabled=grad_enabled,
@@ -309,8 +309,8 @@ def _refuse_opaque(model: nn.Module) -> None:
         if scripted or compiled:
             kind = "scripted" if scripted else "compiled"
             raise CaptureError(
-                f"The module '{path or type(module).__name__}' is {kind}: its operators cannot be seen.",
-                "Give the model as it is before torch.compile or torch.jit.",
+                f"The module '{path or type(module).__name__}' is {kind}, so its operators cannot be captured.",
+                "Use the model without torch.compile and torch.jit.",
             )
 
 
@@ -404,7 +404,7 @@ class ForwardRecorder(Recorder):
                 if call.values_read and name not in RETURNS_TO_HOST:
                     (args, kwargs), given = self._split_off_reads(call, args, kwargs), None
                 if name is None:
-                    self._gap(call, "the function is not in the allow-list")
+                    self._gap(call, "the function is not in the allow-list of operators")
                 elif call.costly and (given := given or self._describe(call, name, args, kwargs)):
                     self._close(call, given, out)
                     repeated = None if call.values_read else self.repeated
@@ -442,7 +442,7 @@ class ForwardRecorder(Recorder):
             name = str(func)
             self.operators[name] += 1
             if not self.open_calls:
-                self.gaps.append(f"{name} at '{self.path}': no operator call around it")
+                self.gaps.append(f"{name} at '{self.path}': called outside all public PyTorch functions and modules")
                 return out
             if len(self.open_calls) > 1:
                 self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")

@@ -154,7 +154,7 @@ def model_flops(
     except (Exception, SystemExit) as error:
         raise CaptureError(
             f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-            "Run it alone on this input; make tensors on the input's device, and read no values back from them.",
+            "Check that the model runs on this input. Create tensors on the device of the input, and read no values.",
         ) from error
 
 
@@ -171,7 +171,7 @@ def _on_meta(tree: Any) -> Any:
     if type(tree) is dict:
         return {key: _on_meta(value) for key, value in tree.items()}
     if hasattr(tree, "__dict__"):
-        raise TypeError(f"A {type(tree).__name__} may hold tensors.")
+        raise TypeError(f"A {type(tree).__name__} may contain tensors, which cannot be moved to the device meta.")
     return tree
 
 

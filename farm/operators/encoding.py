@@ -286,14 +286,15 @@ def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
         if unknown := sorted(set(values) - set(_constructor(leaf))):
             raise TupleRejected(f"{leaf.__name__} has no parameter {unknown[0]!r}.")
         if issubclass(leaf, nn.RNNBase) and not 0 < int(values.get("num_layers", 1)) <= _MOST_LAYERS:
-            raise TupleRejected(f"{leaf.__name__} cannot have {values['num_layers']} layers.")
+            most = f"from 1 to {_MOST_LAYERS}"
+            raise TupleRejected(f"{leaf.__name__} has num_layers {values['num_layers']}; it must be {most}.")
         if issubclass(leaf, nn.RNNBase) or "device" in inspect.signature(leaf.__init__).parameters:
             values["device"] = meta
         module: nn.Module = leaf(**values)
     except TupleRejected:
         raise
     except Exception as error:
-        raise TupleRejected(f"{leaf.__name__} cannot be made of its parameters: {str(error)[:200]}") from error
+        raise TupleRejected(f"{leaf.__name__} does not accept its stored parameters: {str(error)[:200]}") from error
     return module.eval()
 
 

@@ -314,9 +314,9 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
         its = [_aten_fill(spec, index, over) for index in indices]
         if any(fill.form == "index" for fill in its):
             if len({spec.tensors[index].dtype for index in indices}) > 1:
-                raise _refused(spec, indices[0], "shares its memory with another type of numbers")
+                raise _refused(spec, indices[0], "shares its memory with a tensor of another dtype")
             if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in its):
-                raise _refused(spec, indices[0], "is written while it is looked up")
+                raise _refused(spec, indices[0], "is an index that the operator also writes")
             found[storage] = min(its, key=lambda fill: fill.shift + fill.bound)
         else:
             found[storage] = next((fill for fill in its if fill != Fill()), its[0])
@@ -326,8 +326,8 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
 def _refused(spec: OperatorTuple, index: int, why: str) -> TupleRejected:
     names = " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index])) or f"tensor {index}"
     return TupleRejected(
-        f"'{spec.operator}' cannot be run with random values: its {names} ({spec.tensors[index].dtype}) {why}.",
-        "It has no reading. Report this operator and the model that contains it.",
+        f"'{spec.operator}' cannot be run with random values: the tensor {names} ({spec.tensors[index].dtype}) {why}.",
+        "The operator stays without a reading. Report the operator and its model to the developers of the farm.",
     )
 
 
@@ -420,9 +420,9 @@ def _integers(spec: OperatorTuple, index: int) -> Fill:
     if not spec.tensors[index].numel:
         return _NOTHING
     if not rules or len(valid) < len(rules):
-        raise _refused(spec, index, "has no rule")
+        raise _refused(spec, index, "has no rule for its valid values")
     if spec.tensors[index].dtype in ("uint8", "int8") and any(fill is not _ANYTHING and fill.bound for fill in valid):
-        raise _refused(spec, index, "may be a mask")
+        raise _refused(spec, index, "may be an index or a mask")
     if any(fill is not _NOTHING and fill.bound < 1 for fill in valid):
         raise _refused(spec, index, "has no valid value")
     return min(valid, key=lambda fill: fill.shift + fill.bound)

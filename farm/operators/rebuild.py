@@ -157,9 +157,13 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     if spec.kind == "aten":
         aten_fills(spec)
     elif spec.operator not in ALLOWED_OPERATORS:
-        raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
+        raise TupleRejected(
+            f"'{spec.operator}' is not in this version's allow-list of operators.",
+            "Capture the model again with this version.",
+        )
     if (needed := needed_bytes(spec)) > MOST_BYTES:
-        raise Unmeasurable("rejected", f"{label_of(spec)} needs {needed} bytes.", "No card has as much memory.")
+        text = f"{label_of(spec)} needs {needed} bytes, more memory than any card has."
+        raise Unmeasurable("rejected", text, "Choose a smaller batch or smaller sizes.")
     storages = _allocate(spec, device)
     if filled and device.type != "meta":
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -270,13 +274,17 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., A
     given = {one.name: (one.shape, tensor) for one, tensor in zip(spec.tensors, tensors, strict=True) if one.name}
     if {name: tuple(tensor.shape) for name, tensor in own} != {name: shape for name, (shape, _) in given.items()}:
         raise TupleRejected(
-            f"The tensors of this {spec.short_name} are not those of its parameters.", "Capture the model again."
+            f"The stored tensors of this {spec.short_name} do not fit its stored parameters.",
+            "Capture the model again with this PyTorch.",
         )
     for full_name, (_, tensor) in given.items():
         path, _, name = full_name.rpartition(".")
         place = homes[path]._parameters if name in homes[path]._parameters else homes[path]._buffers
         if place is homes[path]._parameters and not isinstance(tensor, nn.Parameter):
-            raise TupleRejected(f"'{full_name}' is a parameter.", "Capture the model again.")
+            text = (
+                f"'{full_name}' of {spec.short_name} is stored as a buffer, but PyTorch has a parameter of that name."
+            )
+            raise TupleRejected(text, "Capture the model again with this PyTorch.")
         place[name] = tensor
     for home in homes.values():
         if isinstance(home, nn.RNNBase):

@@ -92,8 +92,8 @@ class Expansion:
         if not self._found:
             first = next(iter(self.skipped), "the grid is empty")
             raise UsageError(
-                f"None of the {self.sweep.size} combinations of {self.sweep} is possible: {first}.",
-                "Correct the grid.",
+                f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: {first}.",
+                "Change the values of the grid.",
             )
 
 
@@ -105,24 +105,25 @@ def check_names(sweep: Sweep) -> None:
         UsageError: the operator has no parameter of that name, or does not accept a value.
     """
     if sweep.operator not in RECIPES:
-        step = did_you_mean(sweep.operator, RECIPES) or f"There are sweeps of: {', '.join(RECIPES)}."
+        step = did_you_mean(sweep.operator, RECIPES) or f"Choose one of {', '.join(RECIPES)}."
         raise UnknownOperator(f"There is no sweep of the operator '{sweep.operator}'.", step)
     names = RECIPES[sweep.operator].names
     for name in sweep.grid:
         if name not in names:
             raise UsageError(
-                f"A sweep of {sweep.operator} has no '{name}'.",
-                did_you_mean(name, names) or f"It has: {', '.join(names)}.",
+                f"A sweep of {sweep.operator} has no parameter or size '{name}'.",
+                did_you_mean(name, names) or f"Choose from: {', '.join(names)}.",
             )
     if missing := [name for name, default in names.items() if default is REQUIRED and name not in sweep.grid]:
         raise UsageError(
-            f"A sweep of {sweep.operator} needs {' and '.join(missing)}.", f"Add e.g. {missing[0]}: [64, 128]."
+            f"The grid of a {sweep.operator} sweep needs {' and '.join(missing)}.",
+            f"Add for example {missing[0]}: [64, 128].",
         )
     for name, values in sweep.grid.items():
         for value in values:
             if problem := _problem(sweep.operator, name, value, names[name]):
                 text = f"{name} of a {sweep.operator} sweep is {value!r}; it must be {problem}."
-                raise UsageError(text, "Correct the grid.")
+                raise UsageError(text, f"Change the values of {name} in the grid.")
 
 
 def _size_text(value: Any) -> str:

@@ -96,7 +96,7 @@ class Builder:
         try:
             return spec, cost(spec)
         except Unmeasurable as refusal:
-            raise Impossible("no card has the memory that it needs") from refusal
+            raise Impossible("it needs more memory than any card has") from refusal
 
     def _like(self, sample: OperatorTuple, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
         """The tuple, copied from the ``sample`` of its structure with other sizes, and its cost; None if PyTorch

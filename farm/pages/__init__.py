@@ -20,4 +20,4 @@ def check_file(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"The folder '{path.parent}' does not exist.", "Create it, or choose an existing folder.")
     if os.path.isdir(path):  # unlike Path.is_dir, accepts a name that is too long
-        raise UsageError(f"'{path}' is a folder.", "Name a file in it.")
+        raise UsageError(f"'{path}' is a folder.", "Name a file in this folder.")

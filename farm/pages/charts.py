@@ -222,7 +222,7 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     charts = []
     for title, column in (
         ("power during the reading, W", "power_w"),
-        ("clock of the multiprocessors during the reading, MHz", "sm_clock_mhz"),
+        ("clock of the card's multiprocessors during the reading, MHz", "sm_clock_mhz"),
     ):
         values = [(getattr(reading, column), row.total_us / total_us * 100) for row, reading in rows]
         known = [(value, share) for value, share in values if value is not None]

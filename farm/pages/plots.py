@@ -175,7 +175,7 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
                 axis.axhline(value, color=GREY, linestyle=":", linewidth=1, label=f"{name} {value:.0f} W")
         axis.set_ylabel(unit)
         axis.legend(fontsize=8, **_OUTSIDE)
-    axes[-1].set_xlabel("s since the warm-up began")
+    axes[-1].set_xlabel("time since the warm-up began, s")
     _save(figure, path, title)
 
 
@@ -183,9 +183,9 @@ def _draw_counter(axis: Any, trace: Trace) -> None:
     times, powers = counter_power(trace)
     if len(ticks := trace.series["energy_mj"][0]) > 1:
         style = {"color": COLOURS[5], "linewidth": 1.2, "baseline": None}
-        axis.stairs(powers, [ticks[0], *times], label="counter, by step", **style)
+        axis.stairs(powers, [ticks[0], *times], label="from the energy counter", **style)
     if (power_w := window_power_w(trace)) is not None:
-        label = f"slope: {power_w:.1f} W"
+        label = f"mean of the window: {power_w:.1f} W"
         axis.plot(trace.window_s, [power_w, power_w], color=COLOURS[2], linewidth=2, label=label)
 
 
@@ -281,7 +281,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
     style = {"orientation": "horizontal", "showfliers": False, "medianprops": {"color": COLOURS[0]}}
     right.boxplot(groups, tick_labels=families, **style)
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel="error of the time (%), own family not in the training data")
+    right.set(xlabel="error of the predicted time (%), trained without the model's family")
     _save(figure, path, title)
 
 

@@ -85,7 +85,7 @@ def _check_folder(folder: Path) -> None:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"The folder '{folder}' cannot be written: {reason}.", next_step) from error
     if not ours:
-        raise UsageError(f"'{folder}' holds pages that this command did not write.", "Name a new folder.")
+        raise UsageError(f"'{folder}' contains pages that `farm publish` did not write.", "Name a new folder.")
 
 
 def _models(session: Session) -> Iterator[ModelPage]:

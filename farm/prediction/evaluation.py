@@ -106,13 +106,13 @@ def leave_families_out(
     families = {name: held for name, held in families_of(models).items() if held & ids}
     if len(families) < LEAST_FAMILIES:
         raise UsageError(
-            f"There are readings of {len(families)} families of models, and leaving one out takes {LEAST_FAMILIES}.",
-            "Measure models of other architectures first.",
+            f"There are readings of {len(families)} model families; an evaluation needs at least {LEAST_FAMILIES}.",
+            "Measure models of other architectures first, for instance resnet18, vgg11, vit_b_16 and gpt2.",
         )
     calls, costs, family_of = without_values(data), CallCosts.empty(len(data)), np.full(len(data), "", dtype=object)
     sums, measured = [], measured_times(data)
     for number, (name, held) in enumerate(families.items()):
-        say(f"{spec.name}: without {name} ({number + 1} of {len(families)})")
+        say(f"{spec.name}: fitted without the family {name} ({number + 1} of {len(families)})")
         fitted = spec.fit(data.without(held))
         rows = np.array([place for place, call in enumerate(data.calls) if call.operator_id in held])
         _put(costs, rows, fitted.predict([calls[row] for row in rows]))

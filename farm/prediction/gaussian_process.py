@@ -119,8 +119,10 @@ class GaussianProcess:
         nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
         apart = (point.at[0] - self.points.at[nearest]) ** 2
         differing = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
-        lines = [f"the nearest reading is {squared[nearest] ** 0.5:.2g} length scales away, {close} are within 0.5"]
-        return [*lines, f"it differs in {', '.join(differing)}"] if differing else lines
+        lines = [
+            f"the nearest reading is {squared[nearest] ** 0.5:.2g} length scales away; {close} readings are within 0.5"
+        ]
+        return [*lines, f"the nearest reading differs in {', '.join(differing)}"] if differing else lines
 
 
 def fit_process(

@@ -130,7 +130,7 @@ class PredictorSpec:
         """
         if len(data) < LEAST_ROWS:
             raise UsageError(
-                f"There are {len(data)} readings of operators of {data.card.model}, and a fit takes {LEAST_ROWS}.",
+                f"{data.card.model} has {len(data)} operator readings; fitting a predictor needs {LEAST_ROWS}.",
                 "Measure some models first, for instance `farm run resnet18`, or choose another card with --card.",
             )
         inputs = Inputs.of(data.calls)
@@ -253,9 +253,10 @@ class FittedPredictor:
         readings = self.typical.readings[self.typical.types == call.operator_type]
         lines = [f"{sum(readings) or 'no'} readings of {call.operator_type}"]
         if self._times(inputs)[2][0]:
-            return [*lines, "roofline x median of the family", *self.fallback_time.explain(inputs)]
-        over = f"over the {self.over.removesuffix('_us').replace('_', ' ')}" if self.over else "of the time itself"
-        return [*lines, f"{self.name}, {over}", *self.time.explain(inputs)]
+            return [*lines, "predicted as roofline x median of the family", *self.fallback_time.explain(inputs)]
+        roofline = self.over.removesuffix("_us").replace("_", " ")
+        over = f"the ratio of the time to the {roofline}" if self.over else "the time"
+        return [*lines, f"{self.name} predicts {over}", *self.time.explain(inputs)]
 
     def arrays(self) -> Arrays:
         found: Arrays = {}

@@ -113,7 +113,7 @@ class Medians:
     def explain(self, inputs: Inputs) -> list[str]:
         place = self._places(inputs)[0]
         group = str(self.names[place]).replace(":", " ") or "all"
-        return [f"the median of {group}: x {np.exp(self.medians[place]):.3g}"]
+        return [f"factor {np.exp(self.medians[place]):.3g}: the median of {group}"]
 
 
 LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family
@@ -184,7 +184,7 @@ class NearestReadings:
         distances, places = self._nearest(inputs)
         nearest = zip(places[0][:3], distances[0][:3], strict=True)
         names = ", ".join(f"{self.types[place]} at {round(distance, 4):.2g}" for place, distance in nearest)
-        return [f"the nearest readings are {names} standard deviations"]
+        return [f"the nearest readings, with distances in standard deviations: {names}"]
 
 
 def fit_nearest(inputs: Inputs, values: Floats) -> NearestReadings:
@@ -226,10 +226,10 @@ class Polynomials:
 
     def explain(self, inputs: Inputs) -> list[str]:
         if inputs.types[0] not in self.types:
-            return [f"no polynomial: one takes {LEAST_FOR_POLYNOMIAL} readings of the type"]
+            return [f"no polynomial: the type has fewer than {LEAST_FOR_POLYNOMIAL} readings"]
         powers = self.powers[self.types[self.term_types] == inputs.types[0]]
         degree = int(powers.sum(axis=1).max(initial=0))
-        return [f"a polynomial of degree {degree}, of which lasso left {len(powers)} terms"]
+        return [f"a polynomial of degree {degree} with {len(powers)} terms, chosen by lasso"]
 
 
 def fit_polynomials(inputs: Inputs, values: Floats, logarithms: bool = False) -> Polynomials:
@@ -342,7 +342,7 @@ class Trees:
                 node += 1 if columns[feature] <= self.threshold[node] else int(self.right[node])
         names = [*NAMES, "operator type", *(f"is {family}" for family in self.families)]
         most = ", ".join(names[feature] for feature, _ in counts.most_common(5))
-        return [f"most splits compare {most}"] if most else []
+        return [f"most splits of the trees compare {most}"] if most else []
 
 
 @dataclass(frozen=True)

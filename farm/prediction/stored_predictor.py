@@ -275,8 +275,8 @@ def load(path: Path) -> StoredPredictor:
     about = _about(path.with_suffix(".json"))
     version = about.get("features_version")
     if (about.get("format"), version) != (FORMAT, call_features.VERSION):
-        what = f"The predictor '{path}' has features of version {version}"
-        raise UsageError(f"{what}; this farm has version {call_features.VERSION}.", REFIT)
+        what = f"The predictor '{path}' uses version {version} of the features"
+        raise UsageError(f"{what}; this program has version {call_features.VERSION}.", REFIT)
     try:
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
@@ -300,10 +300,10 @@ def load(path: Path) -> StoredPredictor:
 def _about(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too large")
+            raise ValueError(f"the file is larger than {MOST_BYTES} bytes")
         about = json.loads(path.read_text())
         if not isinstance(about, dict):
-            raise ValueError("it is not a JSON object")
+            raise ValueError("the file is not a JSON object")
         return about
     except OSError as error:
         raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error

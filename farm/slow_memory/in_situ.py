@@ -165,7 +165,10 @@ class _Run:
             if placement.outputs:
                 outputs = slow_outputs(operator, sorted(placement.outputs), self._memory)
                 if outputs.pool is not None:
-                    raise Unmeasurable("not_available", "Its output needs a pool of its own.")
+                    raise Unmeasurable(
+                        "not_available",
+                        "The output cannot be in slow memory inside the model: it needs its own memory pool.",
+                    )
         except Unmeasurable as error:
             self.left_out[change] = error.message
         else:

@@ -145,8 +145,8 @@ class PeerMemory(SlowMemory):
         if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
             raise Unmeasurable(
                 "not_available",
-                "This card reaches no other GPU's memory: there is no peer access between the two.",
-                "`nvidia-smi topo -p2p r` shows which cards have it; choose one of them with --card.",
+                "This card cannot access the memory of another GPU: there is no peer access between them.",
+                "List the cards with peer access with `nvidia-smi topo -p2p r`, and choose one with --card.",
             )
         self._device, self._peer = torch.device("cuda", 0), torch.device("cuda", 1)
         self._held: list[torch.Tensor] = []
@@ -161,7 +161,7 @@ class PeerMemory(SlowMemory):
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._peer)
             raise Unmeasurable(
                 "out_of_memory",
-                f"{count_of(size_bytes, 'B')} of the other GPU's memory cannot be had: {count_of(free_bytes, 'B')} of "
+                f"{count_of(size_bytes, 'B')} cannot be allocated on the other GPU: {count_of(free_bytes, 'B')} of its "
                 f"{count_of(all_bytes, 'B')} are free.",
                 "Choose a smaller batch.",
             ) from error
@@ -229,8 +229,8 @@ class FarNode(SlowMemory):
         try:
             self._mbind = ctypes.CDLL("libnuma.so.1", use_errno=True).mbind
         except OSError:
-            why = "This host has several NUMA nodes, and no libnuma to bind memory to one."
-            raise Unmeasurable("not_available", why, "Install numactl.") from None
+            why = "Slow memory on a CPU needs the library libnuma, which is not installed on this host."
+            raise Unmeasurable("not_available", why, "Install the package numactl.") from None
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
         region = mmap.mmap(-1, size_bytes)
@@ -239,7 +239,7 @@ class FarNode(SlowMemory):
         size = ctypes.c_ulong(size_bytes)
         if self._mbind(ctypes.c_void_p(address), size, _MPOL_BIND, mask, ctypes.c_ulong(64), 0):
             why = os.strerror(ctypes.get_errno())
-            raise Unmeasurable("not_available", f"Memory cannot be bound to {self.name}: {why}.")
+            raise Unmeasurable("not_available", f"The system refuses to allocate memory on {self.name}: {why}.")
         return torch.frombuffer(region, dtype=torch.uint8).untyped_storage()  # it keeps the region alive
 
 

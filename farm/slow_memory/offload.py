@@ -66,7 +66,8 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
     """
     memory = memory or slow_memory_of(rebuilt.device)
     if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
-        raise Unmeasurable("rejected", f"The operator has {len(rebuilt.storages)} inputs: there is no in{missing[0]}.")
+        count = len(rebuilt.storages)
+        raise Unmeasurable("rejected", f"The placement names in{missing[0]}, but the operator has {count} inputs.")
     moved = rebuilt.placed(placement.inputs, memory.copied) if placement.inputs else rebuilt
     outputs = Outputs(operator.attrgetter("run"), "fast")
     if placement.outputs:
@@ -88,7 +89,8 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
         output = rebuilt.run()
     outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))
     if missing := [number for number in wanted if number >= len(outputs)]:
-        raise Unmeasurable("not_available", f"The operator has {len(outputs)} outputs: there is no out{missing[0]}.")
+        text = f"The placement names out{missing[0]}, but the operator has {len(outputs)} outputs."
+        raise Unmeasurable("not_available", text)
     makers = [watched.makers[storage_key(outputs[number])] for number in wanted]
     fixed = {str(watched.calls[call].func) for call, _ in makers if not watched.calls[call].writable}
     if not fixed:
@@ -234,7 +236,7 @@ _SEGMENT_BYTES = 20 * 2**20  # the caching allocator's request for a tensor betw
 _ALIGNED_BYTES = 2 * 2**20
 _SETTLES = 3
 _TRIES = 8
-_MIXED = "Its output cannot be separated from its workspaces in the allocator's pool."
+_MIXED = "The output cannot be in slow memory: it cannot be told apart from the workspaces in the allocator's pool."
 _KEPT: list[Any] = []  # allocators and their callbacks, because a destroyed pool still calls them to free memory
 
 
@@ -308,7 +310,9 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     sizes = [size for _, size in first.requests]
     del there, first
     if None in places:
-        raise Unmeasurable("not_available", "The output cannot be in slow memory: it is not allocated from the pool.")
+        raise Unmeasurable(
+            "not_available", "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
+        )
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
     def separated(output: object, one: Rebuilt) -> bool:

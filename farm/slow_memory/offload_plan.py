@@ -143,16 +143,16 @@ def plan_offload(
         call = life.capture.calls[program.largest]
         spec = life.capture.tuples.get(call.tuple_id)
         raise UsageError(
-            f"{count_of(fast_bytes, 'B')} of fast memory are less than the largest operator needs: "
-            f"{spec.operator if spec else 'call'} at call {call.index} reads and writes "
+            f"{count_of(fast_bytes, 'B')} of fast memory are too little for the largest operator: "
+            f"{spec.operator if spec else 'the operator'} (call {call.index}) reads and writes "
             f"{count_of(program.least_bytes, 'B')}.",
             f"Give --fast {-(-program.least_bytes // 10**6)}MB or more.",
         )
     plans = []
     for fast_bytes in amounts_bytes:
         if (plan := program.solve(fast_bytes, time_limit_s)) is None:
-            what = f"No plan within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s."
-            raise UsageError(what, "Give a larger --fast.")
+            what = f"The solver found no plan with {count_of(fast_bytes, 'B')} of fast memory in {time_limit_s:g} s."
+            raise UsageError(what, "Give more fast memory with --fast.")
         plans.append(plan)
     steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
     wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})

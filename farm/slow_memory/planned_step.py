@@ -70,7 +70,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
         with torch.no_grad():
             capture = as_launched(observe, protocol, device)
     if capture.gaps:
-        raise Unmeasurable("rejected", f"The step cannot be replayed from its calls: {capture.gaps[0]}.")
+        raise Unmeasurable("rejected", f"The step cannot be run again call by call: {capture.gaps[0]}.")
     _last_step[subject.id, protocol.id] = capture
     return capture
 
@@ -120,11 +120,10 @@ def compare(
     here = [call.tuple_id for call in known.calls]
     if here != list(calls):
         first = next((place for place, (one, other) in enumerate(zip(here, calls, strict=False)) if one != other), None)
-        where = f"from call {first} on they are others" if first is not None else "the rest is missing"
-        what = f"{len(calls)} calls, and {len(here)} here; {where}"
-        raise Unmeasurable(
-            "rejected", f"The plan is for another step than this card runs: {what}.", "Plan it again for this card."
-        )
+        where = f"they differ from call {first} on" if first is not None else "the other calls are equal"
+        what = f"the plan has {len(calls)} calls, this card runs {len(here)}; {where}"
+        text = f"The plan does not fit the step of this card: {what}."
+        raise Unmeasurable("rejected", text, "Make a new plan on this card.")
     with applied(protocol), _translated_out_of_memory():
         memory = functools.partial(slow_memory_of, device)
         return run_planned(known, plans, memory, device, moves=moves, window_s=WINDOW_S)

@@ -82,22 +82,22 @@ def capture_step(
         added += [name for name, _ in step.model.named_parameters() if name not in parameters]
         if changed := added or [name for name in (*before, *parameters) if name not in after]:
             raise CaptureError(
-                "The model changes its own structure while it is trained: "
-                f"'{changed[0]}' {'is new' if added else 'has gone'}.",
-                "Make all of it before the first step: one step is measured again and again.",
+                "The model changes its structure during the training step: "
+                f"'{changed[0]}' was {'added' if added else 'removed'}.",
+                "Create all modules before the first step, because the farm repeats one step many times.",
             )
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
-            f"The training step reads values that nobody computed: the result of {error} decides what runs, "
-            "or how much.",
-            "Have the step do the same whatever the values are; a CUDA graph cannot hold it otherwise, either.",
+            f"The operators of the training step depend on values in tensors: on the result of {error}. "
+            "The capture computes no values.",
+            "Write the step so that its operators do not depend on values. A CUDA graph requires the same.",
         ) from error
     except Exception as error:
         raise CaptureError(
             f"The training step raised: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-            "Run one iteration alone on this input first; data-dependent shapes cannot be captured.",
+            "Check that one iteration runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.result(flops)
 
@@ -201,8 +201,8 @@ class StepRecorder(Recorder):
                 waiting.append(self.open)
                 if self.ends and begin < self.ends[-1][0]:  # each thread has its own sequence numbers
                     self.overlaps.append(
-                        f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, "
-                        "and do not tell its backward from others'"
+                        f"{what} at '{self.path}': its backward cannot be identified, because autograd's sequence "
+                        "numbers decrease there, as in another thread"
                     )
                 else:
                     self.begins.append(begin)
@@ -265,7 +265,7 @@ class StepRecorder(Recorder):
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
-            self.gaps.append(f"{name} in the {self.now} at {where}: no owner")
+            self.gaps.append(f"{name} in the {self.now} at {where}: belongs to no module or function")
             return
         part, number = found
         inputs, stored = list(tensors_in((args, kwargs))), self.storages

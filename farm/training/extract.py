@@ -63,14 +63,14 @@ class Extraction:
         """An error if the model ``name`` cannot be summed from its operators; else None."""
         gaps, overlaps = self.capture.gaps, self.capture.overlaps
         if gaps or overlaps:
-            step = "Its sum would miss these calls. Write the part with public PyTorch functions and modules."
+            step = "The sum would miss these calls. Write this part with public PyTorch functions and modules."
             if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
-                step = "Take torch.autocast out of the model, and have all of it in one type: --dtype bfloat16."
+                step = "Remove torch.autocast from the model, and choose one dtype for all of it: --dtype bfloat16."
             return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
         if not self.capture.calls:
             return CaptureError(
-                f"{name} has no operators: on its example input no call costs anything.",
-                "Give it an example input that it works on.",
+                f"{name} has no operators to measure: no call on its example input computes or copies data.",
+                "Give an example input that the model computes with.",
             )
         return None
 
@@ -130,9 +130,9 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
             if needed > MOST_RUN_BYTES:
                 raise CaptureError(
-                    f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a "
-                    f"capture takes {MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
-                    f"{error.next_step} A smaller variant of it may be extracted with values.",
+                    f"{error.message} A capture with real values is not possible: parameters and buffers take "
+                    f"{needed / 2**30:.1f} GiB, and the limit is {MOST_RUN_BYTES / 2**30:.0f} GiB.",
+                    f"{error.next_step} Or choose a smaller variant of the model, for example with --layers.",
                 ) from error
             model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
             flops = model_flops(model, inputs, computed=True)
@@ -143,8 +143,8 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             costs[id_] = cost(spec)
         except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
             raise CaptureError(
-                f"The cost of {label_of(spec)} is not known: the size of its output depends on values of its input.",
-                "Write the part without it, with shapes that are known.",
+                f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input.",
+                "Replace this operator in the model by one with a known output size.",
             ) from error
     return Extraction(captured, costs, flops)
 
@@ -159,7 +159,9 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
         CaptureError: the step does not run.
     """
     if variant.phase == "decode":
-        raise UsageError("No model is trained on one token and a filled cache.", "Give --phase prefill.")
+        raise UsageError(
+            "A training step cannot use the phase decode (one token with a cache).", "Give --phase prefill."
+        )
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"

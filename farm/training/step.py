@@ -119,7 +119,7 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
     kind, _, implementation = name.partition("-")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise UsageError("The model has no parameters to train.", "Give one that is trained.")
+        raise UsageError("The model has no parameters to train.", "Choose a model with parameters, or omit --step.")
     chosen: dict[str, Any] = {implementation: True} if implementation else {}
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, **chosen)
@@ -147,7 +147,8 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
     modules, known = [], dict(model.named_modules(remove_duplicate=False))
     for path in blocks_of(model) if recompute == "blocks" else filter(None, recompute.split(",")):
         if path not in known:
-            raise UsageError(f"The model has no module '{path}'.", "Paths are those of PyTorch's named_modules().")
+            step = "Give a path that PyTorch's named_modules() lists."
+            raise UsageError(f"--recompute: the model has no module '{path}'.", step)
         modules.append(known[path])
     undo = contextlib.ExitStack()
     for module in modules:
@@ -175,7 +176,8 @@ def blocks_of(model: nn.Module) -> list[str]:
         if len(children) > 1 and len(kinds) == 1 and not kinds & {nn.Linear, nn.Conv2d}:
             lists.append((sum(one.numel() for child in children for one in child.parameters()), kinds.pop()))
     if not lists:
-        raise UsageError("The model has no list of equal blocks.", "Name modules: --recompute layer1.0,layer1.1")
+        text = "--recompute blocks: the model has no list of equal blocks."
+        raise UsageError(text, "Name the modules: --recompute layer1.0,layer1.1")
     kind = max(lists, key=lambda found: found[0])[1]
     paths = [name for name, module in model.named_modules() if type(module) is kind]
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
@@ -196,8 +198,8 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
     """
     if not _trained(output):
         raise UnsupportedModel(
-            "The model's output has no tensor that requires a gradient: it has no loss.",
-            'Register a loss beside it: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
+            "The model's output has no tensor that requires a gradient, so no loss can be computed.",
+            'Register a loss function for the model: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
         )
     logits = getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor) and logits.dim() == 3 and (causal or masked):

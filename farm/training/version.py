@@ -47,7 +47,7 @@ def check_version(variant: Variant) -> None:
     if variant.version and (here := versioned(variant).version) != variant.version:
         raise Unmeasurable(
             "rejected",
-            f"The file of {variant.model} on this host gives version {here or 'none'}, the job was submitted with "
-            f"{variant.version}.",
-            "Copy the file of the submitting host (same PyTorch and Python), or submit the job again.",
+            f"The source of {variant.model} on this host has version {here or 'none'}; the job was submitted with "
+            f"version {variant.version}.",
+            "Copy the source file from the submitting host (and use the same PyTorch and Python), or submit again.",
         )

@@ -367,8 +367,8 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
         _between(steady.time, burst_time, share),
         energy,
         "interpolated",
-        f"the whole model hits the power limit and runs at {clock:.0f} MHz; the tuple runs at {low:.0f} MHz (steady) and "
-        f"{high:.0f} MHz (burst)",
+        f"the whole model hits the power limit and runs at {clock:.0f} MHz; the tuple runs at {low:.0f} MHz (steady) "
+        f"and {high:.0f} MHz (burst)",
         unsure_us=bend * abs(burst_time.value - steady.time.value),
         unsure_mj=unsure_mj,
     )

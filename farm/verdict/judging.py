@@ -82,8 +82,8 @@ def _shortfalls(found: Verdict) -> Iterator[str]:
     """Yield the reasons why a verdict does not pass."""
     for name, _, gap in _compared(found):
         if 1 - abs(gap.value) < found.target:
-            allowed = _percent(1 - found.target)
-            yield f"The {name} of the sum differs by {gap.value * 100:+.1f} % from the whole model; {allowed} is allowed."
+            differs, allowed = f"differs by {gap.value * 100:+.1f} %", _percent(1 - found.target)
+            yield f"The {name} of the sum {differs} from the whole model; {allowed} is allowed."
     if found.coverage is None or found.coverage < found.target:
         yield f"The coverage is {_percent(found.coverage or 0)}; {_percent(found.target)} is required."
 
@@ -106,8 +106,8 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
         yield f"Energy is not available{without}{rests}."
     if found.kernels and found.kernels.explained < KERNELS_ALIKE:
         yield (
-            f"The kernels of the tuples account for {_percent(found.kernels.explained)} of the whole model's kernel time: "
-            "the whole model also runs other kernels."
+            f"The kernels of the tuples account for {_percent(found.kernels.explained)} of the whole model's kernel "
+            "time: the whole model also runs other kernels."
         )
     if about.looped_alone:
         yield f"{about.looped_alone} of {found.measured} tuples were measured in loops only, not among other operators."
@@ -161,8 +161,8 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
         yield f"The {name} gap is uncertain by ± {_percent(gap.half_width)}. {why}"
     elif abs(abs(gap.value) - allowed) < gap.half_width:
         yield (
-            f"The limit lies inside the interval of the {name} gap (± {_percent(gap.half_width)}): a repetition may have "
-            "another outcome."
+            f"The limit lies inside the interval of the {name} gap (± {_percent(gap.half_width)}): a repetition may "
+            "have another outcome."
         )
 
 

@@ -149,10 +149,10 @@ def test_times_are_those_that_were_read_and_the_share_is_told(database, farm, mo
     assert (complete["from"], complete["read_share"]) == ("readings", 1)
     assert told(farm, "--card", "A100")["times"]["from"] == "roofline"
     said = farm(*SMALL, "--out", tmp_path).stdout
-    assert " % of the step read (" in said
-    assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest estimates" in " ".join(said.split())
-    assert "rest estimated" in (tmp_path / "memory.svg").read_text()
-    assert "of the step read" in (tmp_path / "memory.html").read_text()
+    assert " % of the step measured (" in said
+    assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest estimated from" in " ".join(said.split())
+    assert " % measured, rest estimated" in (tmp_path / "memory.svg").read_text()
+    assert "of the step measured" in (tmp_path / "memory.html").read_text()
 
 
 def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(database, farm, monkeypatch):
@@ -161,7 +161,7 @@ def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(data
     filled.fill(database, STEP)
     unread = told(farm)["peak"]
     assert (unread["unseen_bytes"], unread["read"]) == (None, None)
-    assert "not known: no whole step was read on an H200" in farm(*SMALL).stdout
+    assert "unknown: no whole step was measured on an H200" in farm(*SMALL).stdout
     with database.write() as session:
         whole = session.exec(select(tables.ReadingRow).where(tables.ReadingRow.subject_id == STEP.id)).one()
         known = {"allocated_peak_bytes": unread["allocated_bytes"] + 40_000_000, "workspace_bytes": 33_554_432}
@@ -173,7 +173,7 @@ def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(data
     said = " ".join(farm(*SMALL).stdout.split())
     assert "other memory 40.0 MB" in said
     assert "workspaces of cuBLAS among them (33.6 MB); reserved 300 MB" in said
-    assert "not known: on a CPU" in farm(*SMALL, "--card", "cpu").stdout
+    assert "unknown: on a CPU" in farm(*SMALL, "--card", "cpu").stdout
 
 
 def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
@@ -187,7 +187,7 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
     assert all(row["time_us"] == pytest.approx(read[row["tuple"]]) for row in found["kernels"])
     other = farm("memory", "squeezenet1_1", "-b", "2", "--input-size", "64", "--dtype", "bfloat16", "--job", job)
     assert (other.code, other.stdout) == (2, "")
-    assert f"Job {job} has read no tuple of squeezenet1_1 2x64 bfloat16 training sgd." in other.stderr
+    assert f"Job {job} has no reading of a tuple of squeezenet1_1 2x64 bfloat16 training sgd." in other.stderr
     assert "farm run resnet18 --batch 2 --input-size 64 --step training --optimizer sgd" in other.stderr
 
 
@@ -196,8 +196,8 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
     [
         (("resnet18", "--optimizer", "lion"), "optimizer 'lion' is unknown"),
         (("resnet18", "--card", "Voodoo"), "There is no data sheet for 'Voodoo'."),
-        (("resnet18", "--recompute", "layer9"), "The model has no module 'layer9'."),
-        (("gpt2", "--phase", "decode"), "Leave --phase away."),
+        (("resnet18", "--recompute", "layer9"), "--recompute: the model has no module 'layer9'."),
+        (("gpt2", "--phase", "decode"), "Omit --phase."),
         (("resnet18", "--fit", "a lot"), "--fit needs an amount of memory, not 'a lot'."),
         (("resnet18", "--offload", "0"), "--offload needs a bandwidth, not '0'."),
         (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),
@@ -241,7 +241,7 @@ def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):
     less = farm(*SMALL, "--fast", "1MB", "--slow-bandwidth", "55GB/s")
     assert (less.code, less.stdout) == (2, "")
     assert re.search(
-        r"1\.00 MB of fast memory are less than the largest operator needs: aten\.\S+ at call \d+", less.stderr
+        r"1\.00 MB of fast memory are too little for the largest operator: aten\.\S+ \(call \d+\)", less.stderr
     )
     unread = farm(*SMALL, "--card", "cpu", "--fast", "1GB")
     assert unread.code == 2
@@ -298,9 +298,9 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
         assert run["stayed_fast_bytes"] == sum(sizes[number] for number in run["stayed_fast"])
         assert plan["not_run"] is None
     assert sorted(row["tensor"] for row in plans["slow"]) == plans["plans"][0]["slow"]
-    assert "as run" in (tmp_path / "memory.svg").read_text()
+    assert "run on the card" in (tmp_path / "memory.svg").read_text()
     page = (tmp_path / "memory.html").read_text()
-    assert "could not be placed and stayed fast" in page
+    assert "could not be placed in slow memory and stayed in fast memory" in page
     assert "prediction off" in page
     assert '"mode": "markers"' in page
     rows = [line.split() for line in farm(*asked).stdout.splitlines()]
@@ -321,9 +321,9 @@ def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(
     assert (plan["run"]["moves"], plan["run"]["moved_bytes"]) == (len(plan["moved"]), plan["moved_bytes"])
     page = (tmp_path / "memory.html").read_text()
     assert "moves a step" in page
-    assert "keeps its room in fast memory meanwhile" in page
+    assert "keeps its fast memory reserved while it is in slow memory" in page
     said = " ".join(farm(*asked, "--slow-bandwidth", "1TB/s").stdout.split())
-    assert "Copies alone: out" in said
+    assert "Measured copies without a step: " in said
     assert "at 1.00 TB/s each way" in said
     assert "moves per step" in said
 

@@ -56,14 +56,14 @@ def _models(monkeypatch, tmp_path):
 def test_an_input_size_that_would_be_ignored_is_refused(farm, verb):
     said = farm(verb, "loud", "--input-size", "64")
     assert (said.code, said.stdout) == (2, "")
-    assert "loud brings its own example inputs, which --input-size does not change." in said.stderr
+    assert "loud defines its own example inputs, and --input-size cannot change them." in said.stderr
 
 
 def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     said = farm("operators", "autocast", "--json")
     listed = json.loads(said.stdout)
     assert (said.code, listed["calls"], len(listed["gaps"]) > 2) == (1, 1, True)
-    assert said.stderr.count("autocast, which a tuple does not hold") == 1
+    assert said.stderr.count("autocast, which a tuple cannot describe") == 1
     assert "(at 'first' in Linear; at 'second' in Linear)" in said.stderr
     assert "→ Take torch.autocast out of the model" in said.stderr
     shown = farm("operators", "autocast")

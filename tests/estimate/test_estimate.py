@@ -107,7 +107,7 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     assert predicted.measured_time.value == found.time.value
     assert predicted.predicted_us > 0
     assert predicted.time.value == found.time.value + predicted.predicted_us
-    assert "count with a lower bound" in predicted.incomplete_reason
+    assert "count with a lower bound (the roofline)" in predicted.incomplete_reason
     assert predicted.predictor == "roofline"
     assert (predicted.total_time.low, predicted.total_energy) == (None, None)
 
@@ -120,7 +120,7 @@ def test_two_software_are_never_mixed(database):
     filled.fill(database, slower=2.0, whole=False)
     found = asked(database)
     assert (found.software.torch, found.coverage) == ("2.11.0+cu130", 1.0)
-    assert "were not mixed in" in found.notes[-1]
+    assert "They were not mixed in" in found.notes[-1]
     old = asked(database, torch="2.10")
     assert old.software.torch == "2.10.0"
     assert {entry.operator for entry in old.missing} >= {"BatchNorm2d", "Linear"}
@@ -137,7 +137,7 @@ def test_a_model_that_was_never_extracted_is_extracted_without_running(database)
 def test_what_cannot_be_estimated_is_told(database):
     filled.fill(database)
     filled.fill(database, card="GPU-1", model="NVIDIA H100")
-    with pytest.raises(UsageError, match="no card 'A100'"):
+    with pytest.raises(UsageError, match="no readings of a card 'A100'"):
         asked(database, card="A100")
     with pytest.raises(UsageError, match="several card models"):
         asked(database, card="NVIDIA")

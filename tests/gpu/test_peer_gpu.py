@@ -140,7 +140,7 @@ def test_access_is_enabled_more_than_once_without_harm_and_for_memory_that_is_ta
 
 
 def test_more_than_the_other_gpu_has_is_out_of_memory() -> None:
-    with pytest.raises(Unmeasurable, match="other GPU's memory cannot be had") as refused:
+    with pytest.raises(Unmeasurable, match="cannot be allocated on the other GPU") as refused:
         PeerMemory(CARD).storage(2**50)
     assert refused.value.reason == "out_of_memory"
 

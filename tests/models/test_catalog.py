@@ -124,7 +124,7 @@ def test_a_name_may_carry_its_source():
     assert catalog.matching("torchvision/resnet1?") == ["resnet18"]
     with pytest.raises(UnknownModel, match="no model named 'nowhere/resnet18'"):
         catalog.find("nowhere/resnet18")
-    with pytest.raises(UsageError, match="no source of models named 'nowhere'"):
+    with pytest.raises(UsageError, match="no model source 'nowhere'"):
         catalog.names(source="nowhere")
 
 

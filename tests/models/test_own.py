@@ -98,13 +98,13 @@ def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
 
 
 def test_a_size_is_refused_by_a_model_that_brings_its_inputs(text_models):
-    with pytest.raises(UsageError, match="unmasked brings its own example inputs"):
+    with pytest.raises(UsageError, match="unmasked defines its own example inputs"):
         catalog.variant("unmasked", input_size=128)
     assert catalog.variant("unmasked").input_size == 224
 
 
 def test_an_argument_needs_a_name(text_models):
-    with pytest.raises(SettingsError, match="1, which is not a name"):
+    with pytest.raises(SettingsError, match="the key 1, which is no text"):
         catalog.build("no_name")
 
 

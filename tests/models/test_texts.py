@@ -66,10 +66,10 @@ def test_a_vocabulary_smaller_than_the_corpus_has_is_enough():
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (("wordpeice", 30522, 1, 8), "no tokenizer of the kind 'wordpeice'"),
+        (("wordpeice", 30522, 1, 8), "no built-in tokenizer 'wordpeice'"),
         (("wordpiece", 30522, 0, 8), "The batch is 0"),
-        (("wordpiece", 30522, 1, 2), "no room for a text beside 2 special ones"),
-        (("wordpiece", 90, 1, 8), "special id 100 is not in a vocabulary of 90"),
+        (("wordpiece", 30522, 1, 2), "no room for a text, because 2 of its tokens are special tokens"),
+        (("wordpiece", 90, 1, 8), "special id 100 is outside the vocabulary of 90 ids"),
         (("wordpiece", 30522, 2**12, 2**13), "more than the"),
     ],
 )
@@ -166,11 +166,11 @@ def test_a_text_that_is_none_is_refused(own):
 
 
 def test_a_text_too_short_for_a_row_says_how_long_it_is(own):
-    assert "has 18 tokens, and a row of 64 needs 62" in refusal(own, length=64)
+    assert "has 18 tokens, but a row of 64 needs 62" in refusal(own, length=64)
 
 
 def test_a_tokenizer_of_another_model_is_refused(own):
-    assert "gives the id 15, beyond the model's vocabulary of 12" in refusal(own, vocabulary=12)
+    assert "gives the id 15, but the model's vocabulary ends at 11" in refusal(own, vocabulary=12)
 
 
 @pytest.mark.parametrize(

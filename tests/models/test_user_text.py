@@ -68,9 +68,9 @@ def test_it_is_extracted_as_any_other(own):
     [
         ("bert-base", "tokenizer", "--text needs --tokenizer"),
         ("bert-base", "text", "--tokenizer needs --text"),
-        ("resnet18", "", "resnet18 takes no tokens, and so no text"),
+        ("resnet18", "", "resnet18 takes no tokens and no text"),
         ("wav2vec2-base", "", "takes no tokens"),
-        ("bert-base", "", "has 18 tokens, and a row of 128 needs 126"),
+        ("bert-base", "", "has 18 tokens, but a row of 128 needs 126"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(own, model, leave_out, problem):
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(own, model, leave_out, probl
 
 
 def test_ids_that_are_not_at_hand_or_of_another_size_are_refused(own):
-    with pytest.raises(UsageError, match="are not available") as caught:
+    with pytest.raises(UsageError, match="are not stored here") as caught:
         catalog.example_inputs(Variant("bert-base", 2, 0, length=6, phase="encode", text="0" * 32), device="cpu")
     assert "--tokenizer" in caught.value.next_step
     variant = catalog.variant("bert-base", 2, length=6, **own)

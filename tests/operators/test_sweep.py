@@ -74,7 +74,7 @@ def test_impossible_combinations_are_counted_by_reason():
 def test_a_combination_larger_than_any_card_is_left_out_with_its_reason():
     expansion = Expansion(Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)}))
     assert [len(batch) for batch in expansion.batches()] == [1]
-    assert expansion.skipped == {"no card has the memory that it needs (in_features 2000000)": 1}
+    assert expansion.skipped == {"it needs more memory than any card has (in_features 2000000)": 1}
 
 
 def test_a_sweep_of_nothing_possible_is_refused():

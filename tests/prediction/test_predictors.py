@@ -107,7 +107,7 @@ def test_a_polynomial_is_found_by_lasso():
     values = 3.0 + 2e-3 * np.array([call.batch * call.last_size for call in data.calls])
     found = fit_polynomials(inputs, values)
     assert np.median(np.abs(found.predict(inputs)[0] / values - 1)) < 0.05
-    assert "lasso left" in found.explain(inputs)[0]
+    assert "chosen by lasso" in found.explain(inputs)[0]
 
 
 def test_an_unseen_type_is_marked_and_wider_and_an_unseen_family_goes_by_the_roofline():
@@ -118,7 +118,7 @@ def test_an_unseen_type_is_marked_and_wider_and_an_unseen_family_goes_by_the_roo
     said = learnt.predict([relu, unseen, stranger])
     assert list(said.known) == [True, False, False]
     assert said.time_spread[1] > said.time_spread[0]
-    assert any("roofline x median of the family" in line for line in learnt.explain(stranger))
+    assert any("predicted as roofline x median of the family" in line for line in learnt.explain(stranger))
     assert learnt.explain(unseen)[0] == "no readings of celu"
     assert learnt.explain(relu)[0] == "40 readings of relu"
 
@@ -139,7 +139,7 @@ def test_what_has_no_power_is_not_given_one():
 
 def test_too_few_readings_and_unknown_names_are_said():
     few = dataset().where([place < 5 for place in range(len(dataset()))])
-    with pytest.raises(UsageError, match="There are 5 readings of operators of NVIDIA H200, and a fit takes 20"):
+    with pytest.raises(UsageError, match="NVIDIA H200 has 5 operator readings; fitting a predictor needs 20"):
         PREDICTORS["best"].fit(few)
     with pytest.raises(UsageError, match="no predictor 'neural'") as refused:
         predictor_spec("neural")

@@ -142,7 +142,7 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- model: a\n  <<: 3", "merges ('<<') a value that is not a mapping"),
         ("- sweep: Conv2d", "has no 'grid'"),
         ("- sweep: Conv2\n  grid: {batch: 1}", "There is no sweep of the operator 'Conv2'"),
-        ("- sweep: Conv2d\n  grid: {kernel: 1}", "A sweep of Conv2d has no 'kernel'"),
+        ("- sweep: Conv2d\n  grid: {kernel: 1}", "A sweep of Conv2d has no parameter or size 'kernel'"),
         ("- sweep: Linear\n  grid: {in_features: [a], out_features: 1}", "it must be a whole number"),
         ("- model: !!python/object:os.system a", "cannot be read"),
         ("defaults: {batch: [1, 2]}\nmeasurements: [{model: a}]", "defaults.batch needs a single value"),

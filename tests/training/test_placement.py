@@ -68,7 +68,9 @@ def test_the_curve_falls_from_the_least_to_the_peak():
 
 
 def test_less_than_the_largest_operator_needs_is_refused_in_one_line():
-    with pytest.raises(UsageError, match="less than the largest operator needs: call at call 3 reads and writes 3"):
+    with pytest.raises(
+        UsageError, match="too little for the largest operator: the operator \(call 3\) reads and writes 3"
+    ):
         planned([WEIGHT, FIRST, SECOND], COSTS, 6)
 
 
@@ -156,9 +158,11 @@ def test_what_copies_get_and_cost_the_step_is_told_and_the_slowest_beside_it_cou
     wire = Wire(10_000.0, alone, beside)
     assert wire.bytes_per_s == 47e9
     assert _of_wire(wire) == [
-        "Copies alone: out 55.0 GB/s; back 54.0 GB/s; out 50.0 GB/s and back 49.0 GB/s.",
-        "Copies during the step, all tensors in fast memory (10 ms without copies): out 53.0 GB/s, the step +0.5 %; "
-        "back 52.0 GB/s, the step +1.0 %; out 47.0 GB/s and back 48.0 GB/s, the step +2.0 %.",
+        "Measured copies without a step: 55.0 GB/s to slow memory; 54.0 GB/s back; 50.0 GB/s to slow memory and "
+        "49.0 GB/s back.",
+        "Measured copies during the step, all tensors in fast memory (10 ms without copies): 53.0 GB/s to slow memory "
+        "change the step by +0.5 %; 52.0 GB/s back change the step by +1.0 %; 47.0 GB/s to slow memory and 48.0 GB/s "
+        "back change the step by +2.0 %.",
     ]
 
 

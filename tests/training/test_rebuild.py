@@ -240,7 +240,7 @@ def test_indices_are_valid(spec, bound):
         (aten("resize_.default", ONE, [3], tensors=(floats(2),)), "allow-list"),
         (OperatorTuple("aten.relu.default", "function", {}, (ONE,), {}, (floats(2),)), "allow-list"),
         (OperatorTuple("torch.relu", "aten", {}, (ONE,), {}, (floats(2),)), "allow-list"),
-        (aten("relu.default", ONE, 1, 2, tensors=(floats(2),)), "does not take these arguments"),
+        (aten("relu.default", ONE, 1, 2, tensors=(floats(2),)), "The stored arguments do not fit"),
         (aten("mm.default", ONE, ONE, tensors=(integers(2, 2, storage=0),)), "has no rule"),
         (aten("native_dropout_backward.default", ONE, TWO, 2.0, tensors=(floats(2), integers(2))), "has no rule"),
         (
@@ -253,7 +253,7 @@ def test_indices_are_valid(spec, bound):
         ),
         (
             aten("index_add_.default", ONE, 0, ONE, ONE, tensors=(integers(4, storage=0),)),
-            "written while it is looked up",
+            "an index that the operator also writes",
         ),
         (aten("index.Tensor", ONE, [TWO], tensors=(floats(8), integers(8, dtype="uint8"))), "may be a mask"),
     ],

@@ -142,7 +142,9 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
     with BenchmarkProcess(cpu_card(settings()).id) as process:
         assert process.measure(subject(variant), EAGER, SHORT, predicted={}).reading.time_us > 0
         edit(folder, "LAYERS = 1", "LAYERS = 8")
-        with pytest.raises(Unmeasurable, match=f"gives version .*, the job was submitted with {variant.version}") as no:
+        with pytest.raises(
+            Unmeasurable, match=f"has version .*; the job was submitted with version {variant.version}"
+        ) as no:
             process.measure(subject(variant), EAGER, SHORT, predicted={})
         assert (no.value.reason, "submit the job again" in no.value.next_step) == ("rejected", True)
         assert process.measure(subject(versioned(variant)), EAGER, SHORT, predicted={}).verification.matches is not None

@@ -52,7 +52,7 @@ class Specials:
 
     def __post_init__(self) -> None:
         if self.padding not in SIDES:
-            raise UsageError(f"padding '{self.padding}' is unknown.", f"Choose one of {', '.join(SIDES)}.")
+            raise UsageError(f"The padding side '{self.padding}' is unknown.", f"Choose one of {', '.join(SIDES)}.")
 
     @property
     def around(self) -> int:
@@ -89,7 +89,7 @@ def token_ids(
 
     if kind not in KINDS:
         step = did_you_mean(kind, KINDS) or f"Choose one of {', '.join(KINDS)}."
-        raise UsageError(f"There is no tokenizer of the kind '{kind}'.", step)
+        raise UsageError(f"There is no built-in tokenizer '{kind}'.", step)
     check_size(batch, length)
     specials, text = specials or Specials(), _corpus(kind)
     spans = row_spans(text.ends, batch, room_for_text(length, specials.around), padded=padded)
@@ -101,8 +101,8 @@ def room_for_text(length: int, around: int) -> int:
     """The number of text tokens in a row; `UsageError` if there is no room for any."""
     if length <= around:
         raise UsageError(
-            f"A row of {length} tokens has no room for a text beside {around} special ones.",
-            f"Ask for a length of {around + 1} or more.",
+            f"A row of {length} tokens has no room for a text, because {around} of its tokens are special tokens.",
+            f"Give a length of {around + 1} or more.",
         )
     return length - around
 
@@ -131,11 +131,13 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
     free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
     if not len(free):
         raise UsageError(
-            f"A vocabulary of {vocabulary} leaves no id for a text.", "Give the size of the model's vocabulary."
+            f"A vocabulary of {vocabulary} ids has only special ids and none for a text.",
+            "Give the size of the model's vocabulary.",
         )
     if outside := [number for number in sorted(specials.all) if not 0 <= number < vocabulary]:
         raise UsageError(
-            f"The special id {outside[0]} is not in a vocabulary of {vocabulary}.", "Give the model's own ids."
+            f"The special id {outside[0]} is outside the vocabulary of {vocabulary} ids.",
+            "Give the special ids of the model.",
         )
     # In a vocabulary smaller than that of the corpus, several tokens share one id.
     common, others = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
@@ -208,5 +210,5 @@ def tokens_of_text(text: str) -> Tokens:
     """
     if text not in _held:
         step = "Give the text again, with --text and --tokenizer."
-        raise UsageError(f"The token ids of the text {text} are not available.", step)
+        raise UsageError(f"The token ids of the text {text} are not stored here; exports do not contain them.", step)
     return _held[text]

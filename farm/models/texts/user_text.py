@@ -57,22 +57,22 @@ def tokenize(
     text_file, folder = Path(text_file), Path(tokenizer_folder)
     pieces = _paragraphs(_read(text_file, "The text", MOST_TEXT_BYTES).replace("\r\n", "\n"), padded)
     if not pieces:
-        raise UsageError(f"The text {text_file} is empty.", "Give a file with a text in it.")
+        raise UsageError(f"The text {text_file} is empty.", "Give a file that contains text.")
     ids, ends, first, last = _encode(folder, pieces, batch * length)
     tokens = len(ids)
     if not tokens:
-        raise UsageError(f"The tokenizer in {folder} makes no token of {text_file}.", "Give another text.")
+        raise UsageError(f"The tokenizer in {folder} finds no tokens in {text_file}.", "Give another text.")
     specials = replace(specials or Specials(), first=() if bare else first, last=() if bare else last)
     if (largest := max(*specials.first, *specials.last, specials.pad, int(ids.max()))) >= vocabulary:
         raise UsageError(
-            f"The tokenizer in {folder} gives the id {largest}, beyond the model's vocabulary of {vocabulary}.",
+            f"The tokenizer in {folder} gives the id {largest}, but the model's vocabulary ends at {vocabulary - 1}.",
             "Give the tokenizer that belongs to the model.",
         )
     room = room_for_text(length, specials.around)
     if not padded and tokens < room:
         raise UsageError(
-            f"The text {text_file} has {tokens} tokens, and a row of {length} needs {room}.",
-            f"Give a longer text, a length of {tokens + specials.around} or less, or ask for padding.",
+            f"The text {text_file} has {tokens} tokens, but a row of {length} needs {room} tokens of text.",
+            f"Give a longer text, --length {tokens + specials.around} or less, or --padded.",
         )
     spans = row_spans(ends, batch, room, padded=padded)
     return in_rows([ids[np.arange(*span) % tokens] for span in spans], length, specials)
@@ -88,13 +88,14 @@ def _read(path: Path, what: str, most_bytes: int) -> str:
             data = file.read(most_bytes + 1)
     except OSError as error:
         problem = f"{what} {path} cannot be read: {error.strerror or error}."
-        raise UsageError(problem, "Check its path and rights.") from error
+        raise UsageError(problem, "Check the path and the permissions of the file.") from error
     if len(data) > most_bytes:
-        raise UsageError(f"{what} {path} is larger than {most_bytes // 2**20} MiB.", "Give a smaller one.")
+        raise UsageError(f"{what} {path} is larger than {most_bytes // 2**20} MiB.", "Give a smaller file.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} {path} is not UTF-8: byte {error.start} is invalid.", "Save it as UTF-8.") from error
+        problem = f"{what} {path} is not UTF-8: byte {error.start} is invalid."
+        raise UsageError(problem, "Save the file as UTF-8.") from error
 
 
 def _paragraphs(text: str, padded: bool) -> list[str]:
@@ -132,8 +133,8 @@ def _encode(
     line, _, ids = done.stdout.partition(b"\n")
     if done.returncode or not line:
         raise UsageError(
-            f"The tokenizer in {folder} ended the process that read it (exit status {done.returncode}), for "
-            "example because it needs more memory than there is.",
+            f"The process that loaded the tokenizer in {folder} ended with exit status {done.returncode}. The "
+            "tokenizer may need more memory than is allowed.",
             _TOKENIZER_STEP,
         )
     answer = json.loads(line)
