@@ -77,7 +77,7 @@ class Field:
     def help(self) -> str:
         """The help text of the command-line option."""
         text = self.description[:1].upper() + self.description[1:]
-        several = " Several: a job each." if self.several else ""
+        several = " Each of several values makes its own job." if self.several else ""
         return f"{text}.{f' Default: {self.usual}.' if self.usual else ''}{several}"
 
 

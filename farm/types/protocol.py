@@ -51,13 +51,13 @@ class Protocol(ContentAddressed):
         usual="seen on a GPU, normal on a CPU",
         choices=("normal", "zeros", "seen"),
     )
-    grad: bool = original(False, "whether autograd records")
+    grad: bool = original(False, "whether autograd records the operators")
     tf32: bool = original(
-        False, "allow TF32 in float32 arithmetic, of matrix products and cuDNN", "--tf32/--no-tf32", usual="no"
+        False, "allow TF32 for float32 matrix products and convolutions", "--tf32/--no-tf32", usual="no"
     )
     cudnn_benchmark: bool = original(
         False,
-        "let cuDNN try several kernels and take the fastest",
+        "let cuDNN try several kernels and use the fastest",
         "--cudnn-benchmark/--no-cudnn-benchmark",
         usual="no",
     )
@@ -160,14 +160,14 @@ class Variant(ContentAddressed):
     padded: bool = declared(False, "sequences of unequal length, padded and masked", "--padded")
     phase: str = declared(
         "",
-        "of a model of tokens: encode, prefill (a prompt) or decode (one token beside a cache)",
+        "pass of a language model: encode, prefill (a prompt) or decode (one new token per sequence, with a cache)",
         "--phase",
         usual="the model's first",
         choices=("", "encode", "prefill", "decode"),
     )
     cache: int = declared(
         0,
-        "of decode: tokens that the cache has room for",
+        "for decode: capacity of the cache, in tokens per sequence",
         "--cache",
         usual="1024",
         metavar="N,...",
@@ -188,24 +188,24 @@ class Variant(ContentAddressed):
     )
     optimizer: str = declared(
         "",
-        "of a training step: sgd, adam or adamw, with the suffix -foreach or -fused if wanted",
+        "for a training step: sgd, adam or adamw, optionally with the suffix -foreach or -fused",
         "--optimizer",
         usual="sgd",
         choices=("", *OPTIMIZERS),
     )
     amp: str = declared(
         "",
-        "of a training step: dtype that autocast computes in, bfloat16 or float16",
+        "for a training step: dtype of autocast, bfloat16 or float16",
         "--amp",
         usual="none",
         choices=("", "bfloat16", "float16"),
     )
     accumulate: int = declared(
-        1, "of a training step: passes before the optimizer", "--accumulate", usual="1", minimum=1
+        1, "for a training step: forward and backward passes per optimizer step", "--accumulate", usual="1", minimum=1
     )
     recompute: str = declared(
         "",
-        "of a training step: modules to run again in the backward pass instead of keeping their activations",
+        "for a training step: modules that run again in the backward pass, so that their activations are not kept",
         "--recompute",
         metavar="blocks|PATH,...",
     )
@@ -365,6 +365,6 @@ def _ranges(kind: str, numbers: Collection[int]) -> Iterator[str]:
 
 def _unknown(word: str) -> UsageError:
     return UsageError(
-        f"'{word[:80]}' is not a placement.",
-        "Name the tensors in slow memory, inputs first, in rising order: in0, in0+out0 or in1-3+out0.",
+        f"'{word[:80]}' is not a placement of tensors in slow memory.",
+        "Name the slow tensors, inputs before outputs, in rising order: in0, in0+out0 or in1-3+out0.",
     )

@@ -315,14 +315,14 @@ FLAGS: dict[str, str] = {
     "starved": "the card waited for the host for more than 0.5 % of the window, also after repetition",
     "unsettled": "the temperature was still changing when the window had to open, or the wait was too short to decide",
     "lacks_sensors": (
-        "the card does not report something that a reading is judged by (lacks in the details): processes, "
-        "throttle reasons, temperature, clock, instant power"
+        "the card does not report a value that the checks of a reading need: processes, throttle reasons, "
+        "temperature, clock or instant power (lacks in the details)"
     ),
     "not_cold": "under stream: there are too few copies to exceed the cache",
     "values_moved": "the operator writes its input, and the values there grew, shrank or overflowed from pass to pass",
     "canary_off": (
-        "the reference operator had changed by more than 3 % at the time of the reading; in a report also: "
-        "by its next measurement"
+        "the time of the canary operator had changed by more than 3 % before the reading; in a report also: "
+        "before the next measurement of the canary"
     ),
     "throttled_power": "the power limit lowered the clocks; a burst reading is stored beside it",
     "throttled_thermal": "heat lowered the clocks, also after repetition",

@@ -92,8 +92,8 @@ class Request(ContentAddressed):
             )
         if self.variant is not None and self.variant.step and self.protocol.data == "seen":
             raise UsageError(
-                "The input values of a training step's operators are not recorded, only those of a forward pass.",
-                "Leave --data out for standard normal values, or name a value profile: --data zeros-50+.",
+                "--data seen does not work for a training step: input values are recorded in a forward pass only.",
+                "Omit --data to use standard normal values, or name a value profile: --data zeros-50+.",
             )
         if self.variant is not None and self.protocol.placement:
             raise UsageError(
@@ -131,7 +131,7 @@ class Request(ContentAddressed):
                 problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
             raise Unreadable(
                 f"The job's request cannot be read: {problem}.",
-                "Another program changed its row. Submit the job again.",
+                "Another program changed the job's row in the database. Submit the job again.",
             ) from error
 
     def replace(self, **changes: Any) -> Self:

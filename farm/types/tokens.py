@@ -47,11 +47,11 @@ class Tokens:
         if self.padding not in SIDES:
             raise TokensRejected(f"padding is {self.padding!r}, neither right nor left")
         if len(self.row_lengths) != self.batch or not all(1 <= row <= self.length for row in self.row_lengths):
-            raise TokensRejected(f"lengths of the rows are not {self.batch} numbers from 1 to {self.length}")
+            raise TokensRejected(f"the lengths of the rows are not {self.batch} numbers from 1 to {self.length}")
         if len(self.packed) != self.batch * self.length * 4:
-            raise TokensRejected(f"{len(self.packed)} bytes are not {self.batch}x{self.length} ids")
+            raise TokensRejected(f"the ids have {len(self.packed)} bytes; {self.batch}x{self.length} ids need 4 each")
         if self.ids.min() < 0:
-            raise TokensRejected("an id is below 0")
+            raise TokensRejected("a token id is below 0")
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], length: int, *, pad: int, padding: str) -> Self:
@@ -149,11 +149,11 @@ def check_size(batch: int, length: int) -> None:
     Raises:
         UsageError: a size is below 1, or the input is too large.
     """
-    for what, value, step in (("batch", batch, "Give -b 1 or more."), ("length", length, "Give 128 or so.")):
+    for what, value, step in (("batch", batch, "Give -b 1 or more."), ("length", length, "Give --length 128, for example.")):
         if not 1 <= value <= LARGEST_NUMBER:
             raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
     if batch * length > MOST_TOKENS:
         raise UsageError(
-            f"{batch}x{length} tokens are {batch * length}, more than the {MOST_TOKENS} that one input may have.",
-            "Request a smaller batch or length.",
+            f"An input of {batch}x{length} tokens has {batch * length} tokens; at most {MOST_TOKENS} are allowed.",
+            "Choose a smaller batch or length.",
         )

@@ -328,7 +328,7 @@ _MAX_DEPTH = 12
 _MAX_NODES = 20_000
 _OVERLOAD = re.compile(r"aten\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+\Z")
 
-_NEXT_STEP = "Capture the model again with this version; a tuple is never edited by hand."
+_NEXT_STEP = "Capture the model again with this version. Do not edit a tuple by hand."
 
 
 def _reject(where: str, problem: str) -> TupleRejected:
@@ -395,7 +395,7 @@ def _parse(data: Any) -> OperatorTuple:
     if found.kind == "aten" and not _OVERLOAD.match(found.operator):
         raise _reject("operator", "is not the name of an overload of aten")
     if found.kind != "module" and found.parameters:
-        raise _reject("parameters", "belong to modules, and this is none")
+        raise _reject("parameters", "must be empty, because the operator is not a module")
     tensors = _tensors(found)
     budget = [_MAX_NODES]
     for name, tree in found.parameters.items():
@@ -419,7 +419,7 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
         if one.name and (found.kind != "module" or one.role == "activation" or one.name in names):
             raise _reject(f"{where}.name", "must be unique, and only a module's own tensors have names")
         if one.stride is not None and len(one.stride) != len(one.shape):
-            raise _reject(f"{where}.stride", "has another length than the shape")
+            raise _reject(f"{where}.stride", "must have as many entries as the shape")
         if one.storage > storages:
             raise _reject(f"{where}.storage", f"is not an integer from 0 to {storages}")
         names.add(one.name)
@@ -427,7 +427,7 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
         stride = None if one.stride is None else tuple(one.stride)
         spec = TensorSpec(one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset, one.zeros)
         if spec.numel > _MAX_SIZE or spec.extent + spec.offset > _MAX_SIZE:
-            raise _reject(where, "is larger than any card")
+            raise _reject(where, "is larger than the memory of any card")
         tensors.append(spec)
     return tuple(tensors)
 
@@ -443,17 +443,17 @@ def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: i
             raise _reject(where, f"is not an integer from {-_MAX_INTEGER} to {_MAX_INTEGER}")
     elif type(tree) is float:
         if not math.isfinite(tree):
-            raise _reject(where, "holds a number that JSON does not have")
+            raise _reject(where, "contains a number that is infinite or NaN")
     elif type(tree) is str:
         if len(tree) > _MAX_TEXT:
-            raise _reject(where, "holds too long a text")
+            raise _reject(where, f"contains a text of more than {_MAX_TEXT} characters")
     elif type(tree) is list:
         for entry in tree:
             _check_tree(entry, where, tensors, budget, depth + 1)
     elif type(tree) is dict and len(tree) == 1:
         _check_tag(*next(iter(tree.items())), where, tensors, budget, depth)
     else:
-        raise _reject(where, "holds what is not a value of an operator tuple")
+        raise _reject(where, "contains a value that an operator tuple cannot have")
 
 
 def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:
@@ -466,16 +466,16 @@ def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int]
     elif tag == "dict" and type(value) is list:
         for pair in value:
             if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or len(pair[0]) > _MAX_TEXT:
-                raise _reject(where, "holds a dict that is not a list of pairs with text keys")
+                raise _reject(where, "contains a dict that is not a list of pairs with text keys")
             _check_tree(pair[1], where, tensors, budget, depth + 1)
     elif tag == "complex" and type(value) is list and len(value) == 2:
         if any(type(part) not in (int, float) or not math.isfinite(part) for part in value):
-            raise _reject(where, "holds a malformed complex number")
+            raise _reject(where, "contains a malformed complex number")
     elif tag == "float" and type(value) is str and len(value) <= 32:
         if not re.fullmatch(r"-?(inf|nan|[0-9.]+e[+-]?[0-9]{1,3})", value, re.ASCII):
-            raise _reject(where, "holds a malformed number")
+            raise _reject(where, "contains a malformed number")
     elif tag not in _CHOICES or type(value) is not type(_CHOICES[tag][0]) or value not in _CHOICES[tag]:
-        raise _reject(where, "holds an unknown kind of value")
+        raise _reject(where, "contains a value of an unknown kind")
 
 
 #: Tag -> the values that it accepts.

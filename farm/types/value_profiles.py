@@ -91,14 +91,14 @@ def held_fillings(name: str, held: int) -> list[HeldFilling]:
 
 def _matched(pattern: re.Pattern[str], word: str) -> re.Match[str]:
     if (match := pattern.fullmatch(word)) is None:
-        raise ValueError(f"'{word}' is not a class of data")
+        raise ValueError(f"'{word}' is not a value profile")
     return match
 
 
 def _words(name: str, part: str, number: int) -> list[str]:
     words = part.split(",")
     if len(words) not in (1, number):
-        raise ValueError(f"'{name}' is for {len(words)} tensors, and there are {number}")
+        raise ValueError(f"'{name}' describes {len(words)} tensors, but the call has {number}")
     return words * number if len(words) == 1 else words
 
 

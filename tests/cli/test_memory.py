@@ -320,7 +320,7 @@ def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(
     assert plan["moved_bytes"] == sum(sizes[row["tensor"]] for row in plan["moved"]) > 0
     assert (plan["run"]["moves"], plan["run"]["moved_bytes"]) == (len(plan["moved"]), plan["moved_bytes"])
     page = (tmp_path / "memory.html").read_text()
-    assert "moves a step" in page
+    assert "moves per step" in page
     assert "keeps its fast memory reserved while it is in slow memory" in page
     said = " ".join(farm(*asked, "--slow-bandwidth", "1TB/s").stdout.split())
     assert "Measured copies without a step: " in said

@@ -140,7 +140,7 @@ def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monke
     path = tmp_path / "h200.npz"
     stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path)
     monkeypatch.setattr(call_features, "VERSION", call_features.VERSION + 1)
-    with pytest.raises(UsageError, match="uses version .* of the features"):
+    with pytest.raises(UsageError, match=r"uses version .* of the features"):
         stored_predictor.load(path)
     monkeypatch.undo()
     with zipfile.ZipFile(path) as packed:

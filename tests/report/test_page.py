@@ -62,7 +62,7 @@ def test_a_page_holds_the_report_and_its_figures(two_jobs, tmp_path):
     assert kinds == ["bar", "bar", "treemap", "scatter", "histogram", "histogram"]
     for figure in found:
         check(figure)
-    for words in ("resnet18 32x224 float32", "sum of the parts", "Roofline", "Nothing is missing", "NVIDIA H200"):
+    for words in ("resnet18 32x224 float32", "sum of the parts", "Roofline", "No tuple is missing", "NVIDIA H200"):
         assert words in text
     assert "farm run resnet18 --batch 32 --input-size 224 --launch graph --data normal --reuse none" in text
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
