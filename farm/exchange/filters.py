@@ -58,7 +58,8 @@ _OF_PROTOCOL = {entry.name for entry in PROTOCOL}
 _OF_CARD = {entry.name for entry in CARD} - {"card_fingerprint"}
 _OF_READING = {entry.name for entry in FIGURES} | {"reading_id", "subject_kind", "subject_id", "method", "origin"}
 _DATES = ("since", "until")
-NO_READINGS = "Measure a model: `farm run resnet18`; or import readings with `farm import`."  # the next step if a database has none
+#: The next step if a database has no readings.
+NO_READINGS = "Measure a model: `farm run resnet18`; or import readings with `farm import`."
 _OTHER = {*_SHORT, *_DATES, "flag", "job"}
 KNOWN = sorted(_OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCOL, _OF_CARD, _OF_READING))
 

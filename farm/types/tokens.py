@@ -149,7 +149,10 @@ def check_size(batch: int, length: int) -> None:
     Raises:
         UsageError: a size is below 1, or the input is too large.
     """
-    for what, value, step in (("batch", batch, "Give -b 1 or more."), ("length", length, "Give --length 128, for example.")):
+    for what, value, step in (
+        ("batch", batch, "Give -b 1 or more."),
+        ("length", length, "Give --length 128, for example."),
+    ):
         if not 1 <= value <= LARGEST_NUMBER:
             raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
     if batch * length > MOST_TOKENS:

@@ -63,7 +63,7 @@ def _on_the_cpu(monkeypatch):
             "operators resnet18 --text t --tokenizer t",
             2,
             "resnet18 takes no tokens and no text",
-            "--tokenizer away",
+            "--tokenizer.",
         ),
         ("estimate bert-base --tokenizer t", 2, "--tokenizer needs --text", "Give both"),
         ("run resnet18 --operators Conv2", 2, "There is no operator named 'Conv2'", "Did you mean"),

@@ -51,8 +51,8 @@ def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")
     assert "Using the packaged readings." in told.stderr  # of the optimizer's calls, whatever the batch is
     said = told.stdout
-    assert "a capture without a card is a prediction for a card" in said
-    assert "estimates, from an H200's data sheet" in said
+    assert "The step was captured on the CPU. A card may run other operators." in said
+    assert "estimated from the peak rates of the H200" in said
     assert "convolution of call 0" in said
     assert "The batch of 512 does not fit" in said
 
@@ -172,7 +172,7 @@ def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(data
     assert peak["read"]["workspace_bytes"] == 33_554_432
     said = " ".join(farm(*SMALL).stdout.split())
     assert "other memory 40.0 MB" in said
-    assert "workspaces of cuBLAS among them (33.6 MB); reserved 300 MB" in said
+    assert "including 33.6 MB of cuBLAS workspaces, and 300 MB reserved" in said
     assert "unknown: on a CPU" in farm(*SMALL, "--card", "cpu").stdout
 
 

@@ -65,7 +65,7 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     assert (said.code, listed["calls"], len(listed["gaps"]) > 2) == (1, 1, True)
     assert said.stderr.count("autocast, which a tuple cannot describe") == 1
     assert "(at 'first' in Linear; at 'second' in Linear)" in said.stderr
-    assert "→ Take torch.autocast out of the model" in said.stderr
+    assert "→ Remove torch.autocast from the model" in said.stderr
     shown = farm("operators", "autocast")
     assert (shown.code, shown.stderr) == (1, said.stderr)
     assert "1 tuple" in shown.stdout
@@ -103,7 +103,11 @@ def test_what_a_model_prints_is_no_result(farm):
 @pytest.mark.parametrize(
     ("model", "code", "message"),
     [
-        ("ends_early", 2, "'models_that_do_wrong:ends_early': SystemExit: no such card"),
+        (
+            "ends_early",
+            2,
+            "'models_that_do_wrong:ends_early' could not build the model 'ends_early': SystemExit: no such card",
+        ),
         ("ends", 1, "SystemExit: no licence"),
         ("nothing", 1, "nothing has no operators"),
     ],

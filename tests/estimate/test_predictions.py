@@ -77,7 +77,7 @@ def test_what_is_predicted_stands_beside_what_was_read(database):
 def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(database):
     predictor = without_linear(database)
     half = dataclasses.replace(filled.VARIANT, dtype="float16")
-    with database.read() as session, pytest.raises(UsageError, match="No reading"):
+    with database.read() as session, pytest.raises(UsageError, match=r"No tuple of resnet18 .* has a reading"):
         estimate(session, half, "H200")
     found = asked(database, predictor, half)
     assert (found.covered_tuples, found.coverage, found.measured_time.value) == (0, 0, 0)
@@ -136,7 +136,9 @@ def test_at_a_terminal(own, database):
     assert float(first[1]) == pytest.approx(json.loads(own(*MODEL, "--json").stdout)["time_us"], rel=0.01)
     assert "more: `farm predict fit`" not in said.stdout
     filled.fill(database, whole=False, created_at_s=1.8e9, leave_out=lambda spec: spec.short_name == "Linear")
-    assert "has 1 more: `farm predict fit`" in " ".join(own(*MODEL).stdout.split())
+    assert "has readings of 1 more. Fit the predictor to all of them: `farm predict fit`" in " ".join(
+        own(*MODEL).stdout.split()
+    )
 
 
 def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
@@ -291,7 +293,7 @@ def test_there_is_nothing_to_measure_if_readings_cover_every_tuple(database):
     filled.fill(database, whole=False)
     with database.read() as session:
         found = estimate(session, filled.VARIANT, "H200")
-    with pytest.raises(UsageError, match="Readings cover every tuple"):
+    with pytest.raises(UsageError, match="All tuples of the model have readings"):
         found.to_measure(3)
 
 

@@ -50,9 +50,9 @@ def test_what_is_said_as_by_default_is_the_same_variant():
 @pytest.mark.parametrize(
     ("model", "said", "problem", "step"),
     [
-        ("bert-base", {"length": 513}, "positions for 512 tokens; a length of 513 is beyond", "--length 512 or less"),
-        ("bert-base", {"length": 2}, "no room for a text", "--length 3 or more"),
-        ("gpt2", {"phase": "decode", "cache": 2048}, "a cache of 2048 is beyond", "--cache 1024"),
+        ("bert-base", {"length": 513}, "takes at most 512 tokens; --length is 513", "--length 512 or less"),
+        ("bert-base", {"length": 2}, "too short for a text", "--length 3 or more"),
+        ("gpt2", {"phase": "decode", "cache": 2048}, "takes at most 1024 tokens; --cache is 2048", "--cache 1024"),
         ("gpt2", {"phase": "decode", "cache": 4}, "A cache of 4 tokens is too short", "--cache 12 or more"),
         ("gpt2", {"phase": "decode", "length": 8}, "one token per sequence", "--cache"),
         ("gpt2", {"cache": 512}, "no cache of tokens in prefill", "--phase decode"),

@@ -78,7 +78,7 @@ def test_a_combination_larger_than_any_card_is_left_out_with_its_reason():
 
 
 def test_a_sweep_of_nothing_possible_is_refused():
-    with pytest.raises(UsageError, match="None of the 1 combinations"):
+    with pytest.raises(UsageError, match="none of the 1 combinations"):
         expand(sweep("Conv2d", in_channels=3, out_channels=4, groups=2))
 
 
@@ -203,7 +203,7 @@ def test_a_product_of_eight_bit_floats_runs_as_it_is_described():
     ("operator", "grid", "message"),
     [
         ("Conv2", {}, "no sweep of the operator 'Conv2'"),
-        ("Conv2d", {"kernel": 1}, "has no 'kernel'"),
+        ("Conv2d", {"kernel": 1}, "has no parameter or size 'kernel'"),
         ("Conv2d", {"in_channels": 3}, "needs out_channels"),
         ("Conv2d", {"in_channels": 3, "out_channels": "x"}, "must be a whole number"),
         ("Conv2d", {"in_channels": 3, "out_channels": True}, "must be a whole number"),

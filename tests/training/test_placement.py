@@ -92,7 +92,7 @@ def test_an_amount_of_the_curve_without_a_plan_in_time_is_left_out_and_told(monk
     found = planned([WEIGHT, FIRST, SECOND], COSTS, 8)
     assert found.unsolved == (7 * KB,)
     assert found.curve[0].fast_bytes > 7 * KB
-    assert "The curve leaves out 3.58 kB" in " ".join(_of_all(found))
+    assert "The curve has no point at 3.58 kB" in " ".join(_of_all(found))
 
 
 def test_a_gap_is_that_of_the_plan_as_it_was_repaired(monkeypatch):

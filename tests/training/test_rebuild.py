@@ -255,7 +255,10 @@ def test_indices_are_valid(spec, bound):
             aten("index_add_.default", ONE, 0, ONE, ONE, tensors=(integers(4, storage=0),)),
             "an index that the operator also writes",
         ),
-        (aten("index.Tensor", ONE, [TWO], tensors=(floats(8), integers(8, dtype="uint8"))), "may be a mask"),
+        (
+            aten("index.Tensor", ONE, [TWO], tensors=(floats(8), integers(8, dtype="uint8"))),
+            "may be an index or a mask",
+        ),
     ],
     ids=lambda one: one.short_name if isinstance(one, OperatorTuple) else "",
 )
