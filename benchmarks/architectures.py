@@ -113,7 +113,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         f"{sum(row['equal'] for row in done)} of {len(done)} variants with the same FLOPs as PyTorch's own counter for "
         "the whole model.",
         "",
-        "| variant | class | calls | tuples | s | FLOP | as PyTorch counts | gaps | overlaps |",
+        "| variant | class | calls | tuples | capture, s | FLOP | equal to PyTorch's count | gaps | overlaps |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
     ]
     lines += [
@@ -125,7 +125,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         lines += ["", "Not extracted:", "", "| variant | class | why |", "| --- | --- | --- |"]
         lines += [f"| {row['title']} | {row['class']} | {' '.join(row['reason'].split())[:300]} |" for row in refused]
     absent = [f"{name} ({reason})" for name, reason in transformers.refused().items()]
-    return "\n".join([*lines, "", f"Known, and not to be had: {'; '.join(absent)}."]) + "\n"
+    return "\n".join([*lines, "", f"Known, but not available: {'; '.join(absent)}."]) + "\n"
 
 
 def main() -> None:
@@ -144,7 +144,7 @@ def main() -> None:
         if variant.id in rows and not (options.again or options.models):
             continue
         worker = worker if worker and worker.process.is_alive() else Worker()
-        found = worker.ask(variant, options.limit) or {"reason": f"it took longer than {options.limit:.0f} s"}
+        found = worker.ask(variant, options.limit) or {"reason": f"the capture took longer than {options.limit:.0f} s"}
         about = {
             "id": variant.id,
             "title": str(variant),

@@ -194,7 +194,7 @@ def _other_power_w(work: Any) -> tuple[str, float]:
     try:
         from zeus.monitor import ZeusMonitor
     except ImportError:
-        return "NVML counter, polled plainly", _counter_power_w(work)
+        return "NVML energy counter, read without the farm", _counter_power_w(work)
     monitor = ZeusMonitor(gpu_indices=[0])
     monitor.begin_window("loop")
     work()

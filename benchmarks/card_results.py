@@ -63,7 +63,12 @@ def main() -> None:
     parser.add_argument(
         "--database", type=Path, default=Path("card_results.db"), help="a SQLite file, created if missing"
     )
-    parser.add_argument("--budget-s", type=float, default=540.0, help="time after which no job begins or is waited for")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=540.0,
+        help="time in seconds after which no job begins and the script waits for none",
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the two tables")
     parser.add_argument(
         "--also", type=Path, help="tables (JSON) of an earlier run, for variants that this database lacks"
@@ -71,13 +76,21 @@ def main() -> None:
     parser.add_argument(
         "--cards", default="", help="indices of the cards to use, such as 0,1; default: all cards of the host"
     )
-    parser.add_argument("--data", default="", help="data policy instead of the card's default")
+    parser.add_argument(
+        "--data", default="", help="values of the inputs (seen, normal or zeros) instead of the card's default"
+    )
     parser.add_argument("--minimum-s", type=float, default=Stopping().minimum_s)
     parser.add_argument("--reuse", default="card", choices=("model", "card", "none"))
     parser.add_argument("--repeatability", type=int, default=0, metavar="N", help="measure N tuples five times each")
-    parser.add_argument("--outside", action="store_true", help="compare with meters of other projects")
+    parser.add_argument(
+        "--outside",
+        action="store_true",
+        help="compare with the measurements of other projects (Zeus, torch.utils.benchmark, Triton)",
+    )
     parser.add_argument("--without-traces", action="store_true", help="remove the traces: most of a database's size")
-    parser.add_argument("--only-extras", action="store_true", help="run only the two above, no model")
+    parser.add_argument(
+        "--only-extras", action="store_true", help="run only --repeatability and --outside, and measure no model"
+    )
     options = parser.parse_args()
     began_s = time.monotonic()
     os.environ["FARM_DATABASE_URL"] = f"sqlite:///{options.database.resolve()}"

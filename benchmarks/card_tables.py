@@ -231,7 +231,7 @@ def markdown(data: dict[str, Any]) -> str:
         "with the "
         "whole model on the same card. Gap: sum / whole - 1, with the half-width of its 95 % interval.",
         "",
-        "*Looped* is the time gap of the same tuples without what their neighbours in a model change.",
+        "*Looped* is the time gap of the same tuples measured alone in a loop, without the effect of their neighbours.",
         "",
         "| variant | card | calls | parts | coverage | time gap | looped | energy gap | whole | s/tuple | in windows "
         "| C whole, tuples | flags |",
@@ -276,7 +276,7 @@ def markdown(data: dict[str, Any]) -> str:
     )
     lines.append(
         f"- card seconds per tuple {number(summary['card_s_per_tuple'])}"
-        f" (median of medians); share of the card's time in warm-ups, windows and bursts, everything included, "
+        f" (median of medians); share of the card's whole time in warm-ups, windows and bursts: "
         f"{percent(summary['in_windows'])}"
     )
     if one := data.get("repeatability"):

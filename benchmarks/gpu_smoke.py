@@ -81,7 +81,7 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     print(
         f"verify    {verify_s:.1f} s: {len(observed['calls'])} calls, {len(counts)} tuples, "
-        f"{len(findings.observer_effect)} differences by observing, {len(observed['gaps'])} gaps"
+        f"{len(findings.observer_effect)} differences caused by the capture, {len(observed['gaps'])} gaps"
     )
     for text in findings.observer_effect[:5]:
         print(f"          {text[:150]}")

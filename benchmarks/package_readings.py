@@ -50,7 +50,7 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
             if size > MOST_BYTES:
                 raise FarmError(
                     f"{target.name} would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f} MB.",
-                    "Leave out a part.",
+                    "Leave out a database or a model.",
                 )
             shutil.copytree(written, target, dirs_exist_ok=True)
         merged.close()

@@ -170,8 +170,12 @@ def show(out: dict[str, Any]) -> None:
     for one in out["company"]:
         share = one["time_us"] / one["both"]["time_us"]
         line = {**one["both"], "time_us": one["time_us"], "energy_mj": one["energy_mj"]}
-        print(_row(f"in company, {share:.0%} of the time", line))
-        for name, other in (("steady", out["steady"]), ("burst", out["burst"]), ("what a sum takes", one["chosen"])):
+        print(_row(f"among copies, {share:.0%} of the time", line))
+        for name, other in (
+            ("steady", out["steady"]),
+            ("burst", out["burst"]),
+            ("the figure that a sum uses", one["chosen"]),
+        ):
             if other:
                 energy = other["energy_mj"] / one["energy_mj"] - 1 if one["energy_mj"] and other["energy_mj"] else None
                 print(

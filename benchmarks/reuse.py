@@ -83,7 +83,7 @@ def _wait_for_cards(environment: dict[str, str], worker: subprocess.Popen[bytes]
             return
         if worker.poll() is not None or time.monotonic() > deadline_s:
             raise SystemExit(
-                f"The worker did not come up:\n{Path(environment['FARM_STATE_DIR'], 'worker.log').read_text()}"
+                f"The worker did not start:\n{Path(environment['FARM_STATE_DIR'], 'worker.log').read_text()}"
             )
         time.sleep(0.5)
 

@@ -319,7 +319,12 @@ def main() -> int:
     parser.add_argument("--items", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--real", type=int, default=0, help="number of real workers, instead of the simulation")
-    parser.add_argument("--item-s", type=float, default=0.2, help="duration of an item on a real worker's card")
+    parser.add_argument(
+        "--item-s",
+        type=float,
+        default=0.2,
+        help="duration of an item on the simulated card of a real worker, in seconds",
+    )
     parser.add_argument(
         "--database", choices=("sqlite", "postgresql"), action="append", help="database of a real run; default: both"
     )

@@ -306,10 +306,10 @@ def show(found: dict[str, Any]) -> None:
         "doubled (read twice)": found["two_readings"],
         "missing (done without a reading, verdicts)": f"{found['without_reading']}, {found['verdicts_missing']}",
         "begun again": f"{found['begun_again']}, {100 * found['begun_again_share']:.1f} % of all that was begun",
-        "readings that came too late, fenced out": found["repeated_and_fenced_out"],
+        "readings that arrived too late and were rejected": found["repeated_and_fenced_out"],
         "largest number of messages": f"{found['most_messages']}, with {found['open_items_then']} items open",
-        "cards in quarantine, and released": found["released"],
-        "last item after the last fault": "never" if last_s is None else f"{last_s} s",
+        "cards quarantined and released": found["released"],
+        "time from the last fault to the last item": "never" if last_s is None else f"{last_s} s",
     }
     width = max(map(len, rows))
     for name, value in rows.items():
@@ -321,7 +321,10 @@ def main() -> int:
     parser.add_argument("--items", type=int, default=5000, help="items of the job")
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument(
-        "--minutes", type=float, default=15.0, help="no fault after this time; the run is given up three minutes later"
+        "--minutes",
+        type=float,
+        default=15.0,
+        help="no faults after this time; the run ends with an error three minutes later",
     )
     parser.add_argument("--cards", type=int, default=2, help="cards of each host")
     parser.add_argument("--item-s", type=float, default=0.2)

@@ -162,7 +162,7 @@ class Runs:
                 break
             if self.left_s() < 0:
                 jobs.cancel(self.database, planned.job_id)
-                print(f"the time is up with {progress.closed} of {progress.total} items", flush=True)
+                print(f"the budget ended with {progress.closed} of {progress.total} items", flush=True)
             self.farm.tend()
             time.sleep(0.2)
         return self._outcome(name, planned.job_id, card_ids)
@@ -252,7 +252,7 @@ def conclusion(
         "ratio": rates["all"] / rates["one"] if rates["all"] and rates.get("one") else None,
         "target": TARGETS.get(cards),
         "differences": {
-            "beside busy neighbours against alone": {
+            "with busy neighbour cards, compared with alone": {
                 figure: _differences(beside, alone, figure) for figure in ("time_us", "energy_mj")
             }
         },
@@ -303,7 +303,9 @@ def _differences(
 def show(out: dict[str, Any]) -> None:
     names = sorted({card["model"] for card in out["cards"]})
     print(f"\n{len(out['cards'])} x {', '.join(names)}, {out['took_s']:.0f} s in all\n")
-    print("| job | cards | items | failed | seconds | items per hour | of the cards' time in windows and warm-ups |")
+    print(
+        "| job | cards | items | failed | seconds | items per hour | share of the cards' time in windows and warm-ups |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for job in out["jobs"]:
         rate, share = job["items_per_hour"], job["in_windows_or_warm_up"]
@@ -314,7 +316,7 @@ def show(out: dict[str, Any]) -> None:
     if out["ratio"]:
         target = f", target {out['target']}" if out["target"] else ""
         print(f"\nratio {out['ratio']:.2f}{target}")
-    print("\n| the first card's readings | figure | tuples | median | median size | largest |")
+    print("\n| the first card's readings | figure | tuples | median | median of the absolute values | largest |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, figures in out["differences"].items():
         for figure, found in figures.items():

@@ -87,7 +87,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "the CPU's, with the optimizer of a card: a prediction for a card.",
         "",
         f"{len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models are captured; "
-        f"{sum(row['unowned'] for row in done)} operators without an owner (none can have two: there is one slot); "
+        f"{sum(row['unowned'] for row in done)} operators without an owner (an operator cannot have two owners); "
         f"{sum(row['same'] for row in done)} of {len(done)} gave the same list twice. "
         f"{statistics.median(seconds):.1f} s in the median,",
         f"{slowest['seconds']:.1f} s the longest ({slowest['model']} with {slowest['optimizer']}), on two busy cores; "
