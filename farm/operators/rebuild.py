@@ -265,7 +265,8 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., A
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):
-        raise TupleRejected(f"'{spec.operator}' is not a {spec.kind}.", "Capture the model again.")
+        text = f"The tuple has the kind {spec.kind}, but '{spec.operator}' is of another kind."
+        raise TupleRejected(text, "Capture the model again with this version.")
     if spec.kind == "function":
         return operator
     module = _fresh(_prototype(spec))

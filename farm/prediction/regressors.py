@@ -387,7 +387,7 @@ def _nodes(tree: Any, rate: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any], 
     """Features, thresholds and right children of one tree (see `Trees`)."""
     leaf, places = tree.children_left < 0, np.arange(len(tree.children_left))
     if not (tree.children_left[~leaf] == places[~leaf] + 1).all():
-        raise ValueError("a tree's left children do not follow their parents")
+        raise ValueError("the nodes of a tree have a wrong order: a left child must follow its parent")
     threshold = tree.threshold.astype(np.float32)
     above = threshold.astype(np.float64) > tree.threshold
     threshold[above] = np.nextafter(threshold[above], np.float32(-np.inf))

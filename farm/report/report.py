@@ -438,7 +438,9 @@ def _neighbours(verdict: Verdict) -> str:
     weights = "how many weights a pass finds in the cache is unknown"
     if verdict.weights_in_cache is not None:
         weights = f"a pass finds {percent(verdict.weights_in_cache)} of its weights in the cache"
-    return f"tuples timed among their neighbours change the sum of the loops by {share * 100:+z.1f} %; {weights}"
+    return (
+        f"timing each tuple among its neighbours instead of alone changes the sum by {share * 100:+z.1f} %; {weights}"
+    )
 
 
 def _systematic(verdict: Verdict) -> str:

@@ -62,7 +62,7 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
             reading.details = {**reading.details, **extra}
             session.add(reading)
     flat = " ".join(shown(database, job_id).split())
-    assert "tuples timed among their neighbours change the sum of the loops by -" in flat
+    assert "timing each tuple among its neighbours instead of alone changes the sum by -" in flat
     assert "a pass finds 25.0 % of its weights in the cache" in flat
 
 
