@@ -45,7 +45,7 @@ def table(found: StepMemory) -> RenderableType:
 def _facts(found: StepMemory) -> Table:
     life, capture = found.life, found.capture
     at = capture.calls[life.peak]
-    calls = f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, {len(capture.owners)} owners"
+    calls = f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, by {len(capture.owners)} modules and functions"
     operator = f"{capture.tuples[at.tuple_id].operator} in the {found.where(at)}"
     rows = {
         "loss": capture.loss,
