@@ -45,7 +45,8 @@ def table(found: StepMemory) -> RenderableType:
 def _facts(found: StepMemory) -> Table:
     life, capture = found.life, found.capture
     at = capture.calls[life.peak]
-    calls = f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, by {len(capture.owners)} modules and functions"
+    owners = f"{len(capture.owners)} modules and functions"
+    calls = f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, by {owners}"
     operator = f"{capture.tuples[at.tuple_id].operator} in the {found.where(at)}"
     rows = {
         "loss": capture.loss,
@@ -157,7 +158,7 @@ def _recomputed(found: StepMemory) -> Table:
 def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
     """A row for all tensors fast and one for each plan, predicted and run."""
     ran, moves = plans.run is not None, plans.moves_bytes_per_s is not None
-    heads = [">fast memory", ">predicted step", *((">measured step", ">prediction error") if ran else ())]
+    heads = [">fast memory", ">predicted time", *((">measured time", ">prediction error") if ran else ())]
     heads += [">slow tensors", *([">moves per step"] if moves else []), ">solver gap"]
     rows = []
     for row in plan_rows(found.life, plans):
@@ -171,7 +172,7 @@ def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
 
 
 def _curve(plans: OffloadPlans) -> Table:
-    heads = (">fast memory", ">predicted step", ">ratio to all fast", ">slow tensors", ">solver gap")
+    heads = (">fast memory", ">predicted time", ">ratio to all fast", ">slow tensors", ">solver gap")
     rows = []
     for plan in plans.curve:
         times = quantity(plan.time_us, TIME), f"{plan.time_us / plans.all_fast_us:.3f}"

@@ -128,7 +128,7 @@ def _placements(report: Report) -> RenderableType:
         rows,
         [
             ("tuple", lambda row: row.label if id(row) in first else ""),
-            ("in slow memory", lambda row: row.placement),
+            ("slow tensors", lambda row: row.placement),
             ("", lambda row: row.tensors),
             (">time", lambda row: quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"),
             (">time all fast", "fast_time_us", TIME),

@@ -301,7 +301,7 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     assert "run on the card" in (tmp_path / "memory.svg").read_text()
     page = (tmp_path / "memory.html").read_text()
     assert "could not be placed in slow memory and stayed in fast memory" in page
-    assert "prediction off" in page
+    assert "prediction error" in page
     assert '"mode": "markers"' in page
     rows = [line.split() for line in farm(*asked).stdout.splitlines()]
     assert len([row for row in rows if "±" in row]) == 3  # all fast and two plans
