@@ -189,7 +189,7 @@ def test_a_curve_lists_the_sizes_without_an_estimate(own, database):
     found = own(*arguments)
     assert found.code == 0, found.stderr
     assert [line.split()[1] for line in found.stdout.splitlines() if line.startswith("resnet18")] == ["2x64"]
-    assert "covers a tuple of resnet18 61x64" in found.stderr
+    assert "No tuple of resnet18 61x64" in found.stderr
     shown = json.loads(own(*arguments, "--json").stdout)
     assert [one["variant"]["batch"] for one in shown["curve"]] == [2]
     assert [one["variant"]["batch"] for one in shown["without_estimate"]] == [61]

@@ -53,7 +53,7 @@ def test_two_versions_of_software_are_two_sets(database):
     filled.fill(database, software=dataclasses.replace(filled.SOFTWARE, torch="2.12.0+cu130"), prefix="b")
     with database.read() as session:
         assert dataset_of(session, torch="2.12").conditions.software.torch == "2.12.0+cu130"
-        with pytest.raises(UsageError, match=r"on NVIDIA H200 under torch 3") as refused:
+        with pytest.raises(UsageError, match=r"on NVIDIA H200 with torch 3") as refused:
             dataset_of(session, torch="3")
     assert "2.11.0+cu130, 2.12.0+cu130" in refused.value.next_step
 

@@ -118,7 +118,7 @@ def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there is a second GPU")
 def test_a_card_that_reaches_no_other_says_so_and_keeps_its_slow_memory():
     before = memory_tier._of_gpu
-    with pytest.raises(Unmeasurable, match="reaches no other GPU's memory") as refused:
+    with pytest.raises(Unmeasurable, match="cannot access the memory of another GPU") as refused:
         memory_tier.take_from_peer(torch.device("cuda", 0))
     assert refused.value.reason == "not_available"
     assert memory_tier._of_gpu is before
