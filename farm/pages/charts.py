@@ -97,7 +97,7 @@ def _stacked(
     colours = colours_of(report.types)
     groups = [([n], name, colour) for n, (name, colour) in enumerate(colours.items()) if colour != GREY]
     if rest := [n for n, colour in enumerate(colours.values()) if colour == GREY]:
-        groups.append((rest, f"{len(rest)} others", GREY))
+        groups.append((rest, f"{len(rest)} other types", GREY))
 
     def bar(y: list[str], x: list[float], name: str, colour: str) -> dict[str, Any]:
         hover = f"{_text(name)}: %{{x:.4g}} {unit}<extra></extra>"
@@ -149,7 +149,7 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
             )
         )
     named = [(name, colours[name]) for name in groups if colours[name] != GREY]
-    others = [("others", GREY)] * (len(named) < len(groups))
+    others = [("other types", GREY)] * (len(named) < len(groups))
     return _chart(
         data,
         430,
@@ -289,7 +289,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
                 [whole.value / 1e3 for whole in of_group],
                 [total.value / 1e3 for total in totals],
                 [f"{_text(title)}<br>gap {gap(by)}" for title, by in zip(titles, gaps, strict=True)],
-                f"sum %{{y:.4g}} {unit}, whole %{{x:.4g}} {unit}",
+                f"sum %{{y:.4g}} {unit}, whole model %{{x:.4g}} {unit}",
                 error_y={"type": "data", "array": half_widths, "thickness": 1},
                 customdata=list(links),
                 marker={"color": colours[group], "size": 9, "opacity": 0.85},
@@ -302,7 +302,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
         f"{what} of the whole model, {unit}",
         f"{what} as the sum of the parts, {unit}",
         axes=(axis, axis),
-        legend=[("sum = whole, and 5 % off", GREY), *((group, colours[group]) for group in members)],
+        legend=[("sum = whole model; dotted: ± 5 %", GREY), *((group, colours[group]) for group in members)],
     )
 
 

@@ -300,7 +300,7 @@ def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
     values, lows, highs = zip(*rows, strict=True)
     figure, (axis,) = _figure(7, 4.5)
     axis.fill_between(sizes, lows, highs, color=SHADE, label=f"{percent(level, 0)} interval")
-    axis.plot(sizes, values, ".-", color=COLOURS[0], label="the model")
+    axis.plot(sizes, values, ".-", color=COLOURS[0], label="estimated time of the model")
     axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()

@@ -264,7 +264,7 @@ def learning_curve(spec: PredictorSpec, data: Dataset, say: Say = lambda _: None
     measured = np.array([row.time_us for row in test.rows])
     for number in (25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800):
         number = min(number, len(rest))
-        say(f"{spec.name}: {number} tuples")
+        say(f"{spec.name}: fitted with {number} tuples")
         predicted = spec.fit(data.without([*held, *rest[number:]])).predict(without_values(test))
         if score := Score.of(np.log(predicted.time_us / measured)):
             yield number, score.median
@@ -309,7 +309,7 @@ def fit(
         UsageError: there are too few readings or families, or scikit-learn is not installed.
     """
     held = leave_families_out(spec, data, models, say)
-    say(f"{spec.name}: all {len(data)} tuples")
+    say(f"{spec.name}: fitted with all {len(data)} tuples")
     known, found = held.costs.known, {}
     for target, name in TARGETS.items():
         errors = held.errors(data, target)

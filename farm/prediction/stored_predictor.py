@@ -206,7 +206,7 @@ def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
 FORMAT = 2
 PACKAGED = Path(__file__).parent.parent / "data" / "predictors"
 MOST_BYTES = 64 << 20  # of one file, and of its unpacked arrays
-REFIT = "Fit it again: farm predict fit."
+REFIT = "Fit the predictor again: farm predict fit."
 
 
 def folders() -> list[Path]:

@@ -148,7 +148,7 @@ def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
     assert said.code == 0, said.stderr
     told = " ".join(said.stdout.split())
     assert "uses version 9 of the features" in told
-    assert "Fit it again: farm predict fit." in told
+    assert "Fit the predictor again: farm predict fit." in told
 
 
 def test_what_is_measured_joins_the_package_s_readings_in_one_database(database, tmp_path, monkeypatch):
