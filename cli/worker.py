@@ -29,13 +29,13 @@ def worker(
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings
     from tasks import logs, supervisor
-    from tasks.app import check_broker
+    from tasks.broker_probe import check_broker_works
 
     if as_json:
         logs.set_up(True)
     with said_through(logging.getLogger("farm.worker").warning) if as_json else contextlib.nullcontext():
         cards = _chosen(card)
-    check_broker(settings())
+    check_broker_works(settings())
     output.open_database().close()
     raise typer.Exit(supervisor.run(cards, json_logs=as_json))
 

@@ -159,7 +159,7 @@ class BrokerUnreachable(FarmUnavailable):
 
 
 class DatabaseUnreachable(FarmUnavailable):
-    """The database does not answer, is read-only, or its file is damaged."""
+    """The database does not answer, is read-only, refuses its user, or its file is damaged."""
 
 
 class SchemaMismatch(FarmUnavailable):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import kombu.pools
@@ -35,6 +36,9 @@ POOL_START_S = 120.0
 #: How long the broker keeps the counter of a chord after its last part. A chord that takes longer never runs its body.
 #: The round is closed anyway: the process that closes its last item publishes the aggregation. Unit: s.
 CHORD_EXPIRES_S = 24 * 3600
+
+#: Options of a connection for a check: a broker may accept the connection and never answer. Unit: s.
+SOCKET_OPTIONS = {"socket_timeout": 3.0, "socket_connect_timeout": 3.0}
 
 # Less output from these loggers. Flower's page already shows if a worker did not answer in time.
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -86,6 +90,10 @@ app.conf.update(
     worker_send_task_events=True,
     worker_hijack_root_logger=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
+    # A broker that refuses a command is an outage of the broker, not an error that ends the worker.
+    broker_channel_error_retry=True,
+    worker_enable_prefetch_count_reduction=False,  # one message at most anyway
+    worker_consumer="tasks.consumer:Consumer",
     enable_utc=True,
 )
 
@@ -131,10 +139,53 @@ def tls_options(url: str) -> dict[str, Any]:
     return {}
 
 
-def broker_problem(error: BaseException) -> str:
-    """Describe an error of the broker as the end of a sentence that begins with "The broker"."""
-    rejected = isinstance(error, redis.AuthenticationError) or isinstance(error.__cause__, redis.AuthenticationError)
-    return f"{'refuses the user or the password' if rejected else 'does not answer'}: {str(error).rstrip('.')}."
+#: Code of an error of the broker -> what is wrong, as the end of a sentence that begins with "The broker", and a step.
+_REFUSALS: Mapping[str, tuple[str, str]] = {
+    "READONLY": (
+        "is a replica that takes no messages",
+        "Set FARM_BROKER_URL to its primary, or make it a primary (`REPLICAOF NO ONE`).",
+    ),
+    "MASTERDOWN": ("is a replica without its primary", "Start its primary, or set FARM_BROKER_URL to one that runs."),
+    "NOREPLICAS": (
+        "takes no messages because too few replicas are connected to it",
+        "Start its replicas, or lower its `min-replicas-to-write`.",
+    ),
+    "OOM": (
+        "is full: it takes no more messages",
+        "Raise its `maxmemory` (deploy/redis/redis.conf), or let the workers empty their queues.",
+    ),
+    "MISCONF": (
+        "takes no messages because it cannot write to its disk",
+        "Its log has the reason. Make room on its disk, or correct its `dir`.",
+    ),
+    "LOADING": ("still loads its file", "Try again when it has read its file."),
+    "NOPERM": (
+        "refuses commands to this user",
+        "Give the user the rights that deploy/make-secrets gives it (`users.acl`).",
+    ),
+    "WRONGPASS": ("refuses the user or the password", "Correct FARM_BROKER_URL."),
+}
+_CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code from the text of these errors
+    redis.ReadOnlyError: "READONLY",
+    redis.exceptions.MasterDownError: "MASTERDOWN",
+    redis.exceptions.OutOfMemoryError: "OOM",
+    redis.BusyLoadingError: "LOADING",
+    redis.exceptions.NoPermissionError: "NOPERM",
+    redis.AuthenticationError: "WRONGPASS",
+}
+
+
+def broker_problem(error: BaseException, about: str = "") -> tuple[str, str]:
+    """Return what an error of the broker means, as the end of a sentence that begins with "The broker", and a step.
+
+    Args:
+        about: is shown in place of the error's own text.
+    """
+    errors = (error, error.__cause__)
+    found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
+    code = next(found, str(error).partition(" ")[0])
+    problem, step = _REFUSALS.get(code, ("does not answer", "Start it, or correct FARM_BROKER_URL."))
+    return f"{problem}: {about or str(error).rstrip('.')}.", step
 
 
 def check_broker(current: Settings) -> None:
@@ -154,13 +205,12 @@ def check_broker(current: Settings) -> None:
         raise SettingsError(f"The broker URL '{shown_url(current.broker_url)}' is not a Redis URL.", form)
     try:
         with app.connection_for_write(current.broker_url) as connection:
+            connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
             connection.default_channel.client.ping()
     except (OperationalError, redis.RedisError, OSError) as error:
-        raise BrokerUnreachable(
-            f"The broker {shown_url(current.broker_url)} {broker_problem(error)}",
-            "Start the broker, or correct FARM_BROKER_URL.",
-        ) from error
+        problem, step = broker_problem(error)
+        raise BrokerUnreachable(f"The broker {shown_url(current.broker_url)} {problem}", step) from error
     except (ValueError, LookupError, TypeError):  # a malformed port or database, or an unknown option
         # Without the error: the malformed port may be a part of the password, and `--debug` shows it.
         if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:

@@ -1,7 +1,8 @@
-"""The checks of ``farm doctor`` for the broker: it answers, it keeps messages, workers listen, versions are equal."""
+"""The checks of ``farm doctor`` for the broker: it works, it keeps messages, workers listen, versions are equal."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,16 +12,21 @@ from kombu.exceptions import OperationalError
 from redis import RedisError
 
 from farm.devices.host import program_versions
-from farm.doctor import Check, ok
-from farm.errors import BrokerUnreachable, SettingsError
+from farm.doctor import Check, ok, problem, warning
+from farm.doctor.database import waiting_items
+from farm.errors import BrokerUnreachable, FarmError, SettingsError
 from farm.safe_text import shown_url
 from farm.settings import Settings
+from farm.store.database import Database
 from farm.types.format import plural
 from tasks.app import app, check_broker
+from tasks.broker_probe import check_broker_works
 from tasks.servers import broker_program
 
 #: The name of the remote command that returns versions. `tasks.worker` implements it; only workers may import that.
 QUESTION = "farm_versions"
+#: The key of the state of a worker's supervisor in the answer (`tasks.supervisor.state_of_supervisor`).
+SUPERVISOR = "supervisor"
 #: How often the workers are pinged. Each ping waits one second for answers.
 PINGS = 3
 #: The check warns if the broker uses more than this share of its memory.
@@ -37,17 +43,24 @@ def broker_checks(current: Settings) -> Iterator[Check]:
         return
     try:
         check_broker(current)
-        with app.connection_for_read() as connection:
-            memory: dict[str, Any] = connection.default_channel.client.info("memory")
     except (BrokerUnreachable, SettingsError) as error:
-        yield Check("broker", "problem", error.message, error.next_step)
-        return
-    except RedisError as error:
-        yield Check("broker", "warning", f"{shown_url(current.broker_url)} refuses the command INFO: {error}")
+        yield problem("broker", error.message, error.next_step)
         return
     yield _transport(current.broker_url)
-    yield _memory(memory)
-    yield from _listeners()
+    try:
+        check_broker_works(current)
+        works = True
+    except BrokerUnreachable as error:
+        yield problem("broker", error.message, error.next_step)
+        works = False
+    try:
+        with app.connection_for_read() as connection:
+            yield _memory(connection.default_channel.client.info("memory"))
+    except (OperationalError, RedisError) as error:
+        message = f"{shown_url(current.broker_url)} does not describe its memory: {error}"
+        yield warning("broker memory", message, "Let the user execute INFO, as deploy/make-secrets does.")
+    if works:
+        yield from _listeners(current)
 
 
 def _transport(url: str) -> Check:
@@ -99,7 +112,7 @@ def _memory(memory: dict[str, Any]) -> Check:
     return ok("broker memory", f"{used}, {policy}")
 
 
-def _listeners() -> Iterator[Check]:
+def _listeners(current: Settings) -> Iterator[Check]:
     """Check which workers answer over the broker: a worker with heartbeats in the database may not read its queue."""
     found: set[str] = set()
     try:
@@ -108,13 +121,15 @@ def _listeners() -> Iterator[Check]:
             if any(name.startswith("control@") for name in found):
                 break  # a busy host answers late, so only the last ping decides that nobody answers
     except (OperationalError, CeleryError, RedisError) as error:
-        yield Check("workers", "warning", f"the workers cannot be queried: {error}")
+        yield problem("workers", f"the workers cannot be queried: {error}", "Read the log of the broker.")
         return
     controls = sum(name.startswith("control@") for name in found)
     if not found:
-        yield Check(
-            "workers", "warning", "no worker listens to the broker", "Start `farm worker` on a host with cards."
-        )
+        waiting = _waiting(current)
+        items = f", but {waiting} {plural('item', waiting)} must be measured" if waiting else ""
+        result = problem if waiting else warning
+        step = "Start `farm worker` on a host with cards, or read its log."
+        yield result("workers", f"no worker listens to the broker{items}", step)
     elif not controls:
         yield Check(
             "workers",
@@ -127,11 +142,23 @@ def _listeners() -> Iterator[Check]:
         of_cards, of_control = plural("card worker", len(found) - controls), plural("control worker", controls)
         yield ok("workers", f"{len(found) - controls} {of_cards} and {controls} {of_control} listen to the broker")
     if found:
-        yield from _versions()
+        yield from _answers()
 
 
-def _versions() -> Iterator[Check]:
-    """Check whether all workers and this host have the same versions of the programs."""
+def _waiting(current: Settings) -> int:
+    """Return the number of items that wait; 0 if the database does not answer, which another check reports."""
+    with contextlib.suppress(FarmError):
+        database = Database(current.database)
+        with contextlib.closing(database):
+            if not database.missing:
+                database.check_schema()
+                with database.read() as session:
+                    return sum(waiting_items(session).values())
+    return 0
+
+
+def _answers() -> Iterator[Check]:
+    """Check that supervisors run, and that all workers and this host have the same versions of the programs."""
     found = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
@@ -141,6 +168,13 @@ def _versions() -> Iterator[Check]:
         return
     if len(found) > 1:
         yield programs(found)
+    hosts = sorted({name.rpartition("@")[2] for name, its in found.items() if its.get(SUPERVISOR) == "stopped"})
+    for host in hosts:
+        yield problem(
+            f"supervisor {host}",
+            f"`farm worker` on {host} is stopped (SIGSTOP or Ctrl-Z): it restarts no worker that ends",
+            "Continue it: `kill -CONT` with its process id, or `fg` in its shell.",
+        )
 
 
 def programs(found: Mapping[str, Mapping[str, str]]) -> Check:

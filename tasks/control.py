@@ -132,9 +132,9 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         unpublished = _unpublished(session, farm, stale_after_s(current))
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
-        log.warning("Round %s of job %s was not fully published; publishing the other items", number, job_id)
         with _continuing(f"publishing job {job_id}"):
             publish_round(store, job_id, number)
+            log.warning("Round %s of job %s was not fully published; the rest is published now", number, job_id)
     for job_id, number in _due(unfinished, current.reconcile_s):
         publish_aggregate(job_id, number)
 
@@ -212,8 +212,8 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
                     continue
             ids = list(session.scalars(lost.order_by(col(Item.id))))
         if ids:
-            log.warning("Items of card %s have no message at the broker; publishing %s items again", card_id, len(ids))
             publish_items(store, ids, unless_within_s=idle_for_s)
+            log.warning("Items of card %s had no message left; %s are published again", card_id, len(ids))
 
 
 def _move_stranded(

@@ -12,26 +12,30 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init, worker_process_shutdown
 from celery.worker.request import Request
+from kombu.exceptions import OperationalError
+from redis import RedisError
 
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import Card
-from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
+from farm.errors import BrokerUnreachable, CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
 from farm.jobs.item_driver import ItemDriver, Spool, log
 from farm.jobs.items import Claim, Closed
+from farm.outage import Outage
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs  # noqa: F401 - a pool process logs in the same form as its worker
-from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
+from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, broker_problem
 from tasks.queues import card_queue, follow_up
 from tasks.servers import STOPPING, die_with_parent
 
@@ -41,6 +45,7 @@ class CardWorker(ItemDriver):
     """The item driver of a pool process. It also publishes messages, sends Celery events and stops with its worker."""
 
     task: Any = None  # the Celery task that runs now
+    _events: Outage = field(default_factory=partial(Outage, log, "No events for Flower: the broker"), init=False)
 
     def registered(self, card: Card) -> None:
         """Store a fingerprint of the card if it has none for its driver. Without one, the card can measure too."""
@@ -59,10 +64,18 @@ class CardWorker(ItemDriver):
             log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
-        self.task.send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
+        self._send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
 
     def retrying(self, reason: str, message: str) -> None:
-        self.task.send_event("task-retried", exception=f"{reason}: {message}", traceback="")
+        self._send_event("task-retried", exception=f"{reason}: {message}", traceback="")
+
+    def _send_event(self, kind: str, **fields: Any) -> None:
+        """Send an event for Flower. If the broker does not accept it, the measurement continues without it."""
+        try:
+            self.task.send_event(kind, **fields)
+            self._events.over()
+        except (OperationalError, RedisError) as error:
+            self._events.note(BrokerUnreachable(*broker_problem(error)))
 
     def ending(self) -> bool:
         return _ended.is_set() or self.stop_requested() or (_parent is not None and os.getppid() != _parent)

@@ -1,14 +1,17 @@
 """The farm's metrics for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts items in the database (`farm.jobs.listing`) and reads the power of this host's cards: the exporter
-has no state of its own. Each host reports its own cards, so that sums over hosts count each card once. Every host
-reports all lost cards, since the host of a lost card may be down.
+Every scrape counts items in the database (`farm.jobs.listing`) and reads the power of this host's cards. The exporter
+keeps nothing but the results of the checks of `farm doctor`, for a minute. Each host reports its own cards, so that
+sums over hosts count each card once. Every host reports all lost cards, since the host of a lost card may be down.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,16 +24,23 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
+from farm.doctor.database import database_checks
 from farm.errors import FarmError
 from farm.jobs import cards, listing
 from farm.jobs.item_driver import Spool
 from farm.jobs.listing import CardCounts
+from farm.outage import Outage
 from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, CardState, ItemState
+from tasks.broker_probe import check_broker_works
 from tasks.queues import queue_depths
+from tasks.supervisor import state_of_supervisor
 
 log = logging.getLogger("farm.control")
+
+#: Every check asks the broker or the database, and Prometheus scrapes more often than their answers matter. Unit: s.
+CHECK_EVERY_S = 60.0
 
 CARD = ("host", "card", "index", "model")
 
@@ -60,12 +70,16 @@ GAUGES: PerCard = (
 )
 
 
-def serve(current: Settings) -> int | None:
-    """Start a thread that serves metrics; return its port, or None if metrics are off or the port is in use."""
+def serve(current: Settings, *, supervisor: int = 0) -> int | None:
+    """Start a thread that serves metrics; return its port, or None if metrics are off or the port is in use.
+
+    Args:
+        supervisor: the id of the process that supervises this one; 0: none.
+    """
     if not current.metrics_port:
         return None
     registry = CollectorRegistry()
-    registry.register(FarmCollector(current))
+    registry.register(FarmCollector(current, supervisor))
     try:
         start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
@@ -79,11 +93,16 @@ def serve(current: Settings) -> int | None:
 class FarmCollector(Collector):
     """Collects the metrics. The registry calls `collect` at every scrape, possibly in several threads at once."""
 
-    def __init__(self, current: Settings) -> None:
+    def __init__(self, current: Settings, supervisor: int = 0) -> None:
         self._settings = current
+        self._supervisor = supervisor
+        self._problems: dict[str, int] = {}
+        self._checked_s = -math.inf
+        self._checking = threading.Lock()
         self._database = Database(current.database)
         self._spool = Spool(current.state_dir / "spool")
         self._devices: dict[str, Device | None] = {}
+        self._outage = Outage(log, "No metrics of cards and items")
 
     def describe(self) -> list[Metric]:
         """Return no metrics: registration must not query the database, which may start later."""
@@ -95,15 +114,22 @@ class FarmCollector(Collector):
         )
         spooled.add_metric([self._settings.host], len(self._spool))
         yield spooled
+        problems = GaugeMetricFamily(
+            "farm_doctor_problems", "Problems that `farm doctor` would report", labels=["check"]
+        )
+        for check, number in self._problems_now().items():
+            problems.add_metric([check], number)
+        yield problems
         try:
             with self._database.read() as session:
                 entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s)
                 jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:
-            log.warning("Metrics: the database cannot be read: %s", getattr(error, "message", type(error).__name__))
+            self._outage.note(error)
             yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=0)
             return
+        self._outage.over()
         yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=1)
         yield GaugeMetricFamily(
             "farm_open_jobs", "Open jobs of the whole farm (every host reports the same value)", value=jobs
@@ -115,6 +141,25 @@ class FarmCollector(Collector):
         yield unseen
         yield from _items(entries)
         yield from self._now(entries)
+
+    def _problems_now(self) -> dict[str, int]:
+        """Return check -> number of problems that stop the farm. The checks run once in `CHECK_EVERY_S` at most."""
+        with self._checking:
+            if time.monotonic() - self._checked_s > CHECK_EVERY_S:
+                found = dict.fromkeys(("broker", "cards", "database", "supervisor"), 0)
+                try:
+                    for check in database_checks(self._settings):
+                        found["cards" if check.name.startswith("card") else "database"] += check.level == "problem"
+                except SQLAlchemyError:
+                    found["database"] = 1
+                try:
+                    check_broker_works(self._settings)
+                except FarmError:
+                    found["broker"] = 1
+                if self._supervisor:
+                    found["supervisor"] = int(state_of_supervisor(self._supervisor) != "running")
+                self._problems, self._checked_s = found, time.monotonic()
+            return self._problems
 
     def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:
         """Yield the present power and temperature of the cards and the present lengths of their queues."""

@@ -21,7 +21,6 @@ from celery.backends.redis import RedisBackend
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
-from redis.exceptions import OutOfMemoryError
 from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
@@ -296,11 +295,8 @@ def _publishing() -> Iterator[None]:
     try:
         yield
     except (OperationalError, RedisError) as error:
-        full = isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError)
-        problem = "is full and accepts no more messages." if full else broker_problem(error)
+        problem, step = broker_problem(error)
         raise BrokerUnreachable(
             f"The broker {shown_url(settings().broker_url)} {problem}",
-            "Raise `maxmemory` of the broker. The job is in the database and continues by itself when there is room."
-            if full
-            else "Correct or start the broker. The job is in the database: `farm resume JOB` continues it.",
+            f"{step} The job is in the database: the control worker continues it then, or `farm resume JOB` at once.",
         ) from error

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
+
+import psutil
 
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
@@ -136,6 +138,18 @@ class Supervisor:
                 start_new_session=True,
             )
         child.started_s = time.monotonic()
+
+
+def state_of_supervisor(pid: int) -> Literal["running", "stopped", "ended"]:
+    """Return the state of the supervisor of this process. A stopped one (SIGSTOP, Ctrl-Z) restarts no dead worker.
+
+    Args:
+        pid: the id of the process that started this process.
+    """
+    with contextlib.suppress(psutil.Error):
+        if os.getppid() == pid:
+            return "stopped" if psutil.Process(pid).status() == psutil.STATUS_STOPPED else "running"
+    return "ended"
 
 
 def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:

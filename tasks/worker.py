@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery.exceptions import SecurityWarning
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 from celery.signals import worker_shutting_down
 from celery.worker import state as worker_state
 from celery.worker.control import Panel, inspect_command
@@ -30,24 +30,29 @@ from celery.worker.control import Panel, inspect_command
 from farm.devices.device import Card
 from farm.devices.host import find_card, program_versions
 from farm.devices.lock import CardLock
-from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
+from farm.errors import DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
+from farm.outage import Outage
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs
-from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, check_broker
-from tasks.broker_checks import QUESTION
+from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
+from tasks.broker_checks import QUESTION, SUPERVISOR
+from tasks.broker_probe import check_broker_works
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, follow_up, own_farm
 from tasks.servers import STOPPING, die_with_parent
+from tasks.supervisor import state_of_supervisor
 
 log = logging.getLogger("farm.worker")
 
 #: The exit code of a worker that ends because it receives no messages any more (EX_TEMPFAIL).
 STALLED = 75
+
+_SUPERVISOR = os.getppid()
 
 
 def serve_card(card_id: str) -> int:
@@ -61,8 +66,7 @@ def serve_card(card_id: str) -> int:
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
     os.environ[HOLDER_VARIABLE] = holder
     os.environ[CARD_VARIABLE] = card_id
-    database = Database(current.database)
-    database.check_schema()
+    database = _answering_database(current)
     spool = Spool(current.state_dir / "spool")
     watchdog = StallWatchdog(card_id, current.deaf_after_s)
 
@@ -85,7 +89,8 @@ def serve_card(card_id: str) -> int:
                 return _celery_worker(f"card-{card_id}@{current.host}", card_queue(card_id), pool="prefork")
         finally:
             with contextlib.suppress(FarmError):
-                cards.stopped(database, holder)
+                ended = state_of_supervisor(_SUPERVISOR) == "ended"
+                cards.stopped(database, holder, "its supervisor (`farm worker`) ended unexpectedly" if ended else "")
             database.close()
 
 
@@ -108,8 +113,8 @@ def _flush(spool: Spool, database: Database, card_id: str) -> None:
     try:
         for closed in spool.flush(database, card_id):
             follow_up(database, closed)
-    except FarmError as error:
-        log.warning("Readings in the spool cannot be written to the database: %s", error.message)
+    except FarmError:
+        return  # the database is away: the caller's next query reports it
     except Exception:  # a file that cannot be read or removed must not make the card look lost
         log.exception("The readings in the spool %s could not be written to the database", spool.folder)
 
@@ -161,7 +166,7 @@ class StallWatchdog:
         taken, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
         if self.stalled(database, taken=taken, at_work=at_work, now_s=now_s):
             self._progress_at_s = now_s
-            check_broker(current)
+            check_broker_works(current)
             log.error(
                 "Items wait for card %s, but the worker received no message for %g s; it restarts",
                 self.card_id,
@@ -178,11 +183,11 @@ class StallWatchdog:
 def serve_control() -> int:
     """Run the control worker of this host until it is stopped; return the exit code."""
     current = settings()
-    Database(current.database).check_schema()
+    _answering_database(current)
     if current.metrics_port and not own_farm():
         from tasks import metrics  # imported here, so that the workers of cards start faster
 
-        metrics.serve(current)
+        metrics.serve(current, supervisor=_SUPERVISOR)
     ended = threading.Event()
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     try:
@@ -196,21 +201,37 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
 
     database = Database(current.database)
     steady_since_s = time.monotonic()
+    outage = Outage(log, "Jobs are not repaired, and no message is published again")
     while not ended.wait(current.reconcile_s):
         try:
             may_move = time.monotonic() - steady_since_s > lost_after_s(current)
             reconcile_now(database, current, own_farm(), may_move=may_move)
-        except FarmError as error:
+            outage.over()
+        except Exception as error:
             if isinstance(error, DatabaseUnreachable):
                 steady_since_s = time.monotonic()
-            log.warning("The reconciler stops until its next run: %s", error.message)
-        except Exception:
-            log.exception("The reconciler failed; it runs again later")
+            outage.note(error)
+
+
+def _answering_database(current: Settings) -> Database:
+    """Wait until the database has the schema of this program and accepts writes; return it."""
+    database = Database(current.database)
+    outage = Outage(log, "This worker does not start")
+    while True:
+        try:
+            database.check_schema()
+            database.check_writes()
+            outage.over()
+            return database
+        except FarmUnavailable as error:
+            outage.note(error)
+            time.sleep(min(current.heartbeat_s, 5.0))
 
 
 def _celery_worker(name: str, queue: str, *, pool: str) -> int:
     # Celery warns if it runs as root; messages contain no executable code (docs/security.md).
     warnings.filterwarnings("ignore", category=SecurityWarning)
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)  # at every lost connection
     worker = app.Worker(
         hostname=name,
         queues=[queue],
@@ -278,7 +299,7 @@ ALLOWED = frozenset(
 )
 
 _loaded = program_versions()  # the versions at the start: a later installation does not change them
-inspect_command(name=QUESTION)(lambda _state: _loaded)
+inspect_command(name=QUESTION)(lambda _state: {**_loaded, SUPERVISOR: state_of_supervisor(_SUPERVISOR)})
 
 
 for _name in set(Panel.data) - ALLOWED:

@@ -6,9 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sqlmodel import Session, and_, col, func, or_, select
+
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch, SettingsError
+from farm.jobs import cards
+from farm.jobs.cards import CardStatus
 from farm.settings import Settings
+from farm.store import tables
+from farm.store.database import Database, database_now, read_clock_s
+from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.format import plural
 
 #: Leases use the database's clock only, so skew does not affect them. It does affect logs, certificates and graphs.
@@ -18,8 +25,6 @@ SKEW_PROBLEM_S = 300.0
 
 def database_checks(current: Settings) -> Iterator[Check]:
     """Check that the database answers; then check its schema, its clock and its cards."""
-    from farm.store.database import Database, read_clock_s
-
     try:
         database = Database(current.database)
     except FarmError as error:
@@ -38,6 +43,7 @@ def database_checks(current: Settings) -> Iterator[Check]:
             begun_s, clock_s, ended_s = time.time(), read_clock_s(session), time.time()
             yield _where_the_database_is(current, str(database), sqlite, database.url)
             yield ok("schema", f"{database.schema_version()}, the schema that this program needs")
+            yield from _writes(database)
             yield _clock(0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2)
             yield from card_checks(session, current)
     except (DatabaseUnreachable, SchemaMismatch, SettingsError) as error:
@@ -45,6 +51,13 @@ def database_checks(current: Settings) -> Iterator[Check]:
         yield problem(name, error.message, error.next_step)
     finally:
         database.close()
+
+
+def _writes(database: Database) -> Iterator[Check]:
+    try:
+        database.check_writes()
+    except DatabaseUnreachable as error:
+        yield problem("database", error.message, error.next_step)
 
 
 def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
@@ -71,10 +84,8 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
     )
 
 
-def card_checks(session: Any, current: Settings) -> Iterator[Check]:
+def card_checks(session: Session, current: Settings) -> Iterator[Check]:
     """Check the cards in the database: does a worker serve each card, and do all cards have the same software?"""
-    from farm.jobs import cards
-
     views = cards.views(session, current.heartbeat_s)
     farms = {view.card.id: cards.farm_of(view.card.worker) for view in views}
     gone = {card_id for card_id, farm in farms.items() if cards.is_gone(farm, current.host)}
@@ -98,7 +109,10 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
             message = (
                 f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s; {view.waiting} items wait for this card"
             )
-            yield warning(name, message, f"{look}.")
+            yield problem(name, message, f"{look}. If the card will not return, run `farm cards drain {card.id}`.")
+        elif view.state == "stopped" and card.state_reason:
+            message = f"no worker serves {card.id}: {card.state_reason}"
+            yield problem(name, message, f"{look}, and start `farm worker` again.")
         elif view.silent_s:
             silent = f"is idle and has taken no item for {view.silent_s:.0f} s, though {view.waiting} items wait"
             again = f"The worker restarts by itself after {current.deaf_after_s:g} s (FARM_DEAF_AFTER_S)"
@@ -116,12 +130,47 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
         yield warning("cards", message, "Run `farm doctor` again in a minute.")
     elif current.broker_url:
         yield warning("cards", "no worker serves a card", "Start `farm worker` on a host with cards.")
+    yield from _unserved_items(session, views)
     yield from _software_checks(session, [view.card for view in serving])
 
 
-def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
-    from farm.store import tables
+_NEXT_STEPS = {
+    "draining": "`farm cards resume {0.id}` ends its drain.",
+    "quarantined": "Fix {0.id}, then `farm cards release {0.id}` (docs/operate.md).",
+}
 
+
+def waiting_items(session: Session) -> dict[str, int]:
+    """Return card id -> number of items of the shared farm that wait for it, or whose worker has gone."""
+    abandoned = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
+    query = (
+        select(Item.card_id, func.count())
+        .join(Job, col(Job.id) == col(Item.job_id))
+        .where(or_(col(Item.state).in_([ItemState.WAITING, ItemState.DEFERRED]), abandoned))
+        .where(Job.farm == "", Job.state == JobState.OPEN)
+    )
+    return dict(session.execute(query.group_by(col(Item.card_id))).all())  # type: ignore[arg-type]
+
+
+def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[Check]:
+    """Report items that wait although no card that could measure them is served: cards of a model and software."""
+    waiting = waiting_items(session)
+    kinds: dict[tuple[str, str | None], list[CardStatus]] = {}
+    for view in views:
+        kinds.setdefault((view.card.model, view.card.software_id), []).append(view)
+    for (model, _), alike in kinds.items():
+        number = sum(waiting.get(view.card.id, 0) for view in alike)
+        own = [view for view in alike if not cards.farm_of(view.card.worker)]
+        if not number or any(view.state in ("idle", "busy", "starting") for view in own):
+            continue
+        named = ", ".join(f"{view.card.id} is {view.state}" for view in own[:5])
+        first = (own or alike)[0]
+        step = _NEXT_STEPS.get(first.state, "Start `farm worker` on {0.host}.").format(first.card)
+        message = f"no {model} serves the farm, but {number} {plural('item', number)} must be measured on one"
+        yield problem("cards", f"{message} ({named or 'no worker has registered'})", step)
+
+
+def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check]:
     by_model: dict[str, dict[str, list[Any]]] = {}
     for card in serving:
         if card.software_id:
@@ -133,9 +182,9 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
         fields = ("torch", "cuda", "cudnn", "driver")  # the first writer of the row decides the other fields
         differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
         message = "; ".join(
-            f"{', '.join(sorted({card.host for card in cards}))}: "
+            f"{', '.join(sorted({card.host for card in group}))}: "
             + " ".join(f"{field} {getattr(rows[software_id], field)}" for field in differing)
-            for software_id, cards in groups.items()
+            for software_id, group in groups.items()
         )
         yield warning(
             "versions",

@@ -162,11 +162,17 @@ def seen(database: Database, holder: str) -> None:
         session.execute(update(CardRow).where(col(CardRow.worker) == holder).values(last_seen_at_s=database_now()))
 
 
-def stopped(database: Database, holder: str) -> None:
-    """Record that a worker shut down normally. `holder`: its holder name, or the prefix from `holder_of_process`."""
+def stopped(database: Database, holder: str, reason: str = "") -> None:
+    """Record that a worker stopped.
+
+    Args:
+        holder: its holder name, or the prefix from `holder_of_process`.
+        reason: why it stopped although nobody stopped it; "" if somebody did.
+    """
     own = col(CardRow.worker).startswith(holder, autoescape=True)
+    stopped = {"state": CardState.STOPPED, "state_reason": reason}
     with database.write() as session:
-        session.execute(update(CardRow).where(own, col(CardRow.state).not_in(KEPT)).values(state=CardState.STOPPED))
+        session.execute(update(CardRow).where(own, col(CardRow.state).not_in(KEPT)).values(stopped))
         session.execute(update(CardRow).where(own).values(worker=""))
 
 

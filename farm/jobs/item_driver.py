@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -31,6 +31,7 @@ from farm.devices.lock import CardLock
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
+from farm.outage import Outage
 from farm.settings import make_private, settings
 from farm.store.content import add_reading, predicted_counts, store_observed, store_protocol, store_software
 from farm.store.database import Database
@@ -123,18 +124,18 @@ def keep_reading(database: Database, answer: Measured, subject: Subject, protoco
 
 @contextlib.contextmanager
 def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
-    """Call `beat` every few seconds in a thread until the block ends. The thread logs the errors of `beat`."""
+    """Call `beat` every few seconds in a thread until the block ends. The thread logs each error of `beat` once."""
     current = settings()
     ended = threading.Event()
+    outage = Outage(log, "This card has no heartbeat")
 
     def run() -> None:
         while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
             try:
                 beat()
-            except FarmError as error:
-                log.warning("The heartbeat could not be written: %s", error.message)
-            except Exception:
-                log.exception("The heartbeat failed; the next heartbeat tries again")
+                outage.over()
+            except Exception as error:
+                outage.note(error)
 
     thread = threading.Thread(target=run, name="heartbeat", daemon=True)
     thread.start()
@@ -171,6 +172,7 @@ class ItemDriver:
     spool: Spool | None = None  # stores readings while the database is unreachable; None: `ask` waits for the database
     software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
+    _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
 
     def register(self) -> Software:
         """Wait for the benchmark process, register the card with its software, and return the software.
@@ -297,12 +299,14 @@ class ItemDriver:
         pauses_s = _pauses_s(2.0)
         while True:
             try:
-                return query(*arguments, **options)
+                answer = query(*arguments, **options)
+                self._outage.over()
+                return answer
             except DatabaseUnreachable as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (self.stop_requested() and not claimed):
                     raise
-                log.warning("Waiting for the database: %s", error.message)
+                self._outage.note(error)
                 time.sleep(pause_s)
 
     # -------------------------------------------------------------------------------- hooks

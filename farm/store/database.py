@@ -35,7 +35,7 @@ from sqlmodel import Session, SQLModel, col, select
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
 from farm.settings import make_private, settings
-from farm.store.tables import Item, Job, JobState
+from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
@@ -53,6 +53,8 @@ POSTGRESQL_OPTIONS = {
 SQLITE_OPTIONS = {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout"}
 #: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
 READ_ONLY = "25006"
+#: PostgreSQL's error code if the user has no right to read or write a table.
+NO_RIGHT = "42501"
 #: PostgreSQL's error codes if it ends a connection because the transaction was idle or ran for too long.
 TIMED_OUT = ("25P03", "25P04")
 UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock during an upgrade
@@ -84,7 +86,7 @@ class Database:
     """One engine and its sessions.
 
     Raises (all methods):
-        DatabaseUnreachable: the database does not answer, is read-only, or its file is damaged.
+        DatabaseUnreachable: the database does not answer, is read-only, refuses its user, or its file is damaged.
     """
 
     def __init__(self, url: str) -> None:
@@ -128,6 +130,11 @@ class Database:
                 raise DatabaseUnreachable(
                     f"The database {self} is read-only: {first_line(error)}.",
                     "Make the database writable, or set FARM_DATABASE_URL to a writable server. No data was lost.",
+                ) from error
+            if state == NO_RIGHT:
+                raise DatabaseUnreachable(
+                    f"The database {self} refuses its user: {first_line(error)}.",
+                    "Give the user the rights to read and write all tables, or correct FARM_DATABASE_URL.",
                 ) from error
             if "not a database" in str(error.orig) or "malformed" in str(error.orig):  # SQLite's NOTADB and CORRUPT
                 raise DatabaseUnreachable(
@@ -196,6 +203,19 @@ class Database:
                 f"The database {self} has schema {version}, but this program needs schema {newest_schema()}.",
                 "Stop the workers, then run `farm db upgrade`.",
             )
+
+    def check_writes(self) -> None:
+        """Check that the database accepts writes. Nothing is changed.
+
+        Raises:
+            DatabaseUnreachable: it does not, for example because it is a standby or the user has no right to write.
+        """
+        with self.write() as session:
+            for table in (Item, CardRow, ReadingRow):
+                session.execute(sqlalchemy.update(table).where(sqlalchemy.false()).values(id=table.id))
+                none = sqlalchemy.select(table).where(sqlalchemy.false())
+                names = [column.name for column in table.__table__.columns]  # type: ignore[attr-defined]
+                session.execute(sqlalchemy.insert(table).from_select(names, none))
 
     def upgrade(self) -> None:
         """Create the tables in an empty database, or migrate an older schema to the newest.

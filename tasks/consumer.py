@@ -1,0 +1,82 @@
+"""Celery's consumer, except that it waits for a broker that does not work.
+
+Celery ends the worker if the broker refuses a command, for example because it is a replica or full; this would end the
+running measurement too. If the broker is down, Celery logs every try. This consumer logs the reason once, with the next
+step, and once that the broker works again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from celery.worker import consumer
+from celery.worker.consumer.consumer import CONNECTION_RETRY
+from celery.worker.state import maybe_shutdown
+
+from farm.errors import BrokerUnreachable
+from farm.outage import Outage
+from farm.safe_text import shown_url
+from farm.settings import settings
+from tasks.app import broker_problem
+from tasks.broker_probe import check_broker_works
+
+#: The longest pause between two tries. A worker that has to stop notices it after `_STEP_S`. Unit: s.
+LONGEST_PAUSE_S = 5.0
+_STEP_S = 0.25
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not (isinstance(record.args, tuple) and record.args[:1] == (CONNECTION_RETRY,))
+
+
+logging.getLogger("celery.worker.consumer.consumer").addFilter(_is_news)  # `Consumer` logs these errors
+
+
+class Consumer(consumer.Consumer):  # type: ignore[misc]
+    """See the module. `worker_consumer` of the application names it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._outage = Outage(logging.getLogger("farm.worker"), f"{self.hostname} gets no messages")
+        self._failures = 0  # connections that failed although the broker seemed to work
+        self._connected_s = 0.0
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        self._note(exc)
+        super().on_connection_error_after_connected(exc)
+
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        self._note(exc)
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Return the connection when the broker works."""
+        if self._failures > 1:
+            self._pause(min(0.5 * 2**self._failures, LONGEST_PAUSE_S))
+        pause_s = _STEP_S
+        while True:
+            maybe_shutdown()
+            try:
+                check_broker_works(settings())
+            except BrokerUnreachable as error:
+                self._outage.note(error)
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                break
+        connection = super().ensure_connected(conn)
+        self._outage.over()
+        self._connected_s = time.monotonic()
+        return connection
+
+    def _note(self, error: Exception) -> None:
+        self._failures = self._failures + 1 if time.monotonic() - self._connected_s < LONGEST_PAUSE_S else 1
+        problem, step = broker_problem(error)
+        self._outage.note(BrokerUnreachable(f"The broker {shown_url(settings().broker_url)} {problem}", step))
+
+    def _pause(self, pause_s: float) -> None:
+        until_s = time.monotonic() + pause_s
+        while time.monotonic() < until_s:
+            maybe_shutdown()
+            time.sleep(_STEP_S)
