@@ -22,13 +22,13 @@ class Outage:
     def __init__(self, log: logging.Logger, what: str) -> None:
         self._log, self._what = log, what
         self._logged: set[str] = set()  # the causes of the present or the last outage
-        self._lasts = self._is_news = False
+        self.lasts = self._is_news = False
         self._over_s = -SAME_OUTAGE_S
 
     def note(self, error: Exception) -> None:
         """Log an error, with its next step, unless this outage has logged the same cause."""
-        if not self._lasts:
-            self._lasts, self._is_news = True, False
+        if not self.lasts:
+            self.lasts, self._is_news = True, False
             if time.monotonic() - self._over_s >= SAME_OUTAGE_S:
                 self._logged.clear()
         message = str(error)
@@ -43,7 +43,7 @@ class Outage:
 
     def over(self) -> None:
         """Log that the outage is over, if there was one."""
-        if self._lasts:
-            self._lasts, self._over_s = False, time.monotonic()
+        if self.lasts:
+            self.lasts, self._over_s = False, time.monotonic()
             if self._is_news:
                 self._log.warning("%s: it works again", self._what)

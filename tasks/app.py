@@ -184,6 +184,7 @@ def broker_problem(error: BaseException, about: str = "") -> tuple[str, str]:
     errors = (error, error.__cause__)
     found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
     code = next(found, str(error).partition(" ")[0])
+    code = "READONLY" if code == "UNBLOCKED" else code  # a BRPOP ends so if its server becomes a replica
     problem, step = _REFUSALS.get(code, ("does not answer", "Start it, or correct FARM_BROKER_URL."))
     return f"{problem}: {about or str(error).rstrip('.')}.", step
 

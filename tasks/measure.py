@@ -45,7 +45,7 @@ class CardWorker(ItemDriver):
     """The item driver of a pool process. It also publishes messages, sends Celery events and stops with its worker."""
 
     task: Any = None  # the Celery task that runs now
-    _events: Outage = field(default_factory=partial(Outage, log, "No events for Flower: the broker"), init=False)
+    _events: Outage = field(default_factory=partial(Outage, log, "No events for Flower"), init=False)
 
     def registered(self, card: Card) -> None:
         """Store a fingerprint of the card if it has none for its driver. Without one, the card can measure too."""
@@ -75,7 +75,8 @@ class CardWorker(ItemDriver):
             self.task.send_event(kind, **fields)
             self._events.over()
         except (OperationalError, RedisError) as error:
-            self._events.note(BrokerUnreachable(*broker_problem(error)))
+            problem, step = broker_problem(error)
+            self._events.note(BrokerUnreachable(f"The broker {problem}", step))
 
     def ending(self) -> bool:
         return _ended.is_set() or self.stop_requested() or (_parent is not None and os.getppid() != _parent)

@@ -206,6 +206,8 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
         try:
             may_move = time.monotonic() - steady_since_s > lost_after_s(current)
             reconcile_now(database, current, own_farm(), may_move=may_move)
+            if outage.lasts:
+                check_broker_works(current)  # a pass that publishes nothing does not show that the broker works
             outage.over()
         except Exception as error:
             if isinstance(error, DatabaseUnreachable):
@@ -231,7 +233,6 @@ def _answering_database(current: Settings) -> Database:
 def _celery_worker(name: str, queue: str, *, pool: str) -> int:
     # Celery warns if it runs as root; messages contain no executable code (docs/security.md).
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)  # at every lost connection
     worker = app.Worker(
         hostname=name,
         queues=[queue],
@@ -245,6 +246,8 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
         loglevel=logging.INFO,
         optimization="fair",
     )
+    # At every lost connection. Celery sets another filter when it sets up logging.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     logs.silence_billiard()
     signal.signal(STOPPING, signal.SIG_IGN)  # a new pool process inherits this until it sets its handler
 

@@ -1,6 +1,6 @@
 """Checks that find out why a farm misbehaves. Each check returns "ok", or a problem and what to do next.
 
-The checks change nothing and raise nothing: if a part of the farm does not answer, the check reports a problem.
+The checks leave nothing behind and raise nothing: if a part of the farm does not answer, the check reports a problem.
 `farm.doctor.host` checks this host, `farm.doctor.database` the database, and `tasks.broker_checks` the broker.
 """
 
@@ -16,7 +16,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. A problem stops the farm or makes its readings worthless; a warning does not."""
+    """The result of one check. A problem stops work, now or for the next item, or makes readings worthless."""
 
     name: str
     level: Level

@@ -1,6 +1,7 @@
 """Running the command line inside the test's process."""
 
 import functools
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from farm.memory_report import step_memory
+from farm.settings import settings
 
 _extracted_once = functools.cache(step_memory._captured)
 
@@ -29,6 +31,20 @@ def farm():
         return Said(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+@pytest.fixture
+def examined(farm):
+    """Run ``farm doctor``; returns its checks. The exit code must match them."""
+
+    def examine():
+        settings.cache_clear()
+        said = farm("doctor", "--json")
+        found = json.loads(said.stdout)
+        assert said.code == (1 if found["counts"]["problem"] else 0)
+        return found["checks"]
+
+    return examine
 
 
 @pytest.fixture

@@ -29,18 +29,6 @@ from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 from tests.planned import plan, register
 
 
-@pytest.fixture
-def examined(farm):
-    def examine():
-        settings.cache_clear()
-        said = farm("doctor", "--json")
-        found = json.loads(said.stdout)
-        assert said.code == (1 if found["counts"]["problem"] else 0)
-        return found["checks"]
-
-    return examine
-
-
 def levels(checks, name):
     return [(check["level"], check["message"]) for check in checks if check["name"] == name]
 

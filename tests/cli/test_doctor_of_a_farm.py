@@ -1,6 +1,7 @@
 """`farm doctor` beside a running farm: its workers answer."""
 
 import json
+import signal
 
 
 def test_workers_tell_what_they_run(one_card):
@@ -12,3 +13,32 @@ def test_workers_tell_what_they_run(one_card):
         "ok",
         "the same versions of farm, torch, torchvision, Python here and on all workers that answer",
     )
+
+
+def test_a_supervisor_that_is_stopped_or_was_killed_is_a_problem(one_card):
+    farm, _ = one_card.whole()
+    assert told(farm, "problem") == {}
+    farm.worker.send_signal(signal.SIGSTOP)
+    try:
+        ((name, message),) = told(farm, "problem").items()
+    finally:
+        farm.worker.send_signal(signal.SIGCONT)
+    assert name.startswith("supervisor ")
+    assert "is stopped (SIGSTOP or Ctrl-Z)" in message
+    assert told(farm, "problem") == {}
+
+    farm.worker.kill()
+    farm.worker.wait()
+    farm.wait_for(lambda: not farm.alive() and not farm.processes("tasks.main"))
+    ((_, message),) = told(farm, "problem").items()
+    assert "its supervisor (`farm worker`) ended unexpectedly" in message
+    farm.worker = farm.start("worker")
+    farm.wait_for(farm.alive)
+    assert told(farm, "problem") == {}
+
+
+def told(farm, level):
+    said = farm.say("doctor", "--json")
+    found = json.loads(said.stdout)
+    assert said.returncode == (1 if found["counts"]["problem"] else 0)
+    return {check["name"]: check["message"] for check in found["checks"] if check["level"] == level}

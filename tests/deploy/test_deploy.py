@@ -507,6 +507,18 @@ def test_prometheus_asks_the_workers_and_flower():
         assert isinstance(yaml.safe_load((DEPLOY / "prometheus" / Path(file).name).read_text()), list)
 
 
+def test_alerts_ask_for_metrics_that_there_are_and_are_documented():
+    (group,) = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
+    page = (ROOT / "docs/operate.md").read_text()
+    for rule in group["rules"]:
+        assert f"`{rule['alert']}`" in page
+        assert re.fullmatch(r"\d+m", rule["for"])
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        for metric in re.findall(r"farm_[a-z_]+", rule["expr"]):
+            assert f"`{metric}" in page, metric
+
+
 def test_the_image_is_built_from_what_the_project_has():
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     for path in ("constraints.txt", "pyproject.toml", "farm", "tasks", "cli", "LICENSE"):

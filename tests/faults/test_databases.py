@@ -94,7 +94,7 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     job_id = pair.submit(["slow"] * 6, 0.5)
     pair.done(job_id)
     postgres.stop()
-    pair.farm.wait_for(lambda: pair.said().count("Waiting for the database") >= 4)
+    pair.farm.wait_for(lambda: pair.said().count("Waiting for the database") == 2)
     supervisor = pair.supervisor()
     supervisor.terminate()
     supervisor.wait(15)
@@ -103,6 +103,19 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     assert pair.settled(job_id) == {"done": 6}
     # Of each card at most the item at whose claim or reading the database went away.
     assert sum(item.attempts - 1 + item.repeated for item in pair.farm.items(job_id)) <= 2
+
+
+def test_a_database_that_refuses_its_user_is_told_once_and_a_worker_that_starts_waits_for_it(pair, postgres):
+    _writes(postgres, "off")
+    pair.farm.wait_for(lambda: pair.said().count("has no heartbeat: The database") == 2)
+    pair.worker().kill()  # its supervisor starts another one
+    pair.farm.wait_for(lambda: "does not start: The database" in pair.said())
+    time.sleep(3)
+    told = [line.partition("  ")[2] for line in pair.said().splitlines() if "The database" in line]
+    assert len(told) == pair.said().count("is read-only") <= 2 + 1 + 1, "of two cards, the new worker, the reconciler"
+    _writes(postgres, "on")
+    pair.farm.wait_for(lambda: pair.said().count("it works again") == len(told))
+    assert pair.settled(pair.submit(["", ""])) == {"done": 2}
 
 
 def _writes(postgres, allowed):

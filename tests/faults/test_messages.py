@@ -36,6 +36,32 @@ def test_the_broker_is_killed_and_restarted_three_times(hurt):
     assert hurt.settled(job_id) == {"done": 8}
 
 
+@pytest.mark.parametrize("refusing", ["without its replicas", "refusing a command"])
+def test_a_broker_that_refuses_commands_ends_no_measurement_and_is_told_once(hurt, refusing):
+    job_id = hurt.submit(["slow"] * 4, 1.0)
+    item = hurt.in_work(job_id)
+    with client_of(hurt) as client:
+        if refusing == "without its replicas":
+            client.config_set("min-replicas-to-write", 1)
+        else:
+            client.acl_setuser("default", commands=["-zadd"])
+        try:
+            hurt.farm.wait_for(lambda: hurt.said().count("gets no messages: The broker") == 2)
+            time.sleep(8)  # a worker tries again after 5 s at most, the reconciler after 1 s
+            said = hurt.said()
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+            client.acl_setuser("default", commands=["+@all"])
+    assert hurt.settled(job_id) == {"done": 4}
+    (begun,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert (begun.attempts, begun.repeated) == (1, 0), "its measurement went on"
+    lines = [line.partition("  ")[2].partition(": ")[0] for line in said.splitlines() if "The broker" in line]
+    assert len(lines) == len(set(lines)), said
+    assert {line.partition("@")[0] for line in lines} >= {"card-" + item.card_id, "control"}
+    assert "Traceback" not in said
+    hurt.farm.wait_for(lambda: hurt.said().count("gets no messages: it works again") == 2)
+
+
 def test_a_message_delivered_again_is_dropped(hurt):
     """As after the visibility timeout of an item that took longer, or from a publisher in doubt."""
     job_id = hurt.submit(["slow"] * 3, 1.0)

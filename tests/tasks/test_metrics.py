@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
+import subprocess
 import urllib.request
 from collections import defaultdict
 
 import pytest
+import redis
 import sqlalchemy
 import sqlmodel
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +22,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
 from farm.types.protocol import Software
-from tasks import metrics
+from tasks import metrics, supervisor
 from tasks.metrics import FarmCollector, serve
 from tests import planned
 from tests.farms import ROOT, running
@@ -55,6 +58,7 @@ def test_the_figures_of_a_working_farm_move(tmp_path, broker, postgres_url):
         assert before["farm_database_up",] == 1
         assert before["farm_items_measured_total",] == 0
         assert before["farm_card_state", "idle"] == 2
+        assert before["farm_doctor_problems",] == 0
         first = farm.submit(["", "slow", "oom", "raise", "crash"], seconds=0.3)
         farm.wait_for(lambda: farm.ended(first))
         after = scrape(port)
@@ -188,7 +192,41 @@ def test_without_a_database_it_says_so(tmp_path):
         family.name: family for family in FarmCollector(Settings(database_url=url, state_dir=tmp_path)).collect()
     }
     assert families["farm_database_up"].samples[0].value == 0
-    assert set(families) == {"farm_database_up", "farm_spooled_readings"}
+    assert set(families) == {"farm_database_up", "farm_spooled_readings", "farm_doctor_problems"}
+    assert problems(families) == {"broker": 1, "cards": 0, "database": 1, "supervisor": 0}
+
+
+def problems(families):
+    return {sample.labels["check"]: sample.value for sample in families["farm_doctor_problems"].samples}
+
+
+def test_what_the_doctor_would_find_is_counted_and_not_at_every_scrape(database, broker, monkeypatch):
+    url = database.url.render_as_string(hide_password=False)
+    current = Settings(database_url=url, broker_url=broker.url)
+    planned.register(database, 0, 1)
+    cards.quarantine(database, "SIM-1", "it is hot")
+    stopped = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(supervisor.os, "getppid", lambda: stopped.pid)
+    collector = FarmCollector(current, supervisor=stopped.pid)
+
+    def found():
+        return problems({family.name: family for family in collector.collect()})
+
+    with redis.Redis.from_url(broker.redis_url) as client:
+        try:
+            assert found() == {"broker": 0, "cards": 1, "database": 0, "supervisor": 0}
+            stopped.send_signal(signal.SIGSTOP)
+            client.config_set("min-replicas-to-write", 1)
+            monkeypatch.setattr(metrics, "CHECK_EVERY_S", -1.0)
+            assert found() == {"broker": 1, "cards": 1, "database": 0, "supervisor": 1}
+            calls = client.info("commandstats")["cmdstat_multi"]["calls"]
+            monkeypatch.setattr(metrics, "CHECK_EVERY_S", 60.0)
+            assert found() == {"broker": 1, "cards": 1, "database": 0, "supervisor": 1}
+            assert client.info("commandstats")["cmdstat_multi"]["calls"] == calls
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+            stopped.kill()
+            stopped.wait()
 
 
 def test_off_or_taken_it_stays_quiet(tmp_path):
