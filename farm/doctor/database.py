@@ -135,8 +135,8 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
 
 
 _NEXT_STEPS = {
-    "draining": "`farm cards resume {0.id}` ends its drain.",
-    "quarantined": "Fix {0.id}, then `farm cards release {0.id}` (docs/operate.md).",
+    "draining": "`farm cards resume {0.id}` gives it work again.",
+    "quarantined": "Correct the cause, then run `farm cards release {0.id}` (docs/operate.md).",
 }
 
 
@@ -153,7 +153,7 @@ def waiting_items(session: Session) -> dict[str, int]:
 
 
 def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[Check]:
-    """Report items that wait although no card that could measure them is served: cards of a model and software."""
+    """Report items that no card can measure: no worker serves a card of their model and software."""
     waiting = waiting_items(session)
     kinds: dict[tuple[str, str | None], list[CardStatus]] = {}
     for view in views:
@@ -166,8 +166,10 @@ def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[C
         named = ", ".join(f"{view.card.id} is {view.state}" for view in own[:5])
         first = (own or alike)[0]
         step = _NEXT_STEPS.get(first.state, "Start `farm worker` on {0.host}.").format(first.card)
-        message = f"no {model} serves the farm, but {number} {plural('item', number)} must be measured on one"
-        yield problem("cards", f"{message} ({named or 'no worker has registered'})", step)
+        message = (
+            f"no worker serves a card of model {model}, but {number} {plural('item', number)} must be measured there"
+        )
+        yield problem("cards", f"{message}: {named or 'a `farm run` uses the card'}", step)
 
 
 def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check]:

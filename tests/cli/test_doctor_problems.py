@@ -206,7 +206,7 @@ def test_items_that_wait_without_a_card_that_could_measure_them_are_a_problem(
     leave(database)
     checks = examined()
     (message,) = problems(checks, "cards")
-    assert message.startswith("no a card serves the farm, but 2 items must be measured on one")
+    assert message.startswith("no worker serves a card of model a card, but 2 items must be measured there: ")
     assert told in message
     assert any(step in check["next_step"] for check in checks if check["name"] == "cards")
     register(database, 2)  # one of the same model and software
@@ -228,7 +228,7 @@ def test_workers_that_do_not_answer_while_items_wait_are_a_problem(examined, dat
     register(database, 0)
     assert problems(examined(), "workers") == []
     plan(database, ["SIM-0"])
-    assert problems(examined(), "workers") == ["none listens to the broker, but 1 items wait"]
+    assert problems(examined(), "workers") == ["no worker listens to the broker, but 1 item must be measured"]
 
 
 def test_a_card_whose_worker_was_not_seen_for_long_is_a_problem(examined, database, monkeypatch):
@@ -236,4 +236,4 @@ def test_a_card_whose_worker_was_not_seen_for_long_is_a_problem(examined, databa
     register(database, 0, 1)
     unseen(database, "SIM-1")
     ((message,),) = [problems(examined(), "card here:1")]
-    assert "SIM-1 was last seen" in message
+    assert "SIM-1 has sent no heartbeat" in message
