@@ -30,7 +30,7 @@ from celery.worker.control import Panel, inspect_command
 from farm.devices.device import Card
 from farm.devices.host import find_card, program_versions
 from farm.devices.lock import CardLock
-from farm.errors import DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
+from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
 from farm.outage import Outage
@@ -157,16 +157,18 @@ class StallWatchdog:
         return now_s - self._progress_at_s > self.limit_s > 0
 
     def exit_if_stalled(self, database: Database, current: Settings) -> None:
-        """End this process at once if it has stalled. A normal stop would requeue the message that stalled it.
+        """End this process at once if it has stalled, unless the broker is the cause.
 
-        Raises:
-            BrokerUnreachable: the broker is the cause; the process continues.
+        A normal stop would requeue the message that stalled it.
         """
         now_s = time.monotonic()
         taken, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
         if self.stalled(database, taken=taken, at_work=at_work, now_s=now_s):
             self._progress_at_s = now_s
-            check_broker_works(current)
+            try:
+                check_broker_works(current)
+            except BrokerUnreachable:
+                return  # the cause: the consumer waits for the broker, and has logged it
             log.error(
                 "Items wait for card %s, but the worker received no message for %g s; it restarts",
                 self.card_id,

@@ -42,10 +42,10 @@ def admin(server):
 
 @pytest.fixture
 def at(server, monkeypatch):
-    """Let the commands of a test use the broker as some user."""
+    """Let the commands of a test use a broker as some user."""
 
-    def use(account=""):
-        monkeypatch.setenv("FARM_BROKER_URL", f"redis+socket://{account}{server.socket}")
+    def use(account="", broker=server):
+        monkeypatch.setenv("FARM_BROKER_URL", f"redis+socket://{account}{broker.socket}")
         settings.cache_clear()
         configure(settings())
 
@@ -127,25 +127,25 @@ def test_the_rights_that_a_farm_needs_are_enough_and_the_check_leaves_nothing_be
     assert left == [b"card.SIM-0"]
 
 
-def test_a_broker_that_still_loads_its_file_is_a_problem(examined, monkeypatch):
-    with BrokerServer(persistent=True) as broker:
+class LoadingBroker(BrokerServer):
+    """Its `start` returns before the server has loaded its file."""
+
+    def _answers(self):
+        return self.socket.exists()
+
+
+def test_a_broker_that_still_loads_its_file_is_a_problem(examined, at):
+    with LoadingBroker() as broker:
         with redis.Redis.from_url(broker.redis_url) as client:
-            client.mset({f"key-{number}": "" for number in range(2000)})
-        broker.stop()
-        broker.options = {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
-        monkeypatch.setattr(BrokerServer, "_answers", lambda _: True)  # it is ready only when it has loaded its file
-        broker.start()
-        while not broker.socket.exists():
-            time.sleep(0.01)
-        monkeypatch.setenv("FARM_BROKER_URL", broker.url)
-        settings.cache_clear()
-        configure(settings())
-        (message,) = problems(examined(), "broker")
-        assert "still loads its file" in message
+            client.mset({f"key-{number}": "x" * 100 for number in range(2000)})
+            client.save()
         broker.kill()
-        monkeypatch.undo()
-        settings.cache_clear()
-        configure(settings())
+        broker.options = {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}  # 10 ms per key
+        broker.start()
+        at(broker=broker)
+        (message,) = problems(examined(), "broker")
+        broker.kill()
+    assert "still loads its file" in message
 
 
 def test_a_broker_that_accepts_connections_and_never_answers_is_a_problem(examined, at, server):
