@@ -16,7 +16,7 @@ from celery.worker.consumer.consumer import CONNECTION_RETRY
 from celery.worker.state import maybe_shutdown
 
 from farm.errors import BrokerUnreachable
-from farm.outage import Outage
+from farm.jobs.outage import Outage
 from farm.safe_text import shown_url
 from farm.settings import settings
 from tasks.app import broker_problem

@@ -30,7 +30,7 @@ from farm.errors import BrokerUnreachable, CardUnavailable, DatabaseUnreachable,
 from farm.jobs import cards
 from farm.jobs.item_driver import ItemDriver, Spool, log
 from farm.jobs.items import Claim, Closed
-from farm.outage import Outage
+from farm.jobs.outage import Outage
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import CardState

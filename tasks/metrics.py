@@ -29,7 +29,7 @@ from farm.errors import FarmError
 from farm.jobs import cards, listing
 from farm.jobs.item_driver import Spool
 from farm.jobs.listing import CardCounts
-from farm.outage import Outage
+from farm.jobs.outage import Outage
 from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, CardState, ItemState

@@ -33,7 +33,7 @@ from farm.devices.lock import CardLock
 from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
-from farm.outage import Outage
+from farm.jobs.outage import Outage
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database

@@ -31,7 +31,7 @@ from farm.devices.lock import CardLock
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
-from farm.outage import Outage
+from farm.jobs.outage import Outage
 from farm.settings import make_private, settings
 from farm.store.content import add_reading, predicted_counts, store_observed, store_protocol, store_software
 from farm.store.database import Database
