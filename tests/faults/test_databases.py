@@ -114,7 +114,8 @@ def test_a_database_that_refuses_its_user_is_told_once_and_a_worker_that_starts_
     told = [line.partition("  ")[2] for line in pair.said().splitlines() if "The database" in line]
     assert len(told) == pair.said().count("is read-only") <= 2 + 1 + 1, "of two cards, the new worker, the reconciler"
     _writes(postgres, "on")
-    pair.farm.wait_for(lambda: pair.said().count("it works again") == len(told))
+    pair.farm.wait_for(lambda: pair.said().count("it works again") == len(told) - 1)  # not of the killed worker
+    pair.farm.wait_for(lambda: len(pair.farm.alive()) == 2)
     assert pair.settled(pair.submit(["", ""])) == {"done": 2}
 
 

@@ -44,14 +44,14 @@ def test_a_broker_that_refuses_commands_ends_no_measurement_and_is_told_once(hur
         if refusing == "without its replicas":
             client.config_set("min-replicas-to-write", 1)
         else:
-            client.acl_setuser("default", commands=["-zadd"])
+            client.execute_command("ACL", "SETUSER", "default", "-brpop")
         try:
             hurt.farm.wait_for(lambda: hurt.said().count("gets no messages: The broker") == 2)
             time.sleep(8)  # a worker tries again after 5 s at most, the reconciler after 1 s
             said = hurt.said()
         finally:
             client.config_set("min-replicas-to-write", 0)
-            client.acl_setuser("default", commands=["+@all"])
+            client.execute_command("ACL", "SETUSER", "default", "+@all")
     assert hurt.settled(job_id) == {"done": 4}
     (begun,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
     assert (begun.attempts, begun.repeated) == (1, 0), "its measurement went on"
