@@ -30,6 +30,7 @@ from farm.types.format import (
 
 if TYPE_CHECKING:
     from farm.report.compare import ComparedRow, Difference, SideComparison
+    from farm.report.gate import JudgedRow, PairedComparison
 
 SHOWN = 20  # tuples of one side only, if no other tuples are shown
 _STYLES = {"faster": "green", "slower": "red"}
@@ -240,3 +241,23 @@ def _alone(entry: ComparedRow, side: Literal["A", "B"]) -> Text:
     share, time = (entry.a_share, entry.time.a) if side == "A" else (entry.b_share, entry.time.b)
     note = f" ({entry.covers})" if entry.covers.startswith("no reading") else ""
     return Text(f"  {percent(share):>7}  {quantity(time.value if time else None, TIME):>8}  {entry.name}{note}")
+
+
+def paired(found: PairedComparison) -> RenderableType:
+    """The rows of a comparison in paired rounds, with the bounds of their changes."""
+    parts: list[RenderableType] = [
+        Text(f"{name}  {title}", style="bold") for name, title in zip("AB", found.titles, strict=True)
+    ]
+    parts.append(Text(f"{len(found.jobs)} rounds on {found.card}"))
+
+    def cells(row: JudgedRow) -> list[Any]:
+        units = TIME if row.quantity == "time" else ENERGY
+        style = "red" if row.low > 0 else "green" if row.high < 0 else ""
+        change = Text(f"{row.change * 100:+.1f} %", style="bold red" if row.fails else style)
+        bounds = [f"{bound * 100:+.1f} %" for bound in (row.low, row.high)]
+        sides = [quantity(side, units) for side in (row.a, row.b)]
+        return [f"{row.quantity} of {row.name}", percent(row.share), *sides, change, *bounds, str(row.rounds)]
+
+    heads = ("row", ">share", ">A", ">B", ">change", ">at least", ">at most", ">rounds")
+    parts += [Text(), tables.ruled(heads, [cells(row) for row in found.judgement.rows], ("rounds", "at most"))]
+    return Group(*parts)

@@ -38,7 +38,7 @@ COMMANDS = _NAMES.split()
 _MODULES = {
     **dict.fromkeys(("publish", "trace"), "report"),
     **dict.fromkeys(("cancel", "resume", "retry", "status"), "jobs"),
-    **dict.fromkeys(("lookup", "compare", "export", "import"), "readings"),
+    **dict.fromkeys(("lookup", "export", "import"), "readings"),
     "flower": "worker",
     "operators": "models",
     "settings": "doctor",

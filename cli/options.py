@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,6 +218,27 @@ class CliOptions:
         for entry in measurement_file.load(self.files, check_model=find) if self.files else ():
             found += [cell.over(entry) for cell in (cells if entry.model else cells[:1])]  # a sweep has its own grid
         return found
+
+
+def options_of_run(text: str) -> CliOptions:
+    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype bfloat16".
+
+    Raises:
+        UsageError: a quotation mark is missing. Typer's errors: an option is wrong.
+    """
+    given: list[CliOptions] = []
+
+    def run(options: CliOptions) -> None:
+        given.append(options)
+
+    program = typer.Typer(add_completion=False)
+    program.command()(flat(run))
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise UsageError(f"A quotation mark is missing: {text}", "Quote a value with blanks.") from None
+    typer.main.get_command(program).main(words, prog_name="farm run", standalone_mode=False)
+    return given[0]
 
 
 def _numbers(flag: str, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""``farm lookup``, ``compare``, ``export`` and ``import``: readings, differences between two sides, and exchange."""
+"""``farm lookup``, ``export`` and ``import``: readings and their exchange."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import typer
 
 from cli import lists, output
 from cli.options import AsJson, Cards
-from cli.output import answer, emit, emit_json, say, show
-from farm.errors import BelowTarget, UsageError
+from cli.output import emit, emit_json, say, show
 from farm.types.format import plural
 
 
@@ -44,45 +43,6 @@ def lookup(
         show(lists.readings(rows))
         if total > len(rows):
             say(f"{total - len(rows)} more: -n {total} shows all, `farm export` writes them.")
-
-
-def compare(
-    first: str = typer.Argument(
-        ..., metavar="A", help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
-    ),
-    second: str = typer.Argument(..., metavar="B", help="The job or filters to compare A with."),
-    fail_above: str | None = typer.Option(
-        None,
-        metavar="X%",
-        help="Exit with code 5 if a whole model, a sum or operator type needs more time or energy in B: by more than "
-        "X %, and the intervals do not overlap.",
-    ),
-    limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of models and tuples to show."),
-    as_json: AsJson = False,
-) -> None:
-    """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""
-    from farm.report import compare as comparisons
-
-    bound = None if fail_above is None else _fraction(fail_above)
-    with output.open_database().read() as session:
-        found = comparisons.compare(session, first, second)
-    answer(as_json, found, lambda: lists.comparison(found, limit))
-    if bound is not None:
-        if found.total is None and not found.sums:
-            raise BelowTarget("A and B have neither a model nor a tuple in common.", "Compare two jobs of one model.")
-        if worse := found.worse_by(bound):
-            raise BelowTarget(f"B is slower than A by more than {bound * 100:g} %: {'; '.join(worse[:5])}.")
-
-
-def _fraction(text: str) -> float:
-    number = text.strip().removesuffix("%").strip()
-    try:
-        value = float(number) / (100 if "%" in text else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %
-        raise UsageError(f"--fail-above requires a percentage or a fraction, such as 5% or 0.05; got '{text}'.")
-    return value
 
 
 def export(

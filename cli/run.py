@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,15 @@ INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continu
 
 def run(options: CliOptions) -> None:
     """Measure models on this host: starts its own broker and workers, shows the report, leaves nothing behind."""
-    ending = _Ending()
+    interruptible(lambda ending: _run(options, ending))
+
+
+def interruptible(command: Callable[[Ending], None]) -> None:
+    """Run a command that measures on this host. Raises `Interrupted` if a person or a signal ended it."""
+    ending = Ending()
     try:
         with ending:
-            _run(options, ending)
+            command(ending)
     except KeyboardInterrupt as interruption:
         raise Interrupted(INTERRUPTED_HINT) from interruption
     except Exception as error:
@@ -40,7 +45,7 @@ def run(options: CliOptions) -> None:
         raise
 
 
-class _Ending:
+class Ending:
     """End the run in order after SIGTERM, Ctrl-C or SIGHUP: servers and workers are stopped.
 
     The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised in a finalizer, or in
@@ -102,7 +107,7 @@ class _Ending:
             raise KeyboardInterrupt
 
 
-def _run(options: CliOptions, ending: _Ending) -> None:
+def _run(options: CliOptions, ending: Ending) -> None:
     from farm.settings import settings
     from farm.store.database import is_there
     from tasks.submissions import Submissions, plan
@@ -118,7 +123,7 @@ def _run(options: CliOptions, ending: _Ending) -> None:
         return
     with output.upgraded_database() as database:
         if left := submissions.still_to_do(database, planned):
-            _measure(database, left, cards, submissions, ending)
+            measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
 
 
@@ -132,9 +137,14 @@ def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
             raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
-def _measure(
-    database: Database, planned: list[PlannedJob], cards: list[Card], submissions: Submissions, ending: _Ending
+def measure(
+    database: Database,
+    batches: Iterable[Sequence[PlannedJob]],
+    cards: list[Card],
+    submissions: Submissions,
+    ending: Ending,
 ) -> None:
+    """Start a farm for this command and measure the batches of jobs, one batch after the other."""
     # Celery loads only when there is something to do.
     from farm.doctor.host import disturbances
     from farm.settings import settings
@@ -153,9 +163,11 @@ def _measure(
             ending.check()
             farm.tend()
 
-        submissions.submit_all(database, planned, progress=follow.working, farm=farm)
-        tend()
-        follow.follow(database, submissions.job_ids, tend=tend)
+        for planned in batches:
+            before = len(submissions.job_ids)
+            submissions.submit_all(database, planned, progress=follow.working, farm=farm)
+            tend()
+            follow.follow(database, submissions.job_ids[before:], tend=tend)
     ending.check()
 
 

@@ -51,6 +51,7 @@ class Side:
     software: tuple[str, ...]
     dtypes: tuple[str, ...]
     tuples: int
+    cards: tuple[str, ...]  # ids; if filters match several cards, some of them
 
 
 @dataclass(frozen=True)
@@ -143,22 +144,6 @@ class SideComparison:
     @property
     def only_b(self) -> tuple[str, ...]:
         return tuple(row.name for row in self.tuples_only_b)
-
-    def worse_by(self, limit: float) -> list[str]:
-        """Name the wholes, sums and operator types that cost more on side B by more than the fraction `limit`, if the
-        intervals do not overlap."""
-        totals = [self.total] if self.total and self.weights != "own calls" else []
-        rows = [
-            *((f"whole model {row.name}", row) for row in self.wholes),
-            *((f"sum of {row.name}", row) for row in self.sums),
-            *((row.name, row) for row in (*totals, *self.types)),
-        ]
-        return [
-            f"{name}: {what} {difference.change.value * 100:+.1f} %"
-            for name, row in rows
-            for what, difference in (("time", row.time), ("energy", row.energy))
-            if difference.change and difference.apart and difference.change.value > limit
-        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
@@ -498,7 +483,8 @@ def _of_job(session: Session, job_id: str) -> _Found:
     variant = session.get(tables.ModelVariant, session.get_one(tables.Job, job_id).variant_id or "")
     note = "preliminary" if built.preliminary else ""
     model = _Model(job_id, built.title, _fields(variant) if variant else {}, built.verdict, note)
-    side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured)
+    cards = tuple(card.id for card in built.cards if card.readings)
+    side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured, cards)
     return _Found(side, rows, [model], frozenset(names_of(Variant)))
 
 
@@ -521,6 +507,8 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
         (of.max(_READING.energy_mj) - of.min(_READING.energy_mj)).label("energy_spread_mj"),
         of.count(_READING.energy_mj).label("with_energy"),
         of.count().label("readings"),
+        of.min(_READING.card_id).label("card_id"),
+        of.max(_READING.card_id).label("other_card_id"),
     ).where(_READING.subject_kind == "operator")
     found = [
         row
@@ -544,7 +532,10 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
     dtypes = {dtype for operator in operators.values() if (dtype := _dtype(operator.spec))}
     dtypes |= {model.variant["dtype"] for model in models}
     card_model = [*found, *wholes][0].card_model
-    about = Side(str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows))
+    cards = {row.card_id for row in (*found, *wholes)} | {row.other_card_id for row in found}
+    about = Side(
+        *(str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards))),
+    )
     fields = frozenset(entry.column.name for entry in filters.filters)
     return _Found(about, rows, models, fields)
 
@@ -555,7 +546,7 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
         *(_JOB.id.label("job_id"), _JOB.title, _JOB.variant_id, _VERDICT.id, _VERDICT.coverage, _VERDICT.created_at_s),
-        *(_READING[name] for name in ("card_model", "software_id", "protocol_id", "method")),
+        *(_READING[name] for name in ("card_model", "card_id", "software_id", "protocol_id", "method")),
     )
     query = query.where(
         *(_ITEM.role == "whole", _ITEM.reading_id == _READING.id, _JOB.id == _ITEM.job_id),

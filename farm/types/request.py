@@ -77,6 +77,7 @@ class Request(ContentAddressed):
         usual="none",
         choices=PLACEMENTS,
     )
+    comparison: str = declared("", "the round and side of a comparison in paired rounds")
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job's stored JSON also has its cards
 

@@ -1,0 +1,113 @@
+"""``farm compare``: differences between jobs, sets of readings, or models measured in paired rounds; a gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from cli import lists, output
+from cli.options import AsJson, options_of_run
+from cli.output import answer, say
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from cli.run import Ending
+    from farm.report.gate import Gate
+    from farm.requests.partial_request import PartialRequest
+
+_OF_COMPARE = {"card": "--card", "dry_run": "--dry-run", "check": "--check", "as_json": "--json"}
+
+
+def compare(
+    first: str = typer.Argument(
+        ...,
+        metavar="A",
+        help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
+        " With --run: a model with options of `farm run`, such as 'resnet50 -b 32'.",
+    ),
+    second: str = typer.Argument(..., metavar="B", help="The job, filters or model to compare A with."),
+    fail_above: str | None = typer.Option(
+        None, metavar="X%", help="Exit with code 5 if a row of the scope costs surely more in B by over this."
+    ),
+    scope: str | None = typer.Option(
+        None,
+        metavar="SCOPE",
+        help="Rows that can fail: time or energy, a colon, and whole, sum, type or tuple; several with commas."
+        " Default: whole, sum and type, of time and energy.",
+    ),
+    min_share: str | None = typer.Option(
+        None, metavar="X%", help="Types and tuples with a smaller share of the total cannot fail. Default: 5%."
+    ),
+    run: bool = typer.Option(False, "--run", help="Measure A and B alternately on one card of this host."),
+    rounds: int = typer.Option(6, min=3, help="With --run: how often to measure A and B."),
+    card: list[str] | None = typer.Option(None, help="With --run: the card. Default: the first one."),
+    limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of models and tuples to show."),
+    as_json: AsJson = False,
+) -> None:
+    """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""
+    from farm.report.gate import Gate
+
+    gate = Gate.parse(fail_above, scope, min_share)
+    if run:
+        from cli.run import interruptible
+
+        sides = _model("A", first), _model("B", second)
+        interruptible(lambda ending: _paired(*sides, gate, rounds, card, as_json, ending))
+        return
+    if card:
+        raise UsageError("--card is for --run.", "Filters name a card: 'card=H200'.")
+    if fail_above is None and (scope or min_share):
+        raise UsageError("--scope and --min-share are for --fail-above or --run.", "Add --fail-above 3%.")
+    from farm.report import compare as comparisons
+    from farm.report.gate import judge
+
+    with output.open_database().read() as session:
+        found = comparisons.compare(session, first, second)
+        judged = judge(session, found, gate) if fail_above is not None else None
+    shown = {**found.to_json(), "gate": judged.to_json()} if judged else found
+    answer(as_json, shown, lambda: lists.comparison(found, limit))
+    if judged is not None:
+        judged.check()
+
+
+def _model(side: str, text: str) -> PartialRequest:
+    options = options_of_run(text)
+    if outer := [flag for name, flag in _OF_COMPARE.items() if getattr(options, name)]:
+        raise UsageError(f"{side} has {outer[0]}, which is for the whole comparison.", f"Put {outer[0]} after A and B.")
+    requests = options.requests()
+    if len(requests) != 1:
+        raise UsageError(f"{side} names {len(requests)} models or sizes: {text}", "Name one model with one size.")
+    return requests[0]
+
+
+def _paired(
+    a: PartialRequest,
+    b: PartialRequest,
+    gate: Gate,
+    rounds: int,
+    card: list[str] | None,
+    as_json: bool,
+    ending: Ending,
+) -> None:
+    from cli.run import measure
+    from farm.report.gate import Gate, judge_jobs, round_values
+    from tasks.paired import paired_rounds
+    from tasks.submissions import Submissions
+
+    chosen = output.chosen_own_cards(card or [])[0]
+    paired = paired_rounds(a, b, chosen, rounds)
+    with output.upgraded_database() as database:
+
+        def measured(number: int, a_job: str, b_job: str) -> None:
+            with database.read() as session:
+                values = round_values(session, a_job, b_job, Gate())
+            wholes = [(key[0], value.b / value.a - 1) for key, value in values.items() if key[1] == "whole"]
+            changes = ", ".join(f"{quantity} {change * 100:+.1f} %" for quantity, change in wholes)
+            say(f"round {number} of {rounds}: whole model {changes or 'without a sound reading'}")
+
+        measure(database, paired.batches(database, measured), [chosen], Submissions(say), ending)
+        with database.read() as session:
+            found = judge_jobs(session, str(chosen), paired.complete, gate)
+    answer(as_json, found, lambda: lists.paired(found))
+    found.judgement.check()

@@ -1,0 +1,376 @@
+"""The gate of a comparison: which rows cost more on side B than a limit allows, with the uncertainty of the change.
+
+A row fails if the lower bound of its change exceeds the limit. The bound of stored readings comes from their 95 %
+intervals and, if the sides ran on different cards of one model, from the spread between cards (`card_spread`). The
+bound of paired rounds comes from the spread between the rounds (`judge_rounds`). docs/compare.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median, stdev
+from typing import Any, Literal, cast, get_args
+
+import sqlalchemy
+from sqlmodel import Session, col, select
+
+from farm.errors import BelowTarget, UsageError
+from farm.report.compare import ComparedRow, Side, SideComparison, compare
+from farm.store import tables
+from farm.store.content import DOUBTFUL
+from farm.types.format import percent, plural
+from farm.verdict.figures import Figure, share_of
+
+Quantity = Literal["time", "energy"]
+Level = Literal["whole", "sum", "type", "tuple"]
+Scope = tuple[Quantity, Level]
+
+DEFAULT_SCOPES: tuple[Scope, ...] = tuple(
+    (quantity, level) for quantity in get_args(Quantity) for level in get_args(Level) if level != "tuple"
+)
+MIN_SHARE = 0.05
+FALSE_ALARMS = 0.01  # of paired comparisons in which no row changes by more than the limit
+LEAST_ROUNDS = 3
+LEAST_ON_CARDS = 5  # tuples and wholes on several cards, for a spread between cards
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The rows that a gate looks at, and the change that it allows.
+
+    Attributes:
+        limit: the largest allowed change, as a fraction; None: no row fails.
+        min_share: a type or tuple with a smaller share of its side's total, on both sides, is not judged.
+    """
+
+    limit: float | None = None
+    scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    min_share: float = MIN_SHARE
+
+    @classmethod
+    def parse(cls, limit: str | None, scopes: str | None = None, min_share: str | None = None) -> Gate:
+        """Read the options --fail-above, --scope and --min-share.
+
+        Raises:
+            UsageError: a text is not a percentage or not a scope.
+        """
+        return cls(
+            None if limit is None else _fraction("--fail-above", limit),
+            DEFAULT_SCOPES if scopes is None else tuple(dict.fromkeys(map(_scope, scopes.split(",")))),
+            MIN_SHARE if min_share is None else _fraction("--min-share", min_share),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"limit": self.limit, "scope": [":".join(scope) for scope in self.scopes], "min_share": self.min_share}
+
+
+def _fraction(option: str, text: str) -> float:
+    number = text.strip().removesuffix("%").strip()
+    try:
+        value = float(number) / (100 if "%" in text else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %
+        raise UsageError(f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'.")
+    return value
+
+
+def _scope(text: str) -> Scope:
+    quantity, _, level = text.strip().partition(":")
+    if quantity not in get_args(Quantity) or level not in get_args(Level):
+        raise UsageError(
+            f"--scope has no '{text.strip()}'.",
+            "Give time or energy, a colon, and whole, sum, type or tuple: --scope time:type,energy:whole.",
+        )
+    return cast(Scope, (quantity, level))
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """One row of the scope. Time in µs, energy in mJ. The change and its bounds are fractions: b / a - 1.
+
+    Attributes:
+        share: the larger of the row's shares in the totals of A and B; 1 for a whole or a sum.
+        a, b: the cost of all calls; of paired rounds the median.
+        rounds: the number of paired rounds that count; 0 for stored readings.
+        fails: True if `low` exceeds the limit.
+    """
+
+    quantity: Quantity
+    level: Level
+    name: str
+    share: float
+    a: float
+    b: float
+    change: float
+    low: float
+    high: float
+    rounds: int
+    fails: bool
+
+    @property
+    def line(self) -> str:
+        share = f", {percent(self.share)} of the {self.quantity}" if self.level in ("type", "tuple") else ""
+        change, least = self.change * 100, self.low * 100
+        return f"{self.quantity} of {self.name}: {change:+.1f} %, at least {least:+.1f} %{share}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judged rows of a comparison. `unknown`: why no row can be judged; "" if rows are judged."""
+
+    gate: Gate
+    rows: tuple[JudgedRow, ...]
+    unknown: str = ""
+    card_spread: Mapping[Quantity, float] = field(default_factory=dict)  # half-widths; {}: one card
+
+    @property
+    def findings(self) -> tuple[JudgedRow, ...]:
+        """The rows that fail."""
+        return tuple(row for row in self.rows if row.fails)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.gate.to_json(),
+            "rows": [vars(row) for row in self.rows],
+            "findings": [row.line for row in self.findings],
+            "unknown": self.unknown,
+            "card_spread": dict(self.card_spread),
+        }
+
+    def check(self) -> None:
+        """
+        Raises:
+            BelowTarget: a row fails, or none can be judged; one line for each finding.
+        """
+        if self.gate.limit is None:
+            return
+        if self.unknown:
+            raise BelowTarget(self.unknown, "Measure A and B on one card, or take another --scope or --min-share.")
+        if self.findings:
+            number = len(self.findings)
+            head = f"B takes over {self.gate.limit * 100:g} % more than A in {number} {plural('row', number)}:"
+            raise BelowTarget("\n".join([head, *(row.line for row in self.findings)]))
+
+
+# ---- stored readings
+
+
+def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
+    """Judge the rows of one comparison by the intervals of its figures."""
+    if found.total is None and not found.sums:
+        return Judgement(gate, (), "The two sides have neither a model nor a tuple in common.")
+    spread: dict[Quantity, float] = {}
+    if model := _model_of_several_cards(found.a, found.b):
+        known = card_spread(session, model)
+        gate = replace(gate, scopes=tuple(scope for scope in gate.scopes if scope[0] in known))
+        spread = {quantity: known[quantity] for quantity, _ in gate.scopes}
+        if not spread:
+            why = f"fewer than {LEAST_ON_CARDS} tuples or whole models were measured on several of them"
+            return Judgement(gate, (), f"A and B ran on different cards ({model}), and {why}: their spread is unknown.")
+    rows = []
+    for (quantity, level, name), (a, b, share) in _values(found, gate).items():
+        change = b.value / a.value - 1
+        half_width = (1 + change) * math.hypot(a.relative, b.relative, spread.get(quantity, 0.0))
+        bounds = change - half_width, change + half_width
+        row = JudgedRow(quantity, level, name, share, a.value, b.value, change, *bounds, 0, _fails(bounds[0], gate))
+        rows.append(row)
+    return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), spread)
+
+
+def _fails(low: float, gate: Gate) -> bool:
+    return gate.limit is not None and low > gate.limit
+
+
+def _none_of(gate: Gate) -> str:
+    scopes = ",".join(":".join(scope) for scope in gate.scopes)
+    return f"No row of {scopes} has figures of A and B and at least {percent(gate.min_share)} of the total."
+
+
+def _model_of_several_cards(a: Side, b: Side) -> str:
+    """The card model if both sides ran on cards of the same model and not all on one card; else ""."""
+    several = len({*a.cards, *b.cards}) > 1
+    return a.card_models[0] if several and len({*a.card_models, *b.card_models}) == 1 else ""
+
+
+def card_spread(session: Session, model: str) -> dict[Quantity, float]:
+    """Return the relative half-widths of differences between cards of a model; a quantity is missing if unknown.
+
+    Of the tuples and wholes that were measured on several cards with the same software and protocol, 95 % differ by at
+    most this much between the card with the largest and the card with the smallest mean.
+    """
+    reading, of = tables.ReadingRow.__table__.c, sqlalchemy.func  # type: ignore[attr-defined]
+    key = (reading.subject_id, reading.protocol_id, reading.software_id, reading.method)
+    means = (of.avg(reading.time_us).label("time"), of.avg(reading.energy_mj).label("energy"))
+    cards = sqlalchemy.select(*key, *means).where(reading.card_model == model).group_by(*key, reading.card_id)
+    card = cards.subquery()
+    ratios = [of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)]
+    grouped = sqlalchemy.select(*ratios).group_by(*(card.c[column.name] for column in key)).having(of.count() > 1)
+    found = session.execute(grouped).all()
+    spreads: dict[Quantity, float] = {}
+    for number, quantity in enumerate(get_args(Quantity)):
+        differences = sorted(row[number] - 1 for row in found if row[number] is not None)
+        if len(differences) >= LEAST_ON_CARDS:
+            spreads[quantity] = differences[math.ceil(0.95 * len(differences)) - 1]
+    return spreads
+
+
+_Key = tuple[Quantity, Level, str]
+
+
+def _values(found: SideComparison, gate: Gate) -> dict[_Key, tuple[Figure, Figure, float]]:
+    """Return the figures of A and B and the share for each row of the scope that has both figures and the share."""
+    values: dict[_Key, tuple[Figure, Figure, float]] = {}
+    for quantity, level in gate.scopes:
+        totals = [
+            math.fsum(figure.value for row in found.types if (figure := getattr(getattr(row, quantity), side)))
+            for side in "ab"
+        ]
+        added: dict[str, list[Figure]] = {}
+        for name, row in _rows(found, level):
+            difference = getattr(row, quantity)
+            if difference.a and difference.b and difference.a.value > 0 and difference.b.value > 0:
+                before = added.get(name, [Figure(0.0), Figure(0.0)])  # tuples may have the same label
+                added[name] = [_plus(*pair) for pair in zip(before, (difference.a, difference.b), strict=True)]
+        for name, (a, b) in added.items():
+            shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
+            share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
+            if share >= gate.min_share:
+                values[quantity, level, name] = a, b, share
+    return values
+
+
+def _plus(one: Figure, other: Figure) -> Figure:
+    return Figure(one.value + other.value, math.hypot(one.half_width, other.half_width))
+
+
+def _rows(found: SideComparison, level: Level) -> list[tuple[str, ComparedRow]]:
+    of_jobs = found.weights == "own calls"  # one model
+    match level:
+        case "whole":
+            return [("the whole model" if of_jobs else f"the whole {row.name}", row) for row in found.wholes]
+        case "sum":
+            common = [("the sum of the common tuples", found.total)] if found.total and not of_jobs else []
+            name = "the sum of the tuples"
+            return [*((name if of_jobs else f"{name} of {row.name}", row) for row in found.sums), *common]
+        case "type":
+            return [(row.name, row) for row in found.types]
+        case "tuple":
+            return [(row.name, row) for row in found.tuples]
+
+
+# ---- paired rounds
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """The rounds of a paired comparison and their judgement. `jobs`: the ids of the jobs of A and B in each round."""
+
+    card: str
+    titles: tuple[str, str]
+    jobs: tuple[tuple[str, str], ...]
+    judgement: Judgement
+
+    def to_json(self) -> dict[str, Any]:
+        sides = {"a": self.titles[0], "b": self.titles[1]}
+        return {"card": self.card, **sides, "rounds": self.jobs, "gate": self.judgement.to_json()}
+
+
+def judge_jobs(session: Session, card: str, jobs: Sequence[tuple[str, str]], gate: Gate) -> PairedComparison:
+    """Judge paired rounds, given by the jobs of A and B in each round."""
+    judgement = judge_rounds([round_values(session, a, b, gate) for a, b in jobs], gate)
+    a, b = (session.get_one(tables.Job, job_id).title for job_id in jobs[0])
+    return PairedComparison(card, (a, b), tuple(jobs), judgement)
+
+
+@dataclass(frozen=True)
+class RoundValue:
+    """One row in one round."""
+
+    a: float
+    b: float
+    share: float
+
+
+Round = Mapping[_Key, RoundValue]
+
+
+def round_values(session: Session, a_job: str, b_job: str, gate: Gate) -> Round:
+    """Return the rows of one round. A row with a reading that later jobs would not reuse is left out."""
+    values = _values(compare(session, a_job, b_job), replace(gate, min_share=0.0))
+    doubtful = {entry for job_id in (a_job, b_job) for entry in _doubtful(session, job_id)}
+    return {
+        key: RoundValue(a.value, b.value, share)
+        for key, (a, b, share) in values.items()
+        if not doubtful & {(key[1], ""), (key[1], key[2])}
+    }
+
+
+def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
+    """Return (level, name; "" for all) of the rows of a job that contain a doubtful reading."""
+    item, reading, operator = tables.Item, tables.ReadingRow, tables.Operator
+    query = (
+        select(item.role, reading.flags, operator.short_name, operator.label)
+        .join(reading, col(reading.id) == col(item.reading_id))
+        .join(operator, col(operator.id) == col(item.subject_id), isouter=True)
+        .where(item.job_id == job_id)
+    )
+    found: set[tuple[str, str]] = set()
+    for role, flags, short_name, label in session.exec(query):
+        if DOUBTFUL & set(flags):
+            found |= {("whole", "")} if role == "whole" else {("sum", ""), ("type", short_name), ("tuple", label)}
+    return found
+
+
+def judge_rounds(rounds: Sequence[Round], gate: Gate) -> Judgement:
+    """Judge rows by the changes in paired rounds.
+
+    With d = ln(b / a) of each round, their mean m, standard deviation s and number n, and the number k of judged rows,
+    the bounds of the change are exp(m -+ t s / sqrt(n)) - 1. t is the quantile of Student's t with n - 1 degrees of
+    freedom at 1 - `FALSE_ALARMS` / k. A row without `LEAST_ROUNDS` rounds is not judged.
+    """
+    series: dict[_Key, list[RoundValue]] = defaultdict(list)
+    for values in rounds:
+        for key, value in values.items():
+            series[key].append(value)
+    judged = {
+        key: found
+        for key, found in series.items()
+        if len(found) >= LEAST_ROUNDS and median(value.share for value in found) >= gate.min_share
+    }
+    rows = []
+    for (quantity, level, name), found in judged.items():
+        changes = [math.log(value.b / value.a) for value in found]
+        count, mean = len(found), fmean(changes)
+        wide = student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
+        low, high = math.expm1(mean - wide), math.expm1(mean + wide)
+        a, b, share = (median(getattr(value, name) for value in found) for name in ("a", "b", "share"))
+        change = math.expm1(mean)
+        rows.append(JudgedRow(quantity, level, name, share, a, b, change, low, high, count, _fails(low, gate)))
+    return Judgement(gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds.")
+
+
+def student_t(probability: float, degrees: int) -> float:
+    """The quantile of Student's t for a probability from 0.5 to below 1. SciPy, an extra, is not needed."""
+    low, high = 0.0, 1.0
+    while _student_cdf(high, degrees) < probability:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_cdf(middle, degrees) < probability else (low, middle)
+    return high
+
+
+def _student_cdf(t: float, degrees: int) -> float:
+    """The distribution function for t >= 0 (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(degrees))
+    odd = degrees % 2
+    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
+    for step in range(1 + odd, degrees, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * step / (step + 1)
+    within = (angle + math.sin(angle) * total) * 2 / math.pi if odd else math.sin(angle) * total
+    return 0.5 + within / 2
