@@ -7,6 +7,7 @@ bound of paired rounds comes from the spread between the rounds (`judge_rounds`)
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -353,6 +354,7 @@ def judge_rounds(rounds: Sequence[Round], gate: Gate) -> Judgement:
     return Judgement(gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds.")
 
 
+@functools.cache
 def student_t(probability: float, degrees: int) -> float:
     """The quantile of Student's t for a probability from 0.5 to below 1. SciPy, an extra, is not needed."""
     low, high = 0.0, 1.0
