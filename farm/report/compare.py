@@ -31,10 +31,10 @@ from farm.types.protocol import Variant
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
-_READING, _OPERATOR, _PROTOCOL, _SOFTWARE, _JOB, _ITEM, _VERDICT = (
+_READING, _OPERATOR, _PROTOCOL, _SOFTWARE, _VARIANT, _JOB, _ITEM, _VERDICT = (
     table.__table__.c  # type: ignore[union-attr]
     for table in (
-        *(tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow),
+        *(tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow, tables.ModelVariant),
         *(tables.Job, tables.Item, tables.VerdictRow),
     )
 )
@@ -551,6 +551,7 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     query = query.where(
         *(_ITEM.role == "whole", _ITEM.reading_id == _READING.id, _JOB.id == _ITEM.job_id),
         *(_VERDICT.job_id == _JOB.id, _READING.subject_kind == "variant"),
+        _READING.subject_id.in_(sqlalchemy.select(_VARIANT.id)),  # by its index, not through all readings of a card
     )
     rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
     variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
