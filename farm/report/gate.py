@@ -163,7 +163,7 @@ class Judgement:
 def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
     """Judge the rows of one comparison by the intervals of its figures."""
     if found.total is None and not found.sums:
-        return Judgement(gate, (), "The two sides have neither a model nor a tuple in common.")
+        return Judgement(gate, (), "A and B have neither a model nor a tuple in common.")
     spread: dict[Quantity, float] = {}
     if model := _model_of_several_cards(found.a, found.b):
         known = card_spread(session, model)
@@ -252,11 +252,11 @@ def _rows(found: SideComparison, level: Level) -> list[tuple[str, ComparedRow]]:
     of_jobs = found.weights == "own calls"  # one model
     match level:
         case "whole":
-            return [("the whole model" if of_jobs else f"the whole {row.name}", row) for row in found.wholes]
+            return [("whole model" if of_jobs else f"whole model {row.name}", row) for row in found.wholes]
         case "sum":
-            common = [("the sum of the common tuples", found.total)] if found.total and not of_jobs else []
-            name = "the sum of the tuples"
-            return [*((name if of_jobs else f"{name} of {row.name}", row) for row in found.sums), *common]
+            common = [("sum of the common tuples", found.total)] if found.total and not of_jobs else []
+            of_one = "sum of the tuples"
+            return [*((of_one if of_jobs else f"sum of {row.name}", row) for row in found.sums), *common]
         case "type":
             return [(row.name, row) for row in found.types]
         case "tuple":

@@ -205,7 +205,7 @@ def test_a_round_with_a_doubtful_reading_does_not_count_for_the_rows_with_it(dat
         session.execute(update(tables.ReadingRow).where(where).values(flags=["throttled_thermal"]))
     with database.read() as session:
         left = round_values(session, "one", "two", gate)
-    assert {key[1:] for key in every.keys() - left.keys()} == {("sum", "the sum of the tuples"), ("type", "MaxPool2d")}
+    assert {key[1:] for key in every.keys() - left.keys()} == {("sum", "sum of the tuples"), ("type", "MaxPool2d")}
     with database.write() as session:
         session.execute(update(tables.ReadingRow).where(where).values(flags=["not_converged", "throttled_power"]))
     with database.read() as session:
