@@ -26,6 +26,7 @@ ROWS = (
     ("faults/test_hosts.py",),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
+    ("cli/test_paired_rounds.py",),
     ("security/test_secrets.py",),
     ("tasks/test_logs.py",),
     ("tasks/test_metrics.py",),
