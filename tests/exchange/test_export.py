@@ -152,13 +152,13 @@ def test_filters_take_what_columns_say(database, tmp_path):
     ("word", "message"),
     [
         ("kernelsize=3", "Did you mean kernel_size"),
-        ("kernel_size=big", "wants sizes such as 3 or 3x3"),
-        ("time_us<fast", "wants a number"),
+        ("kernel_size=big", "needs sizes such as 3 or 3x3"),
+        ("time_us<fast", "needs a number"),
         ("operator>3", "have no order"),
         ("details=x", "cannot be filtered"),
         ("since=yesterday", "not a date"),
         ("3x3", "neither an operator nor a filter"),
-        ("card=V100", "no card with card=V100"),
+        ("card=V100", "no readings of a card with card=V100"),
     ],
 )
 def test_a_filter_that_means_nothing_is_told(database, tmp_path, word, message):
