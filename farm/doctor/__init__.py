@@ -16,7 +16,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. A problem stops work, now or for the next item, or makes readings worthless."""
+    """The result of one check. A problem stops work or makes readings worthless; a warning does not."""
 
     name: str
     level: Level
