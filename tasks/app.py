@@ -142,21 +142,24 @@ def tls_options(url: str) -> dict[str, Any]:
 #: Code of an error of the broker -> what is wrong, as the end of a sentence that begins with "The broker", and a step.
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "READONLY": (
-        "is a replica that takes no messages",
-        "Set FARM_BROKER_URL to its primary, or make it a primary (`REPLICAOF NO ONE`).",
+        "is a replica and accepts no messages",
+        "Set FARM_BROKER_URL to its primary, or make the replica a primary (`REPLICAOF NO ONE`).",
     ),
-    "MASTERDOWN": ("is a replica without its primary", "Start its primary, or set FARM_BROKER_URL to one that runs."),
+    "MASTERDOWN": (
+        "is a replica without its primary",
+        "Start its primary, or set FARM_BROKER_URL to a broker that runs.",
+    ),
     "NOREPLICAS": (
-        "takes no messages because too few replicas are connected to it",
-        "Start its replicas, or lower its `min-replicas-to-write`.",
+        "accepts no messages because too few replicas are connected to it",
+        "Start the replicas, or lower `min-replicas-to-write`.",
     ),
     "OOM": (
-        "is full: it takes no more messages",
-        "Raise its `maxmemory` (deploy/redis/redis.conf), or let the workers empty their queues.",
+        "is full and accepts no more messages",
+        "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or let the workers empty their queues.",
     ),
     "MISCONF": (
-        "takes no messages because it cannot write to its disk",
-        "Its log has the reason. Make room on its disk, or correct its `dir`.",
+        "accepts no messages because it cannot write to its disk",
+        "Read the log of the broker for the reason. Make room on its disk, or correct its `dir`.",
     ),
     "LOADING": ("still loads its file", "Try again when it has read its file."),
     "NOPERM": (
@@ -185,7 +188,7 @@ def broker_problem(error: BaseException, about: str = "") -> tuple[str, str]:
     found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
     code = next(found, str(error).partition(" ")[0])
     code = "READONLY" if code == "UNBLOCKED" else code  # a BRPOP ends so if its server becomes a replica
-    problem, step = _REFUSALS.get(code, ("does not answer", "Start it, or correct FARM_BROKER_URL."))
+    problem, step = _REFUSALS.get(code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL."))
     return f"{problem}: {about or str(error).rstrip('.')}.", step
 
 
