@@ -39,10 +39,10 @@ def check_broker_works(current: Settings) -> None:
         problem, step = broker_problem(error)
         raise BrokerUnreachable(f"The broker {shown} {problem}", step) from error
     if refused:
-        error = next(iter(refused.values()))
+        first = next(iter(refused.values()))
         denied = [name for name, one in refused.items() if isinstance(one, redis.exceptions.NoPermissionError)]
-        problem, step = broker_problem(error, ", ".join(denied) if denied else "")
-        raise BrokerUnreachable(f"The broker {shown} {problem}", step) from error
+        problem, step = broker_problem(first, ", ".join(denied))
+        raise BrokerUnreachable(f"The broker {shown} {problem}", step) from first
 
 
 def _refused(client: Any) -> dict[str, redis.ResponseError]:
