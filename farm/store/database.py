@@ -214,7 +214,7 @@ class Database:
             for table in (Item, CardRow, ReadingRow):
                 session.execute(sqlalchemy.update(table).where(sqlalchemy.false()).values(id=table.id))
                 none = sqlalchemy.select(table).where(sqlalchemy.false())
-                names = [column.name for column in table.__table__.columns]  # type: ignore[attr-defined]
+                names = [column.name for column in table.__table__.columns]  # type: ignore[union-attr]
                 session.execute(sqlalchemy.insert(table).from_select(names, none))
 
     def upgrade(self) -> None:
