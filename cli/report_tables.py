@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from farm.verdict.verdict import TupleRow, Verdict
 
 _MOST_UNMEASURED = 10
+_ON_A_GPU = "tmcks4gd"  # the packaged job that shows a result of a GPU
 _MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
 _MOST_PLACEMENTS = 60
@@ -269,6 +270,8 @@ def _verdict(report: Report) -> RenderableType:
         line.append(f"  accuracy {', '.join(accuracies)}; coverage {percent(verdict.coverage)}", style="not bold")
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
     reasons = () if report.kind == "sweep" and report.state != "cancelled" else verdict.reasons
+    if report.kind == "model" and report.cards and all(card.kind == "cpu" for card in report.cards) and verdict.missed:
+        reasons = (*reasons, f"`farm import h200`, then `farm report {_ON_A_GPU}` shows a result of a GPU (resnet18).")
     return Group(line, *map(tables.hanging, reasons))
 
 

@@ -59,6 +59,7 @@ TORCH_ROOMS = (
     "farm/benchmark/clock.py",
     "farm/benchmark/torch_device.py",
     "farm/benchmark/fingerprinting.py",
+    "farm/benchmark/host_clock.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/passes.py",
     "farm/benchmark/sampler.py",

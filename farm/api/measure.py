@@ -305,8 +305,10 @@ def _torch_device(card: Card) -> Any:
 
 @contextlib.contextmanager
 def _torch_state_restored() -> Iterator[None]:
-    """Restore PyTorch's thread count, device and stream at the end, because a `Bench` changes them."""
+    """Restore PyTorch's thread count, device and stream, and the C library, because a `Bench` changes them."""
     import torch
+
+    from farm.benchmark.host_clock import keep_memory
 
     threads = torch.get_num_threads()
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
@@ -314,6 +316,7 @@ def _torch_state_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+        keep_memory(False)
         if torch.cuda.is_initialized():
             torch.cuda.set_stream(stream or torch.cuda.default_stream())  # also sets the stream's device
 

@@ -109,6 +109,12 @@ def other_operators(device: torch.device) -> Callable[[], None]:
     return run
 
 
+def write_again(memories: Sequence[torch.Tensor]) -> None:
+    """Write the same values to these memories again."""
+    for memory in memories:  # types of one byte (bool, float8) have no arithmetic
+        (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
+
+
 def time_among_others(
     run: Callable[[], object],
     memories: Sequence[torch.Tensor],
@@ -133,8 +139,7 @@ def time_among_others(
 
     def among_others() -> None:
         others()
-        for memory in memories:  # rewrite the same values; types of one byte (bool, float8) have no arithmetic
-            (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
+        write_again(memories)
 
     pool = torch.cuda.graph_pool_handle()
     bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))

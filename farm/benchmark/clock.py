@@ -36,6 +36,7 @@ class TimedRound(NamedTuple):
     took_s: float
     passes: int
     late: bool = False  # the card was idle when the host launched the round: the card waited for the host
+    sections_s: tuple[float, ...] = ()  # parts of `took_s` (`farm.benchmark.host_clock`)
 
 
 class Clock:

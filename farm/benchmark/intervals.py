@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 #: Degrees of freedom -> two-sided 95 % quantile of Student's t. For missing degrees use the next lower entry.
 _T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228), start=1))
@@ -42,8 +43,13 @@ def midmean(values: Sequence[float]) -> float:
     return fmean(ordered[cut : len(ordered) - cut])
 
 
+def fastest(values: Sequence[float]) -> float:
+    """Mean of the fastest quarter of the values."""
+    return fmean(sorted(values)[: max(1, round(len(values) / 4))])
+
+
 def batch_half_width(
-    values: Sequence[float], figure: Callable[[Sequence[float]], float] = fmean, batches: int = 10
+    values: Sequence[Any], figure: Callable[[Sequence[Any]], float] = fmean, batches: int = 10
 ) -> float:
     """95 % half-width of a `figure` of correlated values, in their unit; infinite for fewer than three values.
 

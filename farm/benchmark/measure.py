@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,11 +23,20 @@ from farm.benchmark import intervals
 from farm.benchmark.cache import other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
-from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, pass_times_us
+from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
+from farm.benchmark.host_clock import HostClock, keep_memory
 from farm.benchmark.passes import Offload, applied
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
-from farm.benchmark.window import DRIFT, FLOOR_TICKS, SteadyWindow, WindowPower, window_power
+from farm.benchmark.window import (
+    DRIFT,
+    FLOOR_TICKS,
+    SteadyWindow,
+    WindowPower,
+    figure_of,
+    window_power,
+    with_power,
+)
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
@@ -52,7 +60,8 @@ class Gate:
     slope_c_per_s: float
     span_s: float  # the slope is computed over this time: cards report whole degrees, ten times a second
     ceiling_s: float  # longest total time of warm-up and waiting
-    energy: bool = True  # False if windows are too short for the energy counter
+    energy: bool = True  # False if the window measures time only
+    shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
         return window_power(sampler, begin_s, end_s) if self.energy else WindowPower(None, None, "", begin_s, end_s)
@@ -60,9 +69,11 @@ class Gate:
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
-TIMED = Gate(math.inf, 0.0, 0.0, energy=False)
-TIMED_WINDOW_S = 0.1  # the shortest window without an energy counter
+TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
+#: For the time on a CPU. If the CPU has an energy counter, another window measures the power.
+HOST = Gate(math.inf, 0.0, 0.0, energy=False)
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
+HOST_WHOLE_TIMES = 4.0  # on a CPU the window of a whole model is longer by this factor: its passes are few and long
 
 # Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
@@ -110,7 +121,6 @@ class Bench:
         device: Device,
         torch_device: torch.device | str,
         idle_power_w: float | None = None,
-        threads: int = 0,
         canary_every: int | None = None,
         repeats: int | None = None,
         offload: Offload | None = None,
@@ -118,10 +128,9 @@ class Bench:
         """
         Args:
             idle_power_w: the idle power, if it is known.
-            threads: number of CPU threads; 0: one per physical core that the process may use.
             canary_every: tuples between two canaries, see `Canary`.
             repeats: how often to repeat a disturbed reading (`REPEATED`). The default is two on a GPU and none on a
-                CPU, because other processes always use the CPU.
+                CPU, because its clock stands still while other processes use the core.
             offload: puts the tensors of a placement in slow memory; without it, protocols with a placement are refused.
         """
         self.device = device
@@ -139,7 +148,10 @@ class Bench:
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:
-            torch.set_num_threads(threads or _physical_cores())
+            torch.set_num_threads(1)  # a second thread would wait for a core whenever another program uses it
+        self._host = device.card.kind == "cpu"
+        if self._host:
+            keep_memory()
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
         self._knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
@@ -177,6 +189,8 @@ class Bench:
                 if subject.kind == "variant":
                     minimum_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
                     stopping = dataclasses.replace(stopping, minimum_s=minimum_s)
+                    if self._host:
+                        stopping = dataclasses.replace(stopping, maximum_s=HOST_WHOLE_TIMES * stopping.maximum_s)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
                     gate = TIMED if protocol.placement else GATES[subject.kind]
@@ -260,7 +274,10 @@ class Bench:
         self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: CostLedger
     ) -> Reading:
         for attempt in itertools.count():
-            reading = self._steady(workload, stopping, gate, on_phase)
+            if self._host:
+                reading = self._on_host(workload, stopping, gate, on_phase)
+            else:
+                reading = self._steady(workload, stopping, gate, on_phase)
             for name, seconds in reading.cost_s.items():
                 ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
@@ -270,9 +287,18 @@ class Bench:
                 time.sleep(1.0)  # let the card cool
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
-    def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
+    def _on_host(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
+        """Measure on a CPU: the time by `HostClock`; then the power in a second window, if the CPU has a counter."""
+        timed = self._steady(workload, stopping, HOST, on_phase, HostClock(workload))
+        if not gate.energy or "energy_counter_mj" not in self.device.capabilities:
+            return timed
+        return with_power(timed, self._steady(workload, stopping, gate, on_phase))
+
+    def _steady(
+        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, clock: Clock | None = None
+    ) -> Reading:
         foreign_before = self._foreign_processes()
-        clock = Clock(workload)
+        clock = clock or Clock(workload)
         on_phase("warm-up", {})
         with Sampler(self.device, self.own_processes) as sampler:
             start_s = time.perf_counter()
@@ -283,16 +309,11 @@ class Bench:
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s)
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
-            others_s = self.device.foreign_cpu_s()
             converged = self._run_window(clock, sampler, begin_s, stopping, gate)
             end_s = time.perf_counter()
-            others_until_s = self.device.foreign_cpu_s()
             clock.finish()
         power = gate.power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
-        share = None
-        if others_s is not None and others_until_s is not None:
-            share = max(0.0, (others_until_s - others_s) / (end_s - begin_s))
         capabilities = self.device.capabilities
         known = capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
         steady = SteadyWindow(
@@ -308,7 +329,7 @@ class Bench:
             and gate.energy
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             foreign=foreign_before | seen.foreign_processes | self._foreign_processes(),
-            foreign_cpu_share=share,
+            waited_share=clock.waited_share(begin_s, end_s) if isinstance(clock, HostClock) else None,
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -352,7 +373,7 @@ class Bench:
     def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate) -> bool:
         """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before."""
         next_check_s = begin_s
-        minimum_s = stopping.minimum_s if gate.energy else min(TIMED_WINDOW_S, stopping.minimum_s)
+        minimum_s = min(gate.shortest_s, stopping.minimum_s)
         while True:
             clock.step()
             now_s = time.perf_counter()
@@ -374,11 +395,11 @@ class Bench:
         if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= FLOOR_TICKS:
             return False
         power = gate.power(sampler, begin_s, now_s)
-        values = pass_times_us(clock.between(power.begin_s, power.end_s))
-        if len(values) < 3:
+        rounds = clock.between(power.begin_s, power.end_s)
+        if len(rounds) < 3:
             return False
-        figure = statistics.median if power.power_w is None else statistics.fmean
-        time_share = intervals.relative(intervals.batch_half_width(values, figure), figure(values))
+        time_us, half_width_us, _ = figure_of(rounds, power, isinstance(clock, HostClock))
+        time_share = intervals.relative(half_width_us, time_us)
         if time_share > stopping.time_half_width:
             return False
         if power.power_w is None:
@@ -406,10 +427,3 @@ def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
         not math.isfinite(late) or not early / MOVED <= late <= max(early * MOVED, NOTHING)
         for early, late in zip(before, after, strict=True)
     )
-
-
-def _physical_cores() -> int:
-    import psutil
-
-    allowed = len(os.sched_getaffinity(0))
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))

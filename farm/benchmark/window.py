@@ -11,17 +11,18 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
+from farm.benchmark.host_clock import fastest_us
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
-from farm.types.reading import METHOD, Reading, Trace
+from farm.types.reading import CPU_METHOD, METHOD, Reading, Trace
 
 THROTTLED_SHARE = 0.05  # flag the reading if a throttle reason is in a larger share of the samples
 STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window
-BUSY = 0.1  # flag it if other processes used a larger share of the cores' time
+BUSY = 0.5  # flag it if a CPU did other work during a larger share of the window
 DRIFT = 0.03  # flag it if the power of the window's halves differs by a larger share
 LEAST_ROUNDS = 3  # an interval needs this many rounds
 FLOOR_TICKS = 5  # a window has at least this many steps of the energy counter
@@ -132,7 +133,7 @@ class SteadyWindow:
     warm_up_slope_c_per_s: float | None  # rate of the chip's temperature at the end of the warm-up; None if unknown
     unsettled: bool  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
     foreign: frozenset[int]  # ids of other processes that were on the card before, during or after the window
-    foreign_cpu_share: float | None  # share of a CPU's core time that other processes used; None if unknown
+    waited_share: float | None  # share of the window in which a CPU did other work; None: not a CPU
     lacking: tuple[str, ...]  # sensors that the card lacks and a good reading needs
 
     @property
@@ -153,7 +154,7 @@ class SteadyWindow:
             "lacks_sensors": bool(self.lacking),
             "starved": self.starved_share > STARVED,
             "shared": bool(self.foreign),
-            "busy_host": (self.foreign_cpu_share or 0.0) > BUSY,
+            "busy_host": (self.waited_share or 0.0) > BUSY,
             "throttled_power": self._throttled("power_cap"),
             "throttled_thermal": self._throttled(*THERMAL),
             "throttled_other": self._throttled(*OTHER_SLOWDOWNS),
@@ -171,18 +172,13 @@ class SteadyWindow:
         """The reading of the window. Its details combine the workload's details, the window's and `details`."""
         power, seen, flags = self.power, self.seen, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
-        figure: Callable[[Sequence[float]], float]
-        if power.power_w is not None:
-            # Energy is mean power times pass time, so the pass time must be a mean, too.
-            time_us, figure = sum(one.took_s for one in self.rounds) / passes * 1e6, statistics.fmean
-        else:
-            # Without energy use the median: on a shared CPU, other processes dominate changes of the mean.
-            time_us, figure = statistics.median(values), statistics.median
+        time_us, time_half_width_us, time_figure = figure_of(self.rounds, power, self.waited_share is not None)
+        time_half_width_us = intervals.finite(time_half_width_us, time_us)
 
         def half_width_us(figure: Callable[[Sequence[float]], float]) -> float:
             return intervals.finite(intervals.batch_half_width(values, figure), time_us)
 
-        time_half_width_us, window_s = half_width_us(figure), power.end_s - power.begin_s
+        window_s = power.end_s - power.begin_s
         power_half_width_w = energy_mj = energy_half_width_mj = None
         if power.power_w is not None:
             power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
@@ -211,11 +207,11 @@ class SteadyWindow:
             flags=flags,
             details=dataclasses.replace(
                 self.workload.details,
-                method=METHOD,
+                method=METHOD if self.waited_share is None else CPU_METHOD,
                 rounds=len(self.rounds),
                 late_rounds=sum(one.late for one in self.rounds) or None,
                 starved_share=round(self.starved_share, 4) if "starved" in flags else None,
-                time_figure="median" if power.power_w is None else "mean",
+                time_figure=time_figure,
                 time_mean_us=statistics.fmean(values),
                 time_mean_half_width_us=half_width_us(statistics.fmean),
                 time_median_half_width_us=half_width_us(statistics.median),
@@ -228,7 +224,7 @@ class SteadyWindow:
                 lacks=self.lacking or None,
                 throttle_shares={name: round(share, 3) for name, share in seen.throttle_shares.items()} or None,
                 foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
-                foreign_cpu_share=_rounded(self.foreign_cpu_share, 3),
+                waited_share=_rounded(self.waited_share, 3),
                 temperature_slope_c_per_s=_rounded(seen.temperature_slope_c_per_s, 2),
                 warm_up_slope_c_per_s=_rounded(self.warm_up_slope_c_per_s, 2),
                 memory_temperature_c=seen.memory_temperature_c,
@@ -237,6 +233,41 @@ class SteadyWindow:
             cost_s={"warm_up": self.warm_up_s, "window": window_s},
             trace=trace,
         )
+
+
+def figure_of(
+    rounds: Sequence[TimedRound], power: WindowPower, host: bool
+) -> tuple[float, float, Literal["mean", "median", "fastest"]]:
+    """The time of a pass that a reading states, the half-width of its interval, and its name. Unit: us."""
+    if host:
+        return fastest_us(rounds), intervals.batch_half_width(rounds, fastest_us), "fastest"
+    values = pass_times_us(rounds)
+    if power.power_w is None:
+        return statistics.median(values), intervals.batch_half_width(values, statistics.median), "median"
+    # Energy is mean power times pass time, so the pass time must be a mean, too.
+    time_us = sum(one.took_s for one in rounds) / sum(one.passes for one in rounds) * 1e6
+    return time_us, intervals.batch_half_width(values), "mean"
+
+
+def with_power(timed: Reading, powered: Reading) -> Reading:
+    """Return the first reading with the power of the second, whose window has nothing but passes of the subject."""
+    energy_mj = energy_half_width_mj = None
+    if powered.power_w is not None:
+        energy_mj, energy_half_width_mj = intervals.pass_energy(
+            powered.power_w, powered.power_half_width_w or 0.0, timed.time_us, timed.time_half_width_us
+        )
+    figures = ("power_w", "power_half_width_w", "power_source", "idle_power_w", "base_power_w", "trace")
+    details = ("ticks", "ramp_ticks_dropped", "power_integral_w", "power_drift", "sampler_busy_share")
+    flags = (set(timed.flags) - {"no_energy"}) | (set(powered.flags) & {"no_energy", "drifting", "power_disagrees"})
+    return dataclasses.replace(
+        timed,
+        **{name: getattr(powered, name) for name in figures},
+        energy_mj=energy_mj,
+        energy_half_width_mj=energy_half_width_mj,
+        flags=tuple(sorted(flags)),
+        details=dataclasses.replace(timed.details, **{name: getattr(powered.details, name) for name in details}),
+        cost_s={name: seconds + powered.cost_s[name] for name, seconds in timed.cost_s.items()},
+    )
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -68,6 +68,8 @@ class Workload:
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
     replayed: bool = False  # True if rounds are replays of graphs
     not_cold: bool = False  # True if the policy is `stream` and memory allows too few copies
+    calls: list[Pass] = field(default_factory=list)  # the passes of the rounds, one of each copy
+    rewritten: list[torch.Tensor] = field(default_factory=list)  # inputs that another operator of a model just wrote
     _next: int = 0
 
     def next_round(self) -> WorkloadRound:
@@ -91,6 +93,7 @@ class Workload:
         with contextlib.suppress(RuntimeError):  # an error on the card was already reported
             synchronize(self.device)
         self.rounds.clear()
+        self.calls, self.rewritten = [], []
         self.passes = None
         while self.keep:  # graphs are at the front; `list.clear` would free the tensors at the back first
             self.keep.pop(0)
@@ -235,6 +238,8 @@ def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Worklo
         keep=keep,
         replayed=graph,
         not_cold=protocol.residency == "stream" and not reached,
+        calls=calls,
+        rewritten=passes.inputs if protocol.residency == "resident" and not protocol.placement else [],
     )
 
 

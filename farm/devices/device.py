@@ -103,9 +103,5 @@ class Device(ABC):
         """Ids of the processes that compute on the card. In a container these are still the ids on the host."""
         return None
 
-    def foreign_cpu_s(self) -> float | None:
-        """For a CPU: the time per core that other processes used on the cores of this process. Unit: s."""
-        return None
-
     def close(self) -> None:  # noqa: B027 - most devices have nothing to release
         """Release the driver."""

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import runpy
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,8 +169,8 @@ class _Package:
 class CpuDevice(Device):
     """A CPU as a device. Its energy counter is the sum over RAPL's package domains.
 
-    Virtual machines have no RAPL, and reading it needs permission. Other processes always use a CPU, so the device
-    reports their CPU time instead of their ids.
+    Virtual machines have no RAPL, and reading it needs permission. Other processes always use a CPU, so the device does
+    not list them.
     """
 
     def __init__(self, card: Card, powercap: Path = POWERCAP) -> None:
@@ -190,18 +189,6 @@ class CpuDevice(Device):
         with contextlib.suppress(OSError, ValueError):
             return sum(package.energy_uj() for package in self._packages) / 1e3 if self._packages else None
         return None
-
-    def foreign_cpu_s(self) -> float | None:
-        import psutil
-
-        cores = os.sched_getaffinity(0)
-        try:
-            times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
-        except (OSError, ValueError, psutil.Error):
-            return None
-        # The host of a virtual machine takes time as well (steal).
-        busy_s = sum(core.user + core.nice + core.system + core.irq + core.softirq + core.steal for core in times)
-        return (busy_s - time.process_time()) / len(times) if busy_s else None
 
 
 def no_slow_memory(card: Card, nodes: Path = NODES) -> str:

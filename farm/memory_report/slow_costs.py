@@ -22,7 +22,7 @@ from farm.store.database import in_batches
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
 from farm.types.protocol import Launch, Placement, Protocol, Variant
-from farm.types.reading import METHOD
+from farm.types.reading import CPU_METHOD, METHOD
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 
@@ -173,11 +173,12 @@ def read_slow(
         if {**spec, "data": None} == {**like, "data": None}:
             words[row.id] = (spec["data"], word)
     placed = [protocol_id for protocol_id, (_, word) in words.items() if word]
+    method = sqlalchemy.case((_READING.card_id.startswith("CPU-"), CPU_METHOD), else_=METHOD)
     newest: dict[tuple[str, str], dict[tuple[str, str, str], float]] = defaultdict(dict)
 
     def read(*which: Any) -> set[str]:
         query = sqlalchemy.select(*(_READING[name] for name in _NAMES)).where(
-            *which, _READING.card_model.in_(card_models), _READING.method == METHOD, _READING.simulated.is_(False)
+            *which, _READING.card_model.in_(card_models), _READING.method == method, _READING.simulated.is_(False)
         )
         found = set()
         for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):

@@ -25,7 +25,7 @@ from farm.store.tables import Item, Job, ReadingRow
 from farm.types.fields import names_of
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
-from farm.types.reading import METHOD, Details, Reading, Verification
+from farm.types.reading import Details, Reading, Verification, method_of
 from farm.types.request import Request
 from farm.types.tokens import Tokens, TokensRejected
 from farm.types.tuple import Cost, OperatorTuple, parse
@@ -405,8 +405,9 @@ DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
 
 
 def sound(reading: ReadingRow) -> bool:
-    """True if the reading has the current method and no doubtful flag."""
-    return Details.from_json(reading.details).method == METHOD and not DOUBTFUL & set(reading.flags)
+    """True if the reading has the current method of its card and no doubtful flag."""
+    current = method_of(reading.card_id)
+    return Details.from_json(reading.details).method == current and not DOUBTFUL & set(reading.flags)
 
 
 def tells_others(flags: Iterable[str] | None) -> bool:

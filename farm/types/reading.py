@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
+CPU_METHOD = 6  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
 _INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the measured operator, model or canary runs
+
+
+def method_of(card_id: str) -> int:
+    """Return the version of the method that this code uses on a card."""
+    return CPU_METHOD if card_id.startswith("CPU-") else METHOD
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:
@@ -174,7 +180,7 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 class Details(_Stored):
     """The details of a reading. Times are for one pass. Half-widths are absolute, for the 95 % interval."""
 
-    method: int | None = None  # `METHOD` of the code that measured
+    method: int | None = None  # `METHOD` or `CPU_METHOD` of the code that measured
 
     # what ran on the card
     copies: int | None = None  # copies of the tensors: the passes use one after the other
@@ -195,7 +201,7 @@ class Details(_Stored):
     rounds: int | None = None
     late_rounds: int | None = None  # rounds launched when the card was already idle
     starved_share: float | None = None  # share of the window in which the card waited for the host
-    time_figure: Literal["mean", "median"] | None = None  # the figure in `Reading.time_us`
+    time_figure: Literal["mean", "median", "fastest"] | None = None  # the figure in `Reading.time_us`
     time_mean_us: float | None = None
     time_mean_half_width_us: float | None = None
     time_median_half_width_us: float | None = None
@@ -212,7 +218,7 @@ class Details(_Stored):
     lacks: tuple[str, ...] | None = None  # sensors that the card lacks, but that checks of a reading need
     throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
     foreign_processes: tuple[int, ...] | None = None  # ids of other processes on the card
-    foreign_cpu_share: float | None = None  # of a CPU: share of the cores' time used by other processes, 0 to 1
+    waited_share: float | None = None  # of a CPU: share of the window in which it did other work, 0 to 1
     temperature_slope_c_per_s: float | None = None  # during the window
     warm_up_slope_c_per_s: float | None = None  # when the warm-up ended
     memory_temperature_c: float | None = None
@@ -329,9 +335,8 @@ FLAGS: dict[str, str] = {
     "throttled_other": "hardware slowdown, power brake or sync boost",
     "shared": "another process computed on the card",
     "busy_host": (
-        "on a CPU: other processes used more than 10 % of the cores' time in the window (foreign_cpu_share "
-        "in the details of every reading on a CPU whose kernel reports it). Not checked for a GPU: a host "
-        "too busy to feed it shows as starved"
+        "on a CPU: it did other work during more than half of the window (waited_share in the details of every reading "
+        "on a CPU). Not checked for a GPU: a host too busy to feed it shows as starved"
     ),
     "study": "taken by farm study under its own conditions; never reused",
     "simulated": "not a measurement; never reused",

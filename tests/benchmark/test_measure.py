@@ -194,16 +194,6 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
     assert reading.details.foreign_processes == (99,)
 
 
-@pytest.mark.parametrize(("share", "flagged"), [(0.05, False), (0.4, True)])
-def test_what_others_take_of_the_host_is_in_the_reading_and_flagged_from_a_tenth_on(
-    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch, share: float, flagged: bool
-) -> None:
-    monkeypatch.setattr(FakeDevice, "foreign_cpu_s", lambda _: share * virtual_time.now_s)
-    reading = read(FakeDevice())
-    assert reading.details.foreign_cpu_share == pytest.approx(share, rel=0.05)
-    assert ("busy_host" in reading.flags) is flagged
-
-
 def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_time: VirtualTime) -> None:
     device = FakeDevice()
     begin_s = virtual_time.now_s

@@ -38,7 +38,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_capabilities_are_getters_and_the_others_return_none(device: Device) -> None:
     assert device.capabilities - NOT_SENSORS <= set(GETTERS)
-    for name in set(GETTERS) - device.capabilities - {"foreign_cpu_s"}:  # a CPU's time is not a sensor
+    for name in set(GETTERS) - device.capabilities:
         assert getattr(device, name)() is None, name
     for name in device.capabilities - NOT_SENSORS:
         assert getattr(device, name)() is not None, name

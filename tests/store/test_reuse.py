@@ -8,17 +8,23 @@ from sqlmodel import select
 from farm.store import content, tables
 from farm.store.content import find_readings, satisfies
 from farm.types.protocol import Stopping
-from farm.types.reading import METHOD
+from farm.types.reading import CPU_METHOD, METHOD
 from tests.planned import READING, items_of, plan, register, sweep
 
 QUICK, USUAL, PATIENT = (Stopping(maximum_s=seconds) for seconds in (0.5, 3.0, 6.0))
 
 
 def row(
-    time_half_width_us: float = 1.0, *, flags: tuple[str, ...] = (), window_s: float = 0.5, **details
+    time_half_width_us: float = 1.0,
+    *,
+    flags: tuple[str, ...] = (),
+    window_s: float = 0.5,
+    card_id: str = "GPU-1",
+    **details,
 ) -> tables.ReadingRow:
     return tables.ReadingRow(
         id="r",
+        card_id=card_id,
         time_us=1000.0,
         time_half_width_us=time_half_width_us,
         window_s=window_s,
@@ -49,6 +55,8 @@ def test_what_may_be_better_the_next_time_is_read_again(flag: str):
 
 def test_readings_by_another_method_are_not_mixed_in():
     assert not satisfies(row(method=METHOD - 1), USUAL)
+    assert not satisfies(row(card_id="CPU-1"), USUAL), "a CPU that was measured like a GPU"
+    assert satisfies(row(card_id="CPU-1", method=CPU_METHOD), USUAL)
     old = row()
     old.details = {}
     assert not satisfies(old, USUAL)
