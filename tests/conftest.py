@@ -25,7 +25,7 @@ from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests import workers
+from tests import forked, workers
 from tests.clock import Clock
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
@@ -95,6 +95,11 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return workers.number_of_workers(waiting=config.option.numprocesses == "auto")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    forked.fork_workers(config, specs)
 
 
 @pytest.hookimpl(optionalhook=True)

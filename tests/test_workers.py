@@ -1,8 +1,14 @@
 """The distribution of the tests over the workers of pytest-xdist."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
+import psutil
+import pytest
+
+from tests import forked
 from tests.workers import BUSY, ROWS
 
 TESTS = Path(__file__).parent
@@ -18,3 +24,10 @@ def test_every_file_whose_tests_start_farms_is_in_a_row():
     assert {str(file.relative_to(TESTS)) for file in TESTS.glob("*/test_*.py") if starts_farms(file)} <= {
         file for row in ROWS for file in row
     }
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or "PYTEST_XDIST_WORKER" not in os.environ, reason="workers are forked on Linux"
+)
+def test_a_worker_is_a_fork_of_the_process_that_imported_the_tests():
+    assert forked.__file__ in psutil.Process().parent().cmdline()

@@ -71,9 +71,7 @@ def starts_farms(item: pytest.Item) -> bool:
 
 
 def number_of_workers(*, waiting: bool) -> int:
-    """Return the number of cores, and more if half of the tests wait. Each worker imports torch and collects all
-    tests.
-    """
+    """Return the number of cores, and more if half of the tests wait. Each worker collects all tests."""
     return len(os.sched_getaffinity(0)) + 3 * waiting
 
 

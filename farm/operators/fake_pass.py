@@ -10,18 +10,20 @@ Requirements:
 - After a fake tensor was written to a real storage, the values of the storage are unknown: every result computed from
   it is fake, and reading a value fails, as for every fake tensor.
 - Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
-  Its result depends only on the layouts of its inputs, so a second call with the same layouts is not run.
+  Its result depends only on the layouts of its inputs, so a second call with the same layouts is not run. This is done
+  for calls of modules and functions (`RepeatedCalls`), and below them for aten operators (`_RepeatedOperators`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import types
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -197,6 +199,7 @@ class _RealIntegers(TorchDispatchMode):
     def __init__(self, fakes: FakeTensors) -> None:
         super().__init__()
         self.fakes = fakes
+        self.repeated = _RepeatedOperators(fakes)
         self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -204,7 +207,7 @@ class _RealIntegers(TorchDispatchMode):
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
-            return self._run_fake(func, args, kwargs) if real else func(*args, **kwargs)
+            return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
             return func(*args, **kwargs)
 
@@ -266,6 +269,108 @@ class _RealIntegers(TorchDispatchMode):
 
 #: Shape, stride and dtype of a tensor with a storage of its own.
 _NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class _NotRepeatable(Exception):
+    """The result of an operator may depend on more than the layouts of its inputs."""
+
+
+class _RepeatedOperators:
+    """Runs aten operators on fake tensors in the `FakeTensorMode`; creates the outputs of a repeated call itself.
+
+    `FakeTensorMode` also remembers results, but its keys take ten times as long.
+    """
+
+    _MOST = 100_000  # remembered calls of all passes of the process
+    _known: ClassVar[dict[Hashable, tuple[type, tuple[_NewTensor | None, ...]] | None]] = {}
+
+    def __init__(self, fakes: FakeTensors) -> None:
+        self.fakes = fakes
+
+    def run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        """
+        Args:
+            inputs: the tensors among the arguments; all are fake.
+        """
+        kind = _repeatable_kind(func) if inputs else ""
+        if not kind:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            try:
+                key = func, self.fakes.device, _layouts(args), _layouts(tuple(kwargs.items()))
+            except _NotRepeatable:
+                key = None
+            if key in self._known:
+                return args[0] if (made := self._known[key]) is None else self._fresh(*made)
+        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if key is not None and len(self._known) < self._MOST:
+                if kind == "in place" and out is args[0]:
+                    self._known[key] = None
+                elif kind == "functional" and (made := self._made(out, inputs)):
+                    self._known[key] = made
+        return out
+
+    def _fresh(self, kind: type, layouts: tuple[_NewTensor | None, ...]) -> Any:
+        made = (layout and self.fakes.fresh(*layout) for layout in layouts)
+        return next(made) if kind is FakeTensor else kind(made)
+
+    def _made(self, out: Any, inputs: Sequence[torch.Tensor]) -> tuple[type, tuple[_NewTensor | None, ...]] | None:
+        """The type and the layouts of the outputs; None if one of them is not a new tensor like those of `fresh`."""
+        used = set(map(storage_key, inputs))
+        layouts: list[_NewTensor | None] = []
+        for tensor in out if type(out) in (tuple, list) else (out,):
+            if tensor is None:
+                layouts.append(None)
+                continue
+            if type(tensor) is not FakeTensor or tensor.constant is not None:
+                return None
+            if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+                return None
+            layout, storage = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), tensor.untyped_storage()
+            made = self.fakes.fresh(*layout)
+            alike = tensor.fake_device == made.fake_device and storage.nbytes() == made.untyped_storage().nbytes()
+            if storage._cdata in used or tensor.storage_offset() or not alike:
+                return None
+            used.add(storage._cdata)
+            layouts.append(layout)
+        return (type(out), tuple(layouts)) if any(layouts) else None
+
+
+@functools.cache
+def _repeatable_kind(func: Any) -> str:
+    """Return "functional" if an operator returns new tensors and writes nothing; "in place" if it writes and returns
+    its first argument and changes no layout; "" for all others."""
+    schema = func._schema
+    if func.namespace != "aten" or func.is_view or not _DEPENDS_ON_VALUES.isdisjoint(func.tags):
+        return ""
+    if not schema.is_mutable:
+        return "functional"
+    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    in_place = written == ["self"] == [schema.arguments[0].name] and len(schema.returns) == 1
+    return "in place" if in_place and torch.Tag.inplace_view not in func.tags else ""
+
+
+_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _layouts(value: Any) -> Hashable:
+    """The arguments of an operator, with the layouts of tensors in place of the tensors.
+
+    Raises:
+        _NotRepeatable: a tensor has a known value or is not strided, or there is an argument of another type.
+    """
+    kind = type(value)
+    if kind is FakeTensor:
+        if value.constant is not None or value.layout is not torch.strided:
+            raise _NotRepeatable
+        flags = value.requires_grad, value.is_conj(), value.is_neg()
+        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.fake_device, flags
+    if kind in (tuple, list):
+        return kind, tuple(map(_layouts, value))
+    if kind in _PLAIN:
+        return kind, value  # 1, 1.0 and True are equal
+    raise _NotRepeatable
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any
         from sqlalchemy.dialects import sqlite as dialect
     else:
         from sqlalchemy.dialects import postgresql as dialect
-    session.execute(dialect.insert(table).on_conflict_do_nothing(), sorted(rows, key=lambda row: row["id"]))
+    statement = dialect.insert(table.__table__).on_conflict_do_nothing()  # type: ignore[attr-defined]
+    session.execute(statement, sorted(rows, key=lambda row: row["id"]))
 
 
 def store_software(session: Session, software: Software) -> str:

@@ -362,7 +362,9 @@ class _StepStorages(Storages):
 
     def release(self, index: int) -> None:
         """Records that storages released since the previous check were last held by the call before ``index``."""
-        for number in [number for number in self.held if self.references[number].expired()]:
+        # All held storages are checked after each call; `StorageWeakRef.expired` would take a sixth of the time.
+        is_expired, references = torch.UntypedStorage._expired, self.references
+        for number in [number for number in self.held if is_expired(references[number].cdata)]:
             self.held.discard(number)
             self.change(number, released=max(index - 1, self.tensors[number].born))
 

@@ -5,6 +5,7 @@ it were.
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -169,3 +170,56 @@ def test_a_leaf_with_a_hook_runs_each_time():
     assert len(seen) == 3
     shapes = [found.tuples[call.tuple_id].input_shapes[0] for call in found.calls]
     assert shapes[-1] == (6, 4)
+
+
+def _seen(out):
+    """What a capture sees of the outputs of a call."""
+    tensors = out if isinstance(out, tuple | list) else (out,)
+    return [
+        (tuple(one.shape), one.stride(), one.dtype, one.storage_offset(), one.untyped_storage().nbytes())
+        for one in tensors
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: (x + 1, x + 1.0, x + True),  # equal numbers; the dtype of the result depends on their type
+        lambda x: x.zero_(),
+        lambda x: torch.max(x, 1),
+        lambda x: x.split(1),
+        lambda x: x.t(),
+        lambda x: x.to(torch.float64),
+        lambda x: x.to(x.dtype),  # the tensor itself
+        lambda x: torch.cat([x, x[1:]]),
+        lambda x: torch.empty_like(x),
+        lambda x: x.clone(memory_format=torch.contiguous_format),
+        lambda x: x.t_(),  # writes the layout only
+    ],
+)
+def test_an_operator_gives_again_what_it_gave(call):
+    def tensors():
+        whole = torch.ones(4, 3, dtype=torch.int64)
+        return [whole, whole[1:], torch.ones(3, 4, dtype=torch.int64).t(), torch.ones(4, 3), torch.ones(4, 3).bool()]
+
+    expected = [_seen(call(tensor)) for tensor in tensors()]
+    with fake_pass(nn.Identity(), (), None, "cpu") as (fakes, _, _):
+        for _ in range(2):
+            fake = [fakes.tensor(tensor, fake=True) for tensor in map(torch.clone, tensors())]
+            fake[1] = fakes.tensor(torch.ones(4, 3, dtype=torch.int64), fake=True)[1:]
+            fake[2] = fakes.tensor(torch.ones(3, 4, dtype=torch.int64), fake=True).t()
+            assert [_seen(call(tensor)) for tensor in fake] == expected
+
+
+def test_an_equal_operator_is_not_run_again_in_another_pass(monkeypatch):
+    ran, original = [], FakeTensorMode.dispatch
+
+    def dispatch(mode, func, *arguments):
+        ran.append(str(func))
+        return original(mode, func, *arguments)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", dispatch)
+    for _ in range(2):
+        with fake_pass(nn.Identity(), (torch.ones(7, 61),), None, "cpu") as (_, (x,), _):
+            assert (x.sin() * 2).shape == (7, 61)
+    assert ran.count("aten.sin.default") == ran.count("aten.mul.Tensor") == 1
