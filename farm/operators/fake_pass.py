@@ -295,11 +295,10 @@ class _RepeatedOperators:
         kind = _repeatable_kind(func) if inputs else ""
         if not kind:
             return func(*args, **kwargs)
+        key: Hashable = None
         with torch._C.DisableTorchFunction():
-            try:
+            with contextlib.suppress(_NotRepeatable):
                 key = func, self.fakes.device, _layouts(args), _layouts(tuple(kwargs.items()))
-            except _NotRepeatable:
-                key = None
             if key in self._known:
                 return args[0] if (made := self._known[key]) is None else self._fresh(*made)
         out = func(*args, **kwargs)
