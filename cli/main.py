@@ -140,7 +140,10 @@ def _reported_errors(ctx: Any = None) -> Iterator[None]:
 
 
 def load_help() -> None:
-    """Import the module that prints the help, without Markdown and tracebacks of Rich (a third of the time)."""
+    """Import the module that prints the help, without Rich's Markdown and tracebacks.
+
+    Their import would take a third of the time.
+    """
     unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
     missing = [name for name in unused if name not in sys.modules]
     for name in missing:

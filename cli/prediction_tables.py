@@ -119,7 +119,10 @@ def _shown(found: PredictedValue, units: Units, of_level: str) -> str:
 
 
 def _memory(found: Estimate) -> str:
-    """The memory of the model by its parts, and the number of cards if one has less; "" if one surely has enough."""
+    """Describe the memory that the model needs, by its parts. If one card has too little, add the number of cards.
+
+    "" if the needed memory is unknown, or certainly less than the card has.
+    """
     need = found.memory
     if need is None or need.needed_bytes is None:
         return ""

@@ -71,7 +71,7 @@ class ResponsiveTable(Table):
         edges = 2 * (self._get_padding_width(0) - 1)
 
         def room(widths: Sequence[int]) -> int:
-            """What remains of the line, with three characters between two columns."""
+            """Return the unused width of the line in characters. Three characters separate two columns."""
             return options.max_width - sum(widths) - 3 * (len(widths) - 1) - edges
 
         def least(columns: Sequence[Column], wrapped: int = _WRAPPED, *, cut: bool = False) -> list[int]:

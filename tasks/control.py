@@ -70,9 +70,15 @@ def database() -> Database:
 
 @app.task(name="aggregate")
 def aggregate(round_id: str) -> dict[str, str]:
-    """Close exhausted items of the job, then its round ("JOB/NUMBER"); return round, closing and outcome.
+    """Close the job's items that have no attempts left, then aggregate the round.
 
     The task has one argument: Celery runs an errback with more arguments inside the worker that saw the failure.
+
+    Args:
+        round_id: "JOB/NUMBER".
+
+    Returns:
+        The round's id, the result of closing the round (`Closing`) and the job's outcome.
     """
     job_id, _, number = round_id.partition("/")
     current = settings()

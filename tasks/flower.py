@@ -84,7 +84,10 @@ def serve(
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
-    """A filter of a log handler, which changes the record: Flower has its own format."""
+    """A log filter that removes secrets from each record and rejects none.
+
+    A formatter of the farm would remove them, but Flower sets its own formatter.
+    """
     record.msg, record.args = without_secrets(record.getMessage()), ()
     if record.exc_info:
         record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))

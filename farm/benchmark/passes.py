@@ -184,7 +184,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
-    """The passes of a training step, from zero_grad to the optimizer's step. There are no copies of it."""
+    """The passes of a training step, from zero_grad to the optimizer's step. All passes use the same tensors."""
     from farm.operators.encoding import tensors_in
     from farm.training.capture import capture_step
     from farm.training.extract import build_step

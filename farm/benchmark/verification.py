@@ -115,7 +115,7 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
     expected = seen if predicted is None else Counter(predicted)
     missing, unexpected = expected - seen, seen - expected
     differences = [
-        *(f"the capture itself changes what runs: {text}" for text in found.differences),
+        *(f"capturing the pass changes its kernel launches: {text}" for text in found.differences),
         *(f"predicted, but not run on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()),
         *(
             f"run on the card, but not predicted: {count}x {label_of(capture.tuples[tuple_id])}"

@@ -138,7 +138,7 @@ class SteadyWindow:
 
     @property
     def starved_share(self) -> float:
-        """The share of the window in which the card waited for the host; 0 unless the rounds replay graphs."""
+        """The share of the window in which the card waited for the host; 0 if the passes do not replay CUDA graphs."""
         return starved_share(self.rounds) if self.workload.replayed else 0.0
 
     @property

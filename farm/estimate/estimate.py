@@ -101,7 +101,7 @@ class Estimate:
 
     @property
     def complete(self) -> bool:
-        """True if `time` is the time of the whole model."""
+        """True if `time` includes all tuples; False if it omits some or is a lower bound (see `incomplete_reason`)."""
         return not self.incomplete_reason
 
     @property

@@ -37,7 +37,11 @@ KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
-    """Return the name with which a worker marks its card and its claims. It ends with the embedded farm, if any."""
+    """Return the name with which a worker marks its card and its claims.
+
+    Args:
+        farm: id of the worker's embedded farm, which becomes the end of the name; "" for the shared farm.
+    """
     return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
 
 

@@ -79,7 +79,8 @@ class Transition:
         begins = item.state in self.found if self.found else item.id is None
         if not begins:
             raise ValueError(
-                f"Item {item.id} is {item.state}; '{self.event}' begins in {', '.join(self.found) or 'none'}."
+                f"Item {item.id} has the state {item.state}. The transition '{self.event}' is allowed only from: "
+                f"{', '.join(self.found) or 'a new item'}."
             )
         for column, value in self.values(**given).items():
             setattr(item, column, value)

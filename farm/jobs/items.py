@@ -72,7 +72,10 @@ class Closed:
 
 @dataclass(frozen=True)
 class Declined:
-    """A claim that was declined. ``closed``: the rounds to aggregate and the items to publish because of it."""
+    """A claim that was declined.
+
+    A declined claim may close the item. Then ``closed`` has the rounds to aggregate and the items to publish.
+    """
 
     why: DeclineReason
     closed: Closed = Closed(False)

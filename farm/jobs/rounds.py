@@ -218,7 +218,10 @@ def _wholes(
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
-    """Let a card measure a job's whole, and again the items that were given up on it; return items to publish."""
+    """Request a job's whole model on a card, and return the items to publish.
+
+    The wholes and canaries of the card that ended with `card_left` are opened again and returned too.
+    """
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
     # Use the rows of given-up items again: a new row would violate the unique key.
     given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == item_state.CARD_LEFT)

@@ -196,7 +196,7 @@ def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
             )
         if left := len(plan.moved) - run.moves:
             moves = f"{left} of {len(plan.moved)} moves were left out"
-            found.append(f"Run {with_fast}: {moves}, because other tensors of the step share their memory.")
+            found.append(f"Run {with_fast}: {moves}, because other tensors use the same storage as the moved tensors.")
     if offload_plans.run is not None:
         found.append(f"Run: slow tensors are in {offload_plans.run.slow_memory} for their whole lifetime.")
         if offload_plans.moves_bytes_per_s is not None:

@@ -144,7 +144,7 @@ def _alike(spec: OperatorTuple, word: str) -> str:
 
 
 def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
-    """Return the value of `SlowCosts.together`: time from single slow tensors / time with all tensors slow."""
+    """Return the value of `SlowCosts.together`."""
     words: dict[str, list[Placement]] = defaultdict(list)
     for tuple_id, word in read.added_us:
         if tuple_id in tuple_ids:

@@ -158,7 +158,7 @@ class StepMemory:
     @property
     def clock(self) -> str:
         """Where the times come from, as text."""
-        by = "the peak rates of a few cores" if self.times.kind == "cpu" else f"the peak rates of the {self.sheet}"
+        by = "typical peak rates of a CPU" if self.times.kind == "cpu" else f"the peak rates of the {self.sheet}"
         estimates = f"estimated from {by} and the time of a launch"
         if not self.read_calls:
             return estimates

@@ -60,7 +60,11 @@ def _targets() -> dict[str, str]:
 
 
 def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
-    """Name -> 'module:function', checked but not imported."""
+    """Check that each value of `named` has the form 'module:function', and return `named`. Nothing is imported.
+
+    Raises:
+        SettingsError: a value has another form.
+    """
     for name, target in named.items():
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):

@@ -186,7 +186,10 @@ def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8192)
 def tensor_arguments(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """For each tensor of the tuple, the arguments that contain it: (argument name, position in the list or 0)."""
+    """Return for each tensor of the tuple the arguments that contain the tensor.
+
+    Each argument is a pair: its name, and the tensor's position if the argument is a list (else 0).
+    """
     found: list[list[tuple[str, int]]] = [[] for _ in spec.tensors]
     for name, tree in arguments_of(spec).items():
         for position, entry in enumerate(tree if isinstance(tree, list) else [tree]):

@@ -112,7 +112,7 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         if table is None:
-            raise NotEncodable("a tensor cannot be a parameter")
+            raise NotEncodable("an argument of the module's constructor is a tensor, which a tuple cannot contain")
         return {"tensor": table.add(value)}
     if isinstance(value, enum.Enum):
         return encode(value.value, table)

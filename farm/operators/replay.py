@@ -74,8 +74,11 @@ def mismatches(
 
 @functools.lru_cache(maxsize=8192)
 def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
-    """The storages that can be in slow memory: the numbers of input storages, and the count of storages that a call
-    allocates and returns (0 if the operator does not run on fake tensors)."""
+    """Return the storages that can be in slow memory: (numbers of the input storages, count of the output storages).
+
+    Output storages are those that a call allocates and returns. Their count is 0 if the operator does not run on fake
+    tensors.
+    """
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
     inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
     try:

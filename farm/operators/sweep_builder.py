@@ -99,8 +99,12 @@ class Builder:
             raise Impossible("it needs more memory than any card has") from refusal
 
     def _like(self, sample: OperatorTuple, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
-        """The tuple, copied from the ``sample`` of its structure with other sizes, and its cost; None if PyTorch
-        refuses it."""
+        """Return a tuple and its cost without a capture; None if PyTorch refuses the combination.
+
+        Args:
+            sample: a captured tuple that differs only in its sizes (see `_structure`); the result is a copy of it with
+                the sizes of `values`.
+        """
         table = TensorTable({})
         try:
             module, inputs = self._combination(values)
@@ -154,7 +158,10 @@ def _is_size(value: Any) -> bool:
 
 
 def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
-    """The same tuple with this share of zeros in its floating-point activations, except in scalars (scales)."""
+    """Return the tuple with the share `zeros` of zeros in its floating-point activations.
+
+    Tensors without dimensions, such as scales, keep their values.
+    """
     if not zeros:
         return spec
 

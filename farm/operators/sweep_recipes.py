@@ -1,4 +1,4 @@
-"""How the operators of a sweep are built from the values of a grid: a table, without torch."""
+"""Recipes: how a sweep builds each operator from the values of its grid. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -132,7 +132,10 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
 def _sum(
     model: MeasuredModel, fitted: FittedPredictor, measured: Mapping[str, tuple[float, float]]
 ) -> tuple[MeasuredModel, PredictedSum, dict[int, float]]:
-    """Return the model, its predicted sum, and the times if readings replace the n most expensive tuples, by n."""
+    """Return the model, its predicted sum, and a mapping n -> time of the model in us for each n of `MEASURED`.
+
+    In that time, readings replace the predictions of the n most expensive tuples.
+    """
     costs = fitted.predict(model.calls)
     counts, times = np.array(model.counts, dtype=float), costs.in_model(model.cached_share)[0].copy()
     narrowed, order = {}, np.argsort(-counts * times, kind="stable")

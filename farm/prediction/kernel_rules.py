@@ -362,7 +362,7 @@ def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
 
 
 def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
-    """An argument that is not a tensor, or the default."""
+    """Return an argument of a call; the default if the argument is absent or contains a tensor."""
     value = plain(argument(spec, place, name))
     return default if value is None or any(True for _ in tensor_references(value)) else value
 
@@ -379,7 +379,10 @@ def elements_of(tensor: Tensor) -> int:
 
 
 def _uneven(tensors: Sequence[Tensor]) -> float:
-    """`KernelPlan.singles` of an elementwise operator: 0 if all its tensors have the same dense layout."""
+    """Return the number of elements that an elementwise operator reads one at a time (`KernelPlan.singles`).
+
+    0 if all its tensors have the same dense layout.
+    """
     large = [one for one in tensors if elements_of(one) > 1]
     if not large:
         return 0.0
@@ -403,7 +406,10 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
 
 
 def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
-    """`KernelPlan.singles` of a copy, whose result is contiguous or keeps the layout of its source."""
+    """Return the number of elements that a copy reads one at a time (`KernelPlan.singles`).
+
+    The result of the copy is contiguous or keeps the layout of its source.
+    """
     name = operator_type(short_name)
     ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(spec.get("keywords"))
     if name == "cat":

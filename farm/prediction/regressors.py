@@ -55,9 +55,10 @@ class Inputs:
 
 
 def with_times(inputs: Inputs, times_us: Floats) -> Inputs:
-    """Add four features for power: the time of each call, and its arithmetic and traffic as shares of that time.
+    """Add four features for the prediction of power.
 
-    A kernel that is slower than its roofline draws less power.
+    They are the logarithm of each call's time, the logarithm of time / tile roofline, and the estimated times of
+    arithmetic and of memory traffic as shares of the time. A kernel that is slower than its roofline draws less power.
     """
     shares = [inputs.column(name) / times_us for name in ("compute_us", "traffic_us")]
     busy = [np.log2(times_us), np.log2(times_us / inputs.column("tile_roofline_us")), *shares]
@@ -134,7 +135,10 @@ def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians
 
 
 def fit_zero(inputs: Inputs, values: Floats) -> Medians:
-    """Return a regressor that predicts 0: the roofline itself, as a logarithm."""
+    """Return a regressor that predicts 0 for every call.
+
+    The predicted value is the logarithm of measured time / roofline, so the predicted time is the roofline.
+    """
     return Medians(np.array([""]), np.zeros(1), np.array([max(float(np.sqrt(np.mean(values**2))), LEAST_SPREAD)]))
 
 

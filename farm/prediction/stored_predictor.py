@@ -106,7 +106,7 @@ class Predictions:
 class RooflinePredictor:
     """Predicts the minimum time at the card's peaks: a lower bound without an interval and without energy.
 
-    It belongs to no software, so it cannot predict a whole model.
+    Its `software` is None: it was not trained with readings. The sum of its times is only a lower bound for a model.
     """
 
     roofline: Roofline

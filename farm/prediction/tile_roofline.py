@@ -102,7 +102,13 @@ class TileRoofline:
 
 
 def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:
-    """Estimate the time of a call. If plan and products have different FLOPs, scale the products' time to the plan."""
+    """Estimate the time of a call.
+
+    Args:
+        plan: bytes, FLOPs and launches of the call's kernels.
+        products: the matrix products that the call computes; None if it computes none. If their FLOPs differ from those
+            of `plan`, their time is multiplied by the ratio (FLOPs of `plan` / FLOPs of `products`).
+    """
     bytes_moved, flops = plan.bytes_moved, plan.flops
     peaks = card.roofline(plan.dtype, tf32 and plan.tensor_cores)
     flops_per_s = peaks.flops_per_s * (1.0 if plan.aligned else UNALIGNED_SHARE)

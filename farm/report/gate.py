@@ -83,7 +83,7 @@ def _scope(text: str) -> Scope:
     quantity, _, level = text.strip().partition(":")
     if quantity not in get_args(Quantity) or level not in get_args(Level):
         raise UsageError(
-            f"--scope has no '{text.strip()}'.",
+            f"--scope does not accept '{text.strip()}'.",
             "Give time or energy, a colon, and whole, sum, type or tuple: --scope time:type,energy:whole.",
         )
     return cast(Scope, (quantity, level))

@@ -398,7 +398,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "in model", _in_model(timed, report.verification.read_at_s)
     if empty := sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples):
         tuples = f"{empty} {plural('tuple', empty)} measured with a cache that holds only zeros, as in the model"
-        yield "data", f"{tuples}; a filled cache takes more energy"
+        yield "data", f"{tuples}; with other values in the cache, the energy would be higher"
     if verdict.flags:
         yield "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items())
 

@@ -40,7 +40,7 @@ Place = tuple[str | int, ...]  # keys and indices from the top of the file to a 
 
 
 def _list_of(kind: Any) -> Any:
-    """The type of one value or a list of values. The result is always a list."""
+    """The pydantic type of a field that accepts one value or a list of values. Validation always returns a list."""
     listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
     return Annotated[list[kind], listed, Field(min_length=1)]
 

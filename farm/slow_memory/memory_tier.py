@@ -63,7 +63,7 @@ class SlowMemory(ABC):
         """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor.
 
         Raises:
-            Unmeasurable: out_of_memory, with the limit.
+            Unmeasurable: out_of_memory; the message states the available memory.
         """
         return _bytes_of(self.storage(size_bytes))
 
@@ -354,7 +354,7 @@ def wire_beside(
 
 
 class _Traffic:
-    """Copies without a pause while `keep_up` is called repeatedly."""
+    """Continuous copies in the directions `ways`. The caller repeats `keep_up`, which keeps enough copies queued."""
 
     def __init__(
         self, device: torch.device, ways: Sequence[int], ends: Sequence[tuple[torch.Tensor, torch.Tensor]]

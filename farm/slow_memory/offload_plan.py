@@ -46,8 +46,9 @@ class SlowCosts:
         read_us: the part of `slow_us` that comes from readings; the rest is estimated from a bandwidth.
         bytes_per_s: bandwidth of the link.
         source: where the costs come from, as text.
-        together: summed time with single slow tensors, divided by the reading with all tensors slow: the median over
-            tuples with such readings; None without them.
+        together: a check of the assumption that added times of tensors can be summed. Time of a tuple with no slow
+            tensor plus the time that each tensor adds alone, divided by the measured time with all tensors slow. Median
+            over the tuples that have these readings; None if no tuple has them.
     """
 
     slow_us: Mapping[int, float]

@@ -14,7 +14,7 @@ from farm.store.tables import Item, Job, JobState, ReadingRow, TraceRow
 
 @dataclass(frozen=True)
 class Prunable:
-    """The numbers and ids of old rows to delete: time series, and ended jobs whose items have no reading."""
+    """What to delete: old time series (number, bytes), and ended jobs whose items have no reading (ids)."""
 
     traces: int
     traces_bytes: int

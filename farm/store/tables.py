@@ -183,7 +183,10 @@ class Capture(Row, table=True):
 
 
 class Call(Row, table=True):
-    """One operator call of a capture; ``call_index`` is its order. The view ``occurrence`` counts them per operator."""
+    """One operator call of a capture. ``call_index`` is the position of the call in the pass, from 0.
+
+    The view ``occurrence`` has the number of calls of each operator in each capture.
+    """
 
     __tablename__ = "call"
     capture_id: int = Field(primary_key=True, foreign_key="capture.id", ondelete="CASCADE")

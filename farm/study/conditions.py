@@ -68,7 +68,8 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
     ]
     if usual := sum(row["seen"] == "normal" for row in table):
         notes.append(
-            f"Most calls of {usual} of {len(table)} tuples have the class `normal`: their cells of `seen` are empty."
+            f"For {usual} of {len(table)} tuples, most calls have the class `normal`; there the columns `seen` are "
+            "empty."
         )
     for key, what in (("seen_energy", "Values as in the model"), ("zeros_energy", "Zeros")):
         if values := known(row[key] for row in table):

@@ -57,7 +57,7 @@ def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
                 ResultColumn("change", "change", "change"): change(together_us, alone_us),
                 ResultColumn("half_width", "±", "share"): half_width_us / alone_us if alone_us > 0 else None,
                 ResultColumn("isolated_time_us", "time, outside the model", "time_us"): by_itself_us,
-                ResultColumn("change_isolated", "change in the model", "change"): change(alone_us, by_itself_us),
+                ResultColumn("change_isolated", "change, inside/outside", "change"): change(alone_us, by_itself_us),
             }
         )
     columns, table = tabulated(rows)
@@ -86,9 +86,9 @@ def _placement_notes(found: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -
             if row["change"] is not None and row["half_width"] is not None
         )
         notes.append(
-            f"Time with many changed calls, relative to one: median {statistics.median(changes):+.2%} over "
-            f"{len(changes)} configurations, 90 % of them from {low:+.2%} to {high:+.2%}; {percent(within, 0)} are "
-            "within their intervals."
+            "Change of a call's time if a run changes many calls, relative to one: median "
+            f"{statistics.median(changes):+.2%} over {len(changes)} configurations (a call and its slow tensors), 90 % "
+            f"of them from {low:+.2%} to {high:+.2%}; {percent(within, 0)} are within their intervals."
         )
     if apart := known(row["change_isolated"] for row in rows):
         size = statistics.median(map(abs, apart))

@@ -322,7 +322,8 @@ def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str
     """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model.
 
     Args:
-        operator_id: the tuple's id, to find the effect of its place in the model; the whole's reading has it.
+        operator_id: the tuple's id. The readings of the whole model store, by this id, how much the neighbouring
+            operators change the tuple's time.
     """
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen, in_cache = _at_model_clocks(reading, wholes), weights_in_cache(wholes) or 0.0

@@ -122,7 +122,7 @@ def test_a_scope_without_figures_is_no_pass(database):
 
 @pytest.mark.parametrize("text", ["time", "power:type", "time:kernel", "", "time:type,"])
 def test_a_wrong_scope_is_refused(text):
-    with pytest.raises(UsageError, match="--scope has no"):
+    with pytest.raises(UsageError, match="--scope does not accept"):
         Gate.parse("5%", text)
 
 

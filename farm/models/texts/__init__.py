@@ -125,7 +125,10 @@ def _corpus(kind: str) -> _Corpus:
 
 
 def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials) -> np.ndarray:
-    """The ids in a model's vocabulary of the tokens at the positions ``places`` of the endlessly repeated corpus."""
+    """Return the tokens at the positions ``places`` of the corpus, as ids of a model's vocabulary.
+
+    Positions after the end of the corpus continue at its start.
+    """
     import numpy as np
 
     free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
@@ -150,7 +153,10 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
 
 
 def _step(size: int) -> int:
-    """The step from one rare id to the next. It visits all ``size`` ids, and spreads even a few of them evenly."""
+    """Return a step such that ``number * step % size`` gives each of ``size`` rare tokens its own id.
+
+    The ids of the first few numbers are already spread evenly.
+    """
     step = max(1, round(size * 0.618))
     while math.gcd(step, size) > 1:
         step += 1
@@ -190,7 +196,8 @@ def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
     """Store the token ids of a text in this process, and return their content id.
 
     Args:
-        alone: remove all others; for a long-lived process that gets the ids with each request.
+        alone: first remove the texts that this process has stored. A long-lived process sets it, because each request
+            contains the token ids.
     """
     if alone:
         _held.clear()
