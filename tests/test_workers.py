@@ -26,8 +26,7 @@ def test_every_file_whose_tests_start_farms_is_in_a_row():
     }
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or "PYTEST_XDIST_WORKER" not in os.environ, reason="workers are forked on Linux"
-)
 def test_a_worker_is_a_fork_of_the_process_that_imported_the_tests():
+    if sys.platform != "linux" or "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("workers are forked on Linux")
     assert forked.__file__ in psutil.Process().parent().cmdline()
