@@ -212,7 +212,7 @@ def _cells(time: PredictedValue, energy: PredictedValue | None, complete: bool) 
 
 
 def _measured(found: Estimate) -> float:
-    """The measured share of the time, or without predictions of the estimated cost."""
+    """Return the measured share, 0 to 1: of the time if there are predictions, else of the estimated cost."""
     return 1.0 if found.whole_time else found.shares.get("measured", found.coverage)
 
 

@@ -253,7 +253,11 @@ def _tuple_kernels(
 
 
 def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
-    """The kernels between consecutive marks; [] if the profiler loses a mark. `launch` returns its number of marks."""
+    """Profile `launch` and return the kernels between each two consecutive marks; [] if the profiler loses a mark.
+
+    Args:
+        launch: launches kernels with marks between them, and returns the number of marks.
+    """
     for _ in range(2):  # the first profile after a profile with other activities is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             marks = launch()

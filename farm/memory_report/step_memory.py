@@ -477,7 +477,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
 
 
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
-    """Return the step with the largest batch that fits in `fit`; see `largest_batch`."""
+    """Return a copy of `found` whose field `fit` has the largest batch that needs at most `limit_bytes`."""
 
     def peak_of(batch: int) -> int:
         if batch == found.variant.batch:

@@ -68,8 +68,8 @@ class HeldOutPredictions:
 
     Attributes:
         families: family of models or fold, for each row.
-        sums: for each model its predicted sum, and the time in us if readings replace the predictions of its n most
-            expensive tuples, by n.
+        sums: for each model its predicted sum, and a mapping n -> time in us. In that time, readings replace the
+            predictions of the model's n most expensive tuples.
     """
 
     costs: CallCosts

@@ -314,8 +314,11 @@ def _about(path: Path) -> dict[str, Any]:
 def find(
     folders: Iterable[Path], card_model: str, torch: str = "", launch: str = "", tf32: bool = False
 ) -> StoredPredictor | None:
-    """Find the predictor of a card for resident data. Prefer this version of torch (or a version that begins so), then
-    earlier folders. Return None if there is none.
+    """Find the predictor of a card for resident data; None if there is none.
+
+    Args:
+        folders: a predictor in an earlier folder is preferred.
+        torch: the preferred version of torch, or its beginning (2.11). It has priority over the order of the folders.
 
     Raises:
         UsageError: the predictor or all candidate files cannot be read.

@@ -145,7 +145,7 @@ class _Redirecting(TorchDispatchMode):
         if (results := self._into.get(next(self._calls))) is None:
             return func(*args, **kwargs)
         write = _writer(func, args, kwargs)
-        assert write is not None, "it was writable when it was recorded"
+        assert write is not None, "a writer for this call was found when the call was recorded"
         return write(results)
 
 

@@ -116,7 +116,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         return kept
     if variant.step:
         step = extract_step(variant, device_type=device_type)
-        assert step.flops is not None, "the first step was run here"
+        assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
         peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
         return Extraction(step, {id_: cost(spec) for id_, spec in step.tuples.items()}, step.flops, peak_bytes)
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program

@@ -107,7 +107,12 @@ def _paragraphs(text: str, padded: bool) -> list[str]:
 def _encode(
     folder: Path, paragraphs: list[str], needed: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[int, ...]]:
-    """The ids of the paragraphs (up to `needed`), the end of each, and the ids before and after a row."""
+    """Run the tokenizer of a folder in another process.
+
+    Returns:
+        The token ids of the paragraphs (at least `needed` if the text is long enough), the end position of each
+        paragraph, and the special ids that begin and end a row.
+    """
     import numpy as np
 
     path = folder / "tokenizer.json"
