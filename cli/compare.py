@@ -1,4 +1,7 @@
-"""``farm compare``: differences between jobs, sets of readings, or models measured in paired rounds; a gate."""
+"""``farm compare``: differences between jobs, sets of readings, or models measured in paired rounds.
+
+With ``--fail-above`` the command is a gate for CI: it fails if a cost rose by more than a limit.
+"""
 
 from __future__ import annotations
 

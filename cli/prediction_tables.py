@@ -173,7 +173,7 @@ def predicted(found: PredictedValue | None, units: Units) -> str:
 
 
 def _predicted_call(entry: MissingTuple) -> str:
-    """One call, with a mark if its operator type has no reading."""
+    """The predicted time of one call with its interval, and a note if the operator type has no reading."""
     if entry.predicted_low_us is None or entry.predicted_high_us is None:
         return quantity(entry.predicted_us, TIME)
     low, high = (quantity(value, TIME) for value in (entry.predicted_low_us, entry.predicted_high_us))

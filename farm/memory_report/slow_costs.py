@@ -117,10 +117,11 @@ def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
 
 
 def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
-    """Return the median bandwidth in bytes/s by "operator tensor"; the key "" has the median of all.
+    """Return median bandwidths in bytes/s: "operator tensor" (such as "add in0") -> median of its readings.
 
-    It differs from the bandwidth of a copy: a call may compute during the transfer, or read a tensor twice. Only
-    tuples of this step count for outputs, because a tuple does not contain the sizes of its outputs.
+    The key "" has the median of all keys. The bandwidth of a call differs from that of a copy: a call may compute
+    during the transfer, or read a tensor twice. Only tuples of this step give bandwidths of outputs, because a tuple
+    does not contain the sizes of its outputs.
     """
     if read is None:
         return {}

@@ -376,9 +376,10 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
 
 
 def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chosen:
-    """Widen the interval of bursts that hit the power limit too, as happens if one pass is longer than a burst.
+    """Widen the interval of a burst reading if its bursts reached the power limit too.
 
-    Their time is too long by an unknown factor: at most the ratio of the clocks, if all time depends on the clock.
+    This happens if one pass is longer than a burst. Such a reading is too slow by an unknown factor. The factor is at
+    most the clock of the whole model divided by the clock of the bursts.
     """
     clock_mhz = burst.sm_clock_mhz
     limited = (burst.throttle_shares or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
