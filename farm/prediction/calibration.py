@@ -68,7 +68,7 @@ def unseen_quantile(known: float, errors: PredictionErrors) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Half-widths of the 90 % intervals, as numbers of spreads. NaN: no interval.
+    """Half-widths of the 90 % intervals, as multiples of the spread that the predictor gives. NaN: no interval.
 
     `unseen_*` are for operator types without a reading, `sum_*` for sums of models, the others for all other calls.
     """

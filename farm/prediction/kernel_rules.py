@@ -457,7 +457,7 @@ def _rows(tensors: Sequence[Tensor]) -> int:
 
 
 def _singles(tensor: Tensor) -> float:
-    """`KernelPlan.singles` of making a tensor contiguous."""
+    """Return the number of elements that are read one at a time (`KernelPlan.singles`) to make a tensor contiguous."""
     step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
     return math.prod(tensor["shape"]) * (SCATTERED_TIMES if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
 

@@ -8,7 +8,7 @@ Requirements:
   number that autograd assigned while its owner ran in the forward. Operators that run between two nodes accumulate
   gradients.
 - Watching must not change what runs. Autograd sums the gradients of several users in the first gradient's memory if
-  nothing else refers to it; under a dispatch mode it allocates new memory. The recorder restores the former.
+  nothing else refers to it; under a dispatch mode it allocates new memory. The recorder restores the sum in place.
 - Operators of `prim` and of the profiler run no kernel; views and allocations do not either.
 """
 
