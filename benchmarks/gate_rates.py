@@ -177,9 +177,9 @@ def resampled(rounds: Sequence[Any], count: int, number: int, *, swap: bool, see
 
 
 def exchanged(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    from farm.report.gate import RoundValue
+    from farm.report.gate import RowValue
 
-    return {key: RoundValue(value.b, value.a, value.share) for key, value in values.items()}
+    return {key: RowValue(value.b, value.a, value.share) for key, value in values.items()}
 
 
 def interval(hits: int, of: int) -> tuple[float, float]:
@@ -212,7 +212,7 @@ def report(options: argparse.Namespace, steps: Mapping[str, Any]) -> None:
     for key in rounds["null"][0]:
         for name, values in rounds.items():
             found = [value[key] for value in values if key in value]
-            changes = [value.b / value.a - 1 for value in found]
+            changes = [value.b.value / value.a.value - 1 for value in found]
             spread, middle = statistics.stdev(changes), statistics.median(changes)
             share = statistics.median(value.share for value in found)
             print(f"  {key[2]} ({name}): share {share:.1%}, B/A {middle:+.1%} in the median, deviation {spread:.1%}")

@@ -105,7 +105,7 @@ def _paired(
         def measured(number: int, a_job: str, b_job: str) -> None:
             with database.read() as session:
                 values = round_values(session, a_job, b_job, Gate())
-            wholes = [(key[0], value.b / value.a - 1) for key, value in values.items() if key[1] == "whole"]
+            wholes = [(key[0], value.b.value / value.a.value - 1) for key, value in values.items() if key[1] == "whole"]
             changes = ", ".join(f"{quantity} {change * 100:+.1f} %" for quantity, change in wholes)
             say(f"round {number} of {rounds}: whole model {changes or 'without a sound reading'}")
 

@@ -173,12 +173,11 @@ def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
             why = f"fewer than {LEAST_ON_CARDS} tuples or whole models were measured on several of them"
             return Judgement(gate, (), f"A and B ran on different cards ({model}), and {why}: their spread is unknown.")
     rows = []
-    for (quantity, level, name), (a, b, share) in _values(found, gate).items():
-        change = b.value / a.value - 1
-        half_width = (1 + change) * math.hypot(a.relative, b.relative, spread.get(quantity, 0.0))
-        bounds = change - half_width, change + half_width
-        row = JudgedRow(quantity, level, name, share, a.value, b.value, change, *bounds, 0, _fails(bounds[0], gate))
-        rows.append(row)
+    for key, value in _values(found, gate).items():
+        change = value.b.value / value.a.value - 1
+        half_width = (1 + change) * math.hypot(value.a.relative, value.b.relative, spread.get(key[0], 0.0))
+        low, high, about = change - half_width, change + half_width, (value.share, value.a.value, value.b.value)
+        rows.append(JudgedRow(*key, *about, change, low, high, 0, _fails(low, gate)))
     return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), spread)
 
 
@@ -219,12 +218,22 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     return spreads
 
 
-_Key = tuple[Quantity, Level, str]
+@dataclass(frozen=True)
+class RowValue:
+    """The figures of one row on both sides, and its share (see `JudgedRow`)."""
+
+    a: Figure
+    b: Figure
+    share: float
 
 
-def _values(found: SideComparison, gate: Gate) -> dict[_Key, tuple[Figure, Figure, float]]:
-    """Return the figures of A and B and the share for each row of the scope that has both figures and the share."""
-    values: dict[_Key, tuple[Figure, Figure, float]] = {}
+#: (quantity, level, name) -> the row
+Rows = dict[tuple[Quantity, Level, str], RowValue]
+
+
+def _values(found: SideComparison, gate: Gate) -> Rows:
+    """Return the rows of the scope that have figures of both sides and the smallest share."""
+    values: Rows = {}
     for quantity, level in gate.scopes:
         totals = [
             math.fsum(figure.value for row in found.types if (figure := getattr(getattr(row, quantity), side)))
@@ -240,7 +249,7 @@ def _values(found: SideComparison, gate: Gate) -> dict[_Key, tuple[Figure, Figur
             shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
             share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
             if share >= gate.min_share:
-                values[quantity, level, name] = a, b, share
+                values[quantity, level, name] = RowValue(a, b, share)
     return values
 
 
@@ -287,27 +296,11 @@ def judge_jobs(session: Session, card: str, jobs: Sequence[tuple[str, str]], gat
     return PairedComparison(card, (a, b), tuple(jobs), judgement)
 
 
-@dataclass(frozen=True)
-class RoundValue:
-    """One row in one round."""
-
-    a: float
-    b: float
-    share: float
-
-
-Round = Mapping[_Key, RoundValue]
-
-
-def round_values(session: Session, a_job: str, b_job: str, gate: Gate) -> Round:
+def round_values(session: Session, a_job: str, b_job: str, gate: Gate) -> Rows:
     """Return the rows of one round. A row with a reading that later jobs would not reuse is left out."""
     values = _values(compare(session, a_job, b_job), replace(gate, min_share=0.0))
     doubtful = {entry for job_id in (a_job, b_job) for entry in _doubtful(session, job_id)}
-    return {
-        key: RoundValue(a.value, b.value, share)
-        for key, (a, b, share) in values.items()
-        if not doubtful & {(key[1], ""), (key[1], key[2])}
-    }
+    return {key: value for key, value in values.items() if not doubtful & {(key[1], ""), (key[1], key[2])}}
 
 
 def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
@@ -326,14 +319,14 @@ def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
     return found
 
 
-def judge_rounds(rounds: Sequence[Round], gate: Gate) -> Judgement:
+def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
     """Judge rows by the changes in paired rounds.
 
     With d = ln(b / a) of each round, their mean m, standard deviation s and number n, and the number k of judged rows,
     the bounds of the change are exp(m -+ t s / sqrt(n)) - 1. t is the quantile of Student's t with n - 1 degrees of
     freedom at 1 - `FALSE_ALARMS` / k. A row without `LEAST_ROUNDS` rounds is not judged.
     """
-    series: dict[_Key, list[RoundValue]] = defaultdict(list)
+    series: dict[tuple[Quantity, Level, str], list[RowValue]] = defaultdict(list)
     for values in rounds:
         for key, value in values.items():
             series[key].append(value)
@@ -343,14 +336,13 @@ def judge_rounds(rounds: Sequence[Round], gate: Gate) -> Judgement:
         if len(found) >= LEAST_ROUNDS and median(value.share for value in found) >= gate.min_share
     }
     rows = []
-    for (quantity, level, name), found in judged.items():
-        changes = [math.log(value.b / value.a) for value in found]
+    for key, found in judged.items():
+        changes = [math.log(value.b.value / value.a.value) for value in found]
         count, mean = len(found), fmean(changes)
         wide = student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
         low, high = math.expm1(mean - wide), math.expm1(mean + wide)
-        a, b, share = (median(getattr(value, name) for value in found) for name in ("a", "b", "share"))
-        change = math.expm1(mean)
-        rows.append(JudgedRow(quantity, level, name, share, a, b, change, low, high, count, _fails(low, gate)))
+        medians = map(median, zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True))
+        rows.append(JudgedRow(*key, *medians, math.expm1(mean), low, high, count, _fails(low, gate)))
     return Judgement(gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds.")
 
 

@@ -12,10 +12,11 @@ from sqlalchemy import select, update
 
 from farm.errors import BelowTarget, UsageError
 from farm.report.compare import compare
-from farm.report.gate import Gate, RoundValue, card_spread, judge, judge_rounds, round_values, student_t
+from farm.report.gate import Gate, RowValue, card_spread, judge, judge_rounds, round_values, student_t
 from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Variant
+from farm.verdict.figures import Figure
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 from tests.report.measured import measured
@@ -149,7 +150,7 @@ def test_at_a_terminal_each_finding_has_a_line(database, farm, monkeypatch):  # 
 
 
 def rounds_of(changes, share=1.0, key=CONV):
-    return [{key: RoundValue(100.0, 100.0 * (1 + change), share)} for change in changes]
+    return [{key: RowValue(Figure(100.0), Figure(100.0 * (1 + change)), share)} for change in changes]
 
 
 def test_quantiles_of_student():
