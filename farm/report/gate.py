@@ -7,7 +7,9 @@ bound of paired rounds comes from the spread between the rounds (`judge_rounds`)
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -199,8 +201,8 @@ def _model_of_several_cards(a: Side, b: Side) -> str:
 def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     """Return the relative half-widths of differences between cards of a model; a quantity is missing if unknown.
 
-    Of the tuples and wholes that were measured on several cards with the same software and protocol, 95 % differ by at
-    most this much between the card with the largest and the card with the smallest mean.
+    Of the tuples and wholes that were measured on several cards with the same software and protocol, those with 95 % of
+    the time differ by at most this much between the card with the largest and the card with the smallest mean.
     """
     reading, of = tables.ReadingRow.__table__.c, sqlalchemy.func  # type: ignore[attr-defined]
     key = (reading.subject_id, reading.protocol_id, reading.software_id, reading.method)
@@ -208,13 +210,18 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     cards = sqlalchemy.select(*key, *means).where(reading.card_model == model).group_by(*key, reading.card_id)
     card = cards.subquery()
     ratios = [of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)]
-    grouped = sqlalchemy.select(*ratios).group_by(*(card.c[column.name] for column in key)).having(of.count() > 1)
+    grouped = (
+        sqlalchemy.select(*ratios, of.max(card.c.time))
+        .group_by(*(card.c[column.name] for column in key))
+        .having(of.count() > 1)
+    )
     found = session.execute(grouped).all()
     spreads: dict[Quantity, float] = {}
     for number, quantity in enumerate(get_args(Quantity)):
-        differences = sorted(row[number] - 1 for row in found if row[number] is not None)
+        differences = sorted((row[number] - 1, row[-1]) for row in found if row[number] is not None)
         if len(differences) >= LEAST_ON_CARDS:
-            spreads[quantity] = differences[math.ceil(0.95 * len(differences)) - 1]
+            until_us = list(itertools.accumulate(time_us for _, time_us in differences))
+            spreads[quantity] = differences[bisect.bisect_left(until_us, 0.95 * until_us[-1])][0]
     return spreads
 
 
