@@ -30,7 +30,8 @@ _secrets: set[str] = set()
 def shown_url(url: str) -> str:
     """The harmless parts of a URL: scheme, user, host, port, and database or path; a fixed text if they are unclear.
 
-    The user of a broker without a password is hidden: in ``redis://word@host``, a colon is often missing.
+    The user of a broker's URL is hidden if the URL has no password: in ``redis://word@host``, `word` is often the
+    password, because a person omitted the colon before it.
     """
     if found := _SQLITE_FILE.match(url):
         return found[0]
