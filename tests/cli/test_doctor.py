@@ -212,7 +212,7 @@ def test_a_run_says_what_would_make_its_readings_worthless_before_it_begins(farm
     monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (999.0, 0.0, 0.0))
     monkeypatch.setattr(embedded, "BrokerServer", not_begun)
     said = farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
-    assert "warning: 999.0 in the last minute on" in said
+    assert "warning: load average 999.0 in the last minute on" in said
     assert said.index("warning:") < said.index("Starting workers")
     monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert "warning" not in farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
@@ -239,7 +239,9 @@ def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", postgres_url)
     real = time.time
     monkeypatch.setattr(database_examined.time, "time", lambda: real() + 60)
-    assert levels(examined(), "clock") == [("warning", "this host is 60.0 s ahead of the database")]
+    assert levels(examined(), "clock") == [
+        ("warning", "the clock of this host is 60.0 s ahead of the clock of the database")
+    ]
 
 
 def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(examined, monkeypatch, broker, sqlite_url, database):
@@ -398,7 +400,7 @@ def test_a_folder_that_the_kernel_refuses_or_that_is_a_file_cannot_be_made(exami
     checks = examined()
     ((level, told),) = levels(checks, "lock folder")
     assert level == "problem"
-    assert "/proc/nope cannot be made" in told
+    assert "/proc/nope cannot be created" in told
     assert levels(checks, "state folder") == [
         ("problem", f"the folder {tmp_path / 'file'} cannot be created: {tmp_path / 'file'} is a file")
     ]

@@ -16,7 +16,7 @@ import pytest
         (
             "run resnet18 alexnet --operators BatchNorm2d",
             "alexnet 2x224 float32 has none",
-            "It has AdaptiveAvgPool2d, ",
+            "Its operators are AdaptiveAvgPool2d, ",
         ),
         ("significant add Conv", "There is no operator named 'Conv'.", "Did you mean Conv2d?"),
     ],

@@ -116,7 +116,7 @@ def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complet
         (("resnet18", "resnet18 --bach 8"), "There is no option '--bach'"),
         (("resnet18", "resnet81"), "There is no model named 'resnet81'"),
         (("resnet18 '", "resnet18"), "A quotation mark is missing"),
-        (("", "resnet18"), "Nothing to measure was named"),
+        (("", "resnet18"), "There is nothing to measure"),
     ],
 )
 def test_a_side_that_is_not_one_model_is_refused(farm, sides, message):

@@ -50,7 +50,7 @@ def test_a_second_worker_refuses_and_names_the_first_until_it_is_killed(tmp_path
 def test_who_holds_a_card_for_a_command_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words) -> None:
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: words)
     with CardLock(CARD, tmp_path, started_by=os.getppid()):
-        told = rf"taken by `farm run resnet18` \(process {os.getppid()} on "
+        told = rf"in use by `farm run resnet18` \(process {os.getppid()} on "
         with pytest.raises(CardBusy, match=told):
             CardLock(CARD, tmp_path).acquire()
 

@@ -190,7 +190,7 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
     with database.write() as session:
         session.add(tables.CardRow(id="SIM-0", kind="simulated", model="simulated card"))
     packaged = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
-    assert (packaged.code, "come with the package" in packaged.stderr) == (0, True)
+    assert (packaged.code, "Using the packaged readings" in packaged.stderr) == (0, True)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     older = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
@@ -202,8 +202,9 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
     assert "has a reading on NVIDIA H100" in unread.stderr
     assert "farm run vgg11 --batch 4 --input-size 224 --dtype float16 --launch graph --data seen;" in unread.stderr
     unknown = farm("estimate", "resnet18", "--card", "X1").stderr
-    in_package = "In the package there are readings of NVIDIA H100 80GB HBM3, NVIDIA H200."
-    assert f"There are readings of NVIDIA H100. {in_package}" in unknown
+    assert "Choose a card that has readings: NVIDIA H100." in unknown
+    packaged_cards = "choose a card that has readings: NVIDIA H100 80GB HBM3, NVIDIA H200."
+    assert f"In the packaged readings, {packaged_cards}" in unknown
     filled.fill(database, card="GPU-2", model="NVIDIA A100")
     several = farm("estimate", "resnet18", "-b", "32")
     assert (several.code, several.stdout) == (2, "")

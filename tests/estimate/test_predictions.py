@@ -18,7 +18,7 @@ from farm.estimate.query import EstimateQuery, import_packaged, training_set
 from farm.exchange.export import export
 from farm.models import catalog
 from farm.operators.sweep import Expansion
-from farm.prediction import stored_predictor
+from farm.prediction import call_features, stored_predictor
 from farm.prediction.calibration import Calibration
 from farm.prediction.predictors import PREDICTORS
 from farm.prediction.stored_predictor import NeededTuple, StoredPredictor
@@ -147,7 +147,7 @@ def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
     said = own(*MODEL)
     assert said.code == 0, said.stderr
     told = " ".join(said.stdout.split())
-    assert "uses version 9 of the features" in told
+    assert f"uses version 9{call_features.VERSION} of the features" in told
     assert "Fit the predictor again: farm predict fit." in told
 
 

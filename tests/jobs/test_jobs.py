@@ -121,7 +121,7 @@ def test_a_canary_is_read_beside_the_tuple_it_repeats(any_database, two_cards):
 def test_cards_of_several_kinds_or_none_are_refused(any_database):
     register(any_database, 0)
     register(any_database, 1, model="another card")
-    with pytest.raises(UsageError, match="several models"):
+    with pytest.raises(UsageError, match="several card models"):
         plan(any_database, ["SIM-0", "SIM-1"])
     with pytest.raises(NoSuchCard):
         plan(any_database, ["SIM-9"])

@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_moved_either_keeps_no_other_waiting(any_database,
     (closed,) = spool.flush(any_database, "SIM-0")
     assert closed.accepted
     assert spool.flush(any_database, "SIM-0") == []
-    assert sum("0-first.json stays where it is" in line.getMessage() for line in caplog.records) == 1
+    assert sum("0-first.json cannot be moved or deleted" in line.getMessage() for line in caplog.records) == 1
     assert spool.items() == {0}
 
 

@@ -64,9 +64,9 @@ def test_what_there_is_not_names_the_nearest(database):
     with pytest.raises(UsageError, match="cannot be sorted by 'enegry'") as wrong:
         found(database, "Conv2d", sort="enegry")
     assert "energy" in wrong.value.next_step
-    with pytest.raises(UsageError, match="'batch=2' filters whole models, but Conv2d is an operator"):
+    with pytest.raises(UsageError, match="'batch=2' selects readings of whole models, but Conv2d is an operator"):
         found(database, "Conv2d", "batch=2")
-    with pytest.raises(UsageError, match="dtype wants one such as float32, not 'single'"):
+    with pytest.raises(UsageError, match="dtype needs a data type such as float32, not 'single'"):
         found(database, "Conv2d", "dtype=single")
     known = (found(database, "Conv2d", words, limit=1000) for words in ("dtype=fp32,bf16", "dtype=float32"))
     both, one = ({row.reading_id for row in rows} for rows in known)
@@ -90,7 +90,7 @@ def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkey
     said = farm("lookup", "Conv2d", "--card", "H200", "-n", "2", "--json")  # no database of one's own
     assert said.code == 0, said.stderr
     assert len(json.loads(said.stdout)["readings"]) == 2
-    assert "come with the package" in said.stderr
+    assert "Using the packaged readings" in said.stderr
     Database(settings().database).upgrade()
     assert "Conv2d" in farm("lookup", "Conv2d").stdout
     unknown = farm("lookup", "Conv2")

@@ -181,7 +181,7 @@ def test_a_file_that_multiplies_without_bound_is_refused():
 
 def test_a_pipe_is_refused_at_once_but_not_that_of_a_shell(tmp_path):
     os.mkfifo(tmp_path / "jobs.yml")
-    with pytest.raises(MeasurementFileError, match=r"jobs\.yml: it is a pipe") as caught:
+    with pytest.raises(MeasurementFileError, match=r"jobs\.yml is a pipe") as caught:
         load([tmp_path / "jobs.yml"])
     assert "-f -" in caught.value.next_step
     reader, writer = os.pipe()

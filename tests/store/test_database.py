@@ -130,7 +130,7 @@ def test_a_database_in_memory_is_refused_with_the_reason(url):
 def test_an_empty_database_is_told_to_upgrade(any_database_url):
     database = Database(any_database_url)
     assert database.schema_version() is None
-    with pytest.raises(SchemaMismatch, match="is empty") as caught:
+    with pytest.raises(SchemaMismatch, match="has no tables yet") as caught:
         database.check_schema()
     assert "farm db upgrade" in caught.value.next_step
     database.close()

@@ -67,7 +67,7 @@ def test_findings_with_nothing_to_draw_draw_nothing(tmp_path):
     path = tmp_path / "nothing.png"
     done = farm("show", found.id, "--png", str(path))
     assert done.exit_code == 0
-    assert "nothing to draw" in done.stderr
+    assert "has no chart" in done.stderr
     assert not path.exists()
 
 

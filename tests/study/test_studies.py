@@ -275,7 +275,7 @@ def test_the_neighbours_are_held_while_the_card_is_read_alone(database, cards):
     plan = StudyOptions(VARIANT, True, 1, (cards[1],))
     made = results.perform(STUDIES["simultaneous"], database, cards[0], plan, say)
     assert len(held) == 2  # the whole and a tuple
-    (count,) = [int(note.split()[4]) for note in made.notes if note.endswith("on card 1.")]
+    (count,) = [int(note.split(": ")[1].split()[0]) for note in made.notes if note.endswith("on card 1.")]
     assert count >= 1
 
 
