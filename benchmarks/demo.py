@@ -2,7 +2,6 @@
 
     python benchmarks/demo.py --runs 10              # half of the runs beside a process that keeps one core busy
     python benchmarks/demo.py --runs 4 --busy 1      # all of them
-    python benchmarks/demo.py --runs 2 --slower 0.15 # the whole model takes 15 % longer than its operators: a FAIL
 
 Each run has a database of its own. Do not use the machine meanwhile.
 """
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 
@@ -27,14 +25,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--busy", choices=("0", "1", "both"), default="both", help="number of busy processes")
-    parser.add_argument("--slower", type=float, default=0.0, help="share by which the whole model is made slower")
     options = parser.parse_args()
     print("busy  verdict     gap         sum       whole  converged  waited  took")
     outcomes: Counter[tuple[int, str]] = Counter()
     for run in range(options.runs):
         busy = run % 2 if options.busy == "both" else int(options.busy)
         with tempfile.TemporaryDirectory() as folder, _busy(busy):
-            report, took_s = _demo(Path(folder), options.slower)
+            report, took_s = _demo(folder)
         verdict = report["verdict"]
         outcomes[busy, verdict["outcome"]] += 1
         sum_us, whole_us = verdict["sum_time_us"], verdict["whole_time_us"]
@@ -51,33 +48,10 @@ def main() -> None:
         print(f"{busy} busy processes: {number} x {outcome}")
 
 
-SLOWER = """
-import time, torch, torchvision
-
-class Slower(torchvision.models.ResNet):
-    def forward(self, x):
-        begin_s = time.thread_time()
-        y = super().forward(x)
-        end_s = time.thread_time() + SHARE * (time.thread_time() - begin_s)
-        while time.thread_time() < end_s:
-            pass
-        return y
-
-def slower():
-    block = torchvision.models.resnet.BasicBlock
-    return Slower(block, [2, 2, 2, 2]).eval(), torch.randn(4, 3, 224, 224)
-"""
-
-
-def _demo(folder: Path, slower: float) -> tuple[dict[str, Any], float]:
+def _demo(folder: str) -> tuple[dict[str, Any], float]:
     """Run the demo with an empty database. Return its report and its duration in s."""
     environment = {**os.environ, "FARM_DATABASE_URL": f"sqlite:///{folder}/demo.db", "CUDA_VISIBLE_DEVICES": ""}
-    model = "resnet18"
-    if slower:
-        model = "slower"
-        (folder / "slower_models.py").write_text(SLOWER.replace("SHARE", str(slower)))
-        environment |= {"FARM_MODELS": '{"slower": "slower_models:slower"}', "FARM_MODELS_PATH": str(folder)}
-    command = [sys.executable, "-m", "cli", "run", model, "--card", "cpu", "--json"]
+    command = [sys.executable, "-m", "cli", "run", "resnet18", "--card", "cpu", "--json"]
     begin_s = time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     return json.loads(done.stdout)["reports"][0], time.monotonic() - begin_s

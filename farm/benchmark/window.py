@@ -240,7 +240,7 @@ def figure_of(
 ) -> tuple[float, float, Literal["mean", "median", "fastest"]]:
     """The time of a pass that a reading states, the half-width of its interval, and its name. Unit: us."""
     if host:
-        return fastest_us(rounds), intervals.batch_half_width(rounds, fastest_us), "fastest"
+        return fastest_us(rounds), intervals.jackknife_half_width(rounds, fastest_us), "fastest"
     values = pass_times_us(rounds)
     if power.power_w is None:
         return statistics.median(values), intervals.batch_half_width(values, statistics.median), "median"

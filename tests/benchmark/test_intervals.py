@@ -11,6 +11,8 @@ import pytest
 
 from farm.benchmark.intervals import (
     batch_half_width,
+    fastest,
+    jackknife_half_width,
     midmean,
     pass_energy,
     relative,
@@ -103,3 +105,11 @@ def test_the_average_over_time_weighs_uneven_samples() -> None:
 
 def test_relative_widths_of_a_product_add_in_quadrature() -> None:
     assert pass_energy(10, 0.3, 20e3, 800) == pytest.approx((200, 200 * 0.05))
+
+
+def test_leaving_out_groups_gives_a_mean_the_interval_of_batches_and_the_fastest_values_a_narrow_one():
+    values = [1.0 + (index * 37 % 41) / 100 for index in range(40)]
+    assert jackknife_half_width(values, fmean) == pytest.approx(batch_half_width(values))
+    slowed = [5.0 if index % 2 else 1.0 for index in range(40)]
+    assert jackknife_half_width(slowed, fastest) == 0
+    assert jackknife_half_width(values[:2], fmean) == math.inf
