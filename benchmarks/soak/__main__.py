@@ -47,7 +47,7 @@ from farm.errors import FarmError
 
 #: The errors of a fault without a target or an effect.
 EXPECTED = (NotObserved, psutil.Error, psycopg.Error, redis.RedisError, FarmError, OSError)
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 
 class Part:
@@ -207,8 +207,8 @@ def summary(site: Site, record: Record) -> dict[str, Any]:
         "not_on_this_machine": site.without,
         "operations": dict(operations),
         "readings_in_memory": logs.count("waits in memory"),
-        "readings_in_spool": logs.count("the reading of "),
-        "deaf_workers_restarted": logs.count("but no message came for"),
+        "readings_in_spool": logs.count("The database does not answer; the reading of"),
+        "deaf_workers_restarted": logs.count("but the worker received no message for"),
         "errors_logged": logs.count("Traceback (most recent call last)"),
         **found.facts,
         "checks": found.checks,

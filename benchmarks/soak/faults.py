@@ -122,6 +122,8 @@ def host_ended(scene: Scene) -> str:
 def publisher_killed(scene: Scene) -> str:
     """A publisher is killed half-way. Its job has bad items, too."""
     job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
+    with scene.site.connect() as connection:  # its publishing is not overdue yet, however slowly the publisher starts
+        connection.execute("UPDATE job_round SET progress_at_s = progress_at_s + 60 WHERE job_id = %s", (job_id,))
     with scene.host.inside():
         publisher = scene.host.farm.publish_and_die(job_id)
     try:
@@ -293,7 +295,7 @@ def lock_file_is_a_fifo(scene: Scene) -> str:
     fifo.replace(lock)  # before the worker ends: otherwise the next one may lock the file that is replaced
     try:
         kill(*tree)
-        until(lambda: f"{lock} is not a file" in scene.host.log_since(size), 60, "no worker met the FIFO")
+        until(lambda: f"{lock} is not a regular file" in scene.host.log_since(size), 60, "no worker met the FIFO")
         scene.hold(0, 2)
     finally:
         kill(*tree)
@@ -322,7 +324,7 @@ def lock_held_by_another_user(scene: Scene) -> str:
         time.sleep(1)  # until it waits for the lock
         kill(*tree)
         user = re.escape(psutil.Process(other.pid).username())
-        taken = re.compile(rf"The card {card} is taken by .*, user {user}")
+        taken = re.compile(rf"card {card} is in use by .*, user {user}")
         until(lambda: taken.search(scene.host.log_since(size)), 60, "no worker met the lock")
         scene.hold(0, 3)
     finally:
@@ -434,7 +436,7 @@ def message_in_another_queue(scene: Scene) -> str:
     with scene.site.client() as client:
         letter = until(lambda: client.rpop("soak.letters"), 5, "the message was not published")
         client.rpush(*_copy(json.loads(letter), queue))
-    dropped = f"Dropped a message from {queue}: its task is that of another queue"
+    dropped = f"Dropped a message from queue {queue}: its task belongs to another queue"
     until(lambda: any(dropped in one.log_since(size) for one, size in sizes), 40, "no worker dropped the message")
     return f"{task} in the queue {'of a card' if task == 'aggregate' else 'control'}: a worker dropped it"
 

@@ -251,8 +251,11 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
         for number in range(1, HOSTS + 1):
             path = folder / f"host{number}" / "disk"
             path.mkdir(parents=True, exist_ok=True)
-            # It is not left: it ends with this process, and a process with threads cannot leave it.
-            small.append(None if without["disk"] else SmallDisk(path).__enter__())
+            small.append(None if without["disk"] else SmallDisk(path))
+            if small[-1] is not None:
+                # Its namespace is not left: a process with threads cannot do that. It ends with this process.
+                small[-1].__enter__()
+                stack.callback(subprocess.run, ["umount", "--lazy", path], check=True)
         address = middle.address if middle else ""
         listens = {"port": "6379", "bind": address, "protected-mode": "no"} if middle else {}
         site = Site(folder, BrokerServer(persistent=True, options=listens), KeptPostgres(kept, address))
