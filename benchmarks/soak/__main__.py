@@ -144,7 +144,7 @@ def run_part(site: Site, jobs: Jobs, record: Record, options: argparse.Namespace
             time.sleep(0.1)
         person.busy = False
         part.finish(tend)
-        deadline_s = time.monotonic() + (PATIENCE_S if not part.left or options.no_resume else 0)
+        deadline_s = time.monotonic() + (PATIENCE_S if not part.left or options.last else 0)
         while person.open_items and time.monotonic() < deadline_s:
             tend()
             time.sleep(0.3)
@@ -153,7 +153,7 @@ def run_part(site: Site, jobs: Jobs, record: Record, options: argparse.Namespace
     totals = {"seconds": round(seconds, 1), "open": person.open_items, **person.done}
     with (site.folder / "parts.jsonl").open("a") as file:
         file.write(json.dumps(totals) + "\n")
-    return person.open_items == 0 and (not part.left or options.no_resume)
+    return person.open_items == 0 and (not part.left or options.last)
 
 
 def _start_hosts(site: Site) -> None:
@@ -210,7 +210,7 @@ def summary(site: Site, record: Record) -> dict[str, Any]:
         "readings_in_spool": logs.count("The database does not answer; the reading of"),
         "deaf_workers_restarted": logs.count("but the worker received no message for"),
         "errors_logged": logs.count("Traceback (most recent call last)"),
-        **found.facts,
+        **found.figures,
         "checks": found.checks,
         "wrong": found.wrong,
     }
@@ -238,10 +238,11 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=2.5, help="mean time between the begins of faults, in seconds")
     parser.add_argument("--minutes", type=float, default=20.0, help="begin no fault after this time; then end the part")
     parser.add_argument("--seed", type=int, default=None, help="default: of the folder, or a random one")
+    parser.add_argument("--last", action="store_true", help="end all jobs after this part, even if faults are left")
     parser.add_argument("--audit", action="store_true", help="only audit the folder")
     parser.add_argument("--json", type=Path, help="write the result there")
     options = parser.parse_args()
-    options.no_resume = options.folder is None
+    options.last |= options.folder is None
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +252,7 @@ def main() -> int:
         complete = options.audit or run_part(site, Jobs(site), record, options)
         if not complete:
             print(f"{len(record.observed)} faults are done; the next part: the same command again", file=sys.stderr)
-            if not options.no_resume:
+            if not options.last:
                 return 2
         found = {"seed": options.seed, "hosts": HOSTS, "cards": HOSTS * options.cards, **summary(site, record)}
     show(found)

@@ -17,8 +17,9 @@ import json
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,78 +41,256 @@ WHEN ((old.state, old.token, old.reading_id) IS DISTINCT FROM (new.state, new.to
 EXECUTE FUNCTION note_soak_event();
 """
 CLOSED = ("done", "failed", "cancelled")
-#: A card's process and the database read the same clock; a claim is recorded before its answer arrives.
+#: The cards' processes and the database read the same clock.
 TOLERANCE_S = 0.01
 EXAMPLES = 5
-
-
-@dataclass
-class Audit:
-    """The result: `wrong` has the checks that found something (there must be none), `facts` the figures."""
-
-    checks: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def wrong(self) -> dict[str, list[str]]:
-        return {name: self.examples[name] for name, number in self.checks.items() if number}
-
-    def none(self, name: str, found: Iterator[Any]) -> None:
-        """There must be none of these."""
-        examples = [str(one) for one in found]
-        self.checks[name], self.examples[name] = len(examples), examples[:EXAMPLES]
 
 
 @dataclass
 class Submission:
     purpose: str
     subjects: dict[str, str]  # subject -> "" or the behaviour of a bad item
-    job: str = ""
+    job: str = ""  # "": the connection ended at the commit, so the submitter does not know whether there is a job
+
+
+@dataclass
+class Evidence:
+    """All sources. Rows are dictionaries by column."""
+
+    submissions: list[Submission]
+    executions: dict[tuple[str, str, str], list[float]]  # (subject, card, "begin" or "end") -> sorted times in s
+    items: list[dict[str, Any]]
+    readings: list[dict[str, Any]]
+    jobs: list[dict[str, Any]]
+    verdicts: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+    @cached_property
+    def behaviour(self) -> dict[str, str]:
+        """Submitted subject -> "" or the behaviour of a bad item."""
+        return {subject: how for one in self.submissions for subject, how in one.subjects.items()}
+
+    @cached_property
+    def items_of(self) -> dict[str, list[dict[str, Any]]]:
+        """Subject -> its items."""
+        found = defaultdict(list)
+        for item in self.items:
+            found[item["subject_id"]].append(item)
+        return found
+
+    @cached_property
+    def planned(self) -> list[tuple[Submission, set[str]]]:
+        """The submissions that the database accepted, and the jobs of their items."""
+        found = []
+        for one in self.submissions:
+            jobs = {item["job_id"] for subject in one.subjects for item in self.items_of.get(subject, ())}
+            found += [(one, jobs)] if one.job or jobs else []
+        return found
+
+    @cached_property
+    def cancelled(self) -> set[str]:
+        return {job["id"] for job in self.jobs if job["state"] == "cancelled"}
+
+    @cached_property
+    def claims(self) -> list[dict[str, Any]]:
+        """The events by which a worker took an item."""
+        return [e for e in self.events if e["state"] == "claimed" and e["token"] and e["token"] != e["old_token"]]
+
+
+CHECKS: dict[str, Callable[[Evidence], Iterable[Any]]] = {}
+
+
+def none(name: str) -> Callable[[Callable[[Evidence], Iterable[Any]]], Callable[[Evidence], Iterable[Any]]]:
+    """Register a check: there must be none of what it returns."""
+
+    def register(check: Callable[[Evidence], Iterable[Any]]) -> Callable[[Evidence], Iterable[Any]]:
+        CHECKS[name] = check
+        return check
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------ jobs and items
+
+
+@none("submissions that are not exactly one job")
+def _not_one_job(of: Evidence) -> Iterable[Any]:
+    return [(one.job, jobs) for one, jobs in of.planned if len(jobs) != 1 or (one.job and {one.job} != jobs)]
+
+
+@none("items lost: submitted and not in the database")
+def _missing_items(of: Evidence) -> Iterable[Any]:
+    return [subject for one, _ in of.planned for subject in one.subjects if subject not in of.items_of]
+
+
+@none("items doubled, or not submitted")
+def _unknown_items(of: Evidence) -> Iterable[Any]:
+    return [subject for subject, its in of.items_of.items() if len(its) != 1 or subject not in of.behaviour]
+
+
+@none("items open at the end")
+def _open_items(of: Evidence) -> Iterable[Any]:
+    return [item["id"] for item in of.items if item["state"] not in CLOSED]
+
+
+@none("good items that did not end as done")
+def _good_items(of: Evidence) -> Iterable[Any]:
+    for item in of.items:
+        ends = ("done", "cancelled") if item["job_id"] in of.cancelled else ("done",)
+        if not of.behaviour.get(item["subject_id"]) and item["state"] not in ends:
+            yield item["id"], item["state"], item["reason"]
+
+
+@none("bad items that did not end as failed")
+def _bad_items(of: Evidence) -> Iterable[Any]:
+    bad = [item for item in of.items if of.behaviour.get(item["subject_id"])]
+    return [(item["id"], item["state"]) for item in bad if item["state"] != "failed"]
+
+
+@none("jobs that are not done, and cancelled jobs that nobody cancelled")
+def _job_ends(of: Evidence) -> Iterable[Any]:
+    may_be_cancelled = {job for one, jobs in of.planned if one.purpose == "cancelled" for job in jobs}
+    for job in of.jobs:
+        if job["state"] != "done" and not (job["id"] in of.cancelled and job["id"] in may_be_cancelled):
+            yield job["id"], job["state"]
+
+
+@none("jobs without exactly one verdict")
+def _verdicts(of: Evidence) -> Iterable[Any]:
+    found = Counter(verdict["job_id"] for verdict in of.verdicts)
+    return [job["id"] for job in of.jobs if job["id"] not in of.cancelled and found[job["id"]] != 1]
+
+
+# ------------------------------------------------------------------------------------------------ readings
+
+
+@none("items done without a reading of their subject")
+def _without_reading(of: Evidence) -> Iterable[Any]:
+    subject_of = {reading["id"]: reading["subject_id"] for reading in of.readings}
+    done = [item for item in of.items if item["state"] == "done"]
+    return [item["id"] for item in done if subject_of.get(item["reading_id"]) != item["subject_id"]]
+
+
+@none("subjects with two readings")
+def _two_readings(of: Evidence) -> Iterable[Any]:
+    found = Counter(reading["subject_id"] for reading in of.readings)
+    return [subject for subject, number in found.items() if number > 1]
+
+
+@none("readings without an item")
+def _stray_readings(of: Evidence) -> Iterable[Any]:
+    accepted = {item["reading_id"] for item in of.items}
+    return [reading["id"] for reading in of.readings if reading["id"] not in accepted]
+
+
+@none("readings of bad items")
+def _bad_readings(of: Evidence) -> Iterable[Any]:
+    return [reading["id"] for reading in of.readings if of.behaviour.get(reading["subject_id"])]
+
+
+@none("readings with the value of another subject")
+def _wrong_values(of: Evidence) -> Iterable[Any]:
+    """A simulated card computes time and power from the id of the subject."""
+
+    def fraction(word: str, subject: str) -> float:
+        digest = hashlib.sha256(f"{word} {subject}".encode()).digest()
+        return int.from_bytes(digest[:6], "big") / 2**48
+
+    for reading in of.readings:
+        time_us = 10.0 * 100.0 ** fraction("time", reading["subject_id"])
+        power_w = 150.0 + 500.0 * fraction("power", reading["subject_id"])
+        expected = {"time_us": time_us, "power_w": power_w, "energy_mj": time_us * power_w * 1e-3}
+        if not all(math.isclose(reading[name], value, rel_tol=1e-9) for name, value in expected.items()):
+            yield reading["id"]
+
+
+# ---------------------------------------------------------------------------------- events and executions
+
+
+@none("items begun or opened after their end")
+def _begun_after_end(of: Evidence) -> Iterable[Any]:
+    return [e["item_id"] for e in of.events if e["old_state"] in CLOSED and e["state"] != e["old_state"]]
+
+
+@none("items whose reading was accepted twice")
+def _accepted_twice(of: Evidence) -> Iterable[Any]:
+    changed = (e for e in of.events if e["reading_id"] and e["reading_id"] != e["old_reading_id"])
+    return [item for item, number in Counter(e["item_id"] for e in changed).items() if number > 1]
+
+
+@none("items whose number of attempts is not their claims less those handed back")
+def _attempts(of: Evidence) -> Iterable[Any]:
+    attempts = Counter(e["item_id"] for e in of.claims)
+    for event in of.events:
+        attempts[event["item_id"]] -= max(0, event["old_attempts"] - event["attempts"])
+    return [item["id"] for item in of.items if item["attempts"] != attempts[item["id"]]]
+
+
+@none("measurements without a claim of their item on their card")
+def _without_claim(of: Evidence) -> Iterable[Any]:
+    """Up to any time, a card has begun at most as many measurements of a subject as there were claims."""
+    subject_of = {item["id"]: item["subject_id"] for item in of.items}
+    claimed_s: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in of.claims:
+        claimed_s[subject_of[event["item_id"]], event["card_id"]].append(event["at_s"])
+    for (subject, card, what), times in of.executions.items():
+        claims_s = sorted(claimed_s[subject, card])
+        for number, begun_s in enumerate(times, 1):
+            if what == "begin" and bisect_right(claims_s, begun_s + TOLERANCE_S) < number:
+                yield subject, card, begun_s
+
+
+@none("readings without a measurement that ended on their card before")
+def _without_measurement(of: Evidence) -> Iterable[Any]:
+    for reading in of.readings:
+        ended_s = of.executions.get((reading["subject_id"], reading["card_id"], "end"), [math.inf])
+        if ended_s[0] > reading["created_at_s"] + TOLERANCE_S:
+            yield reading["id"]
+
+
+# ----------------------------------------------------------------------------------------------- the audit
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result: check -> how many it found (all must be 0), and the first of them; and the figures of the soak."""
+
+    checks: dict[str, int]
+    wrong: dict[str, list[str]]
+    figures: dict[str, Any]
 
 
 def audit(connection: Any, folder: Path) -> Audit:
     """Audit an ended soak. `connection`: a psycopg connection to its database."""
+    of = collect(connection, folder)
+    found = {name: list(check(of)) for name, check in CHECKS.items()}
+    return Audit(
+        {name: len(problems) for name, problems in found.items()},
+        {name: [str(one) for one in problems[:EXAMPLES]] for name, problems in found.items() if problems},
+        _figures(of),
+    )
 
+
+def collect(connection: Any, folder: Path) -> Evidence:
     def rows(query: str) -> list[dict[str, Any]]:
         cursor = connection.execute(query)
         names = [column.name for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
-    items = rows("SELECT id, job_id, subject_id, card_id, state, attempts, repeated, reading_id, reason FROM item")
-    readings = rows("SELECT id, subject_id, card_id, time_us, power_w, energy_mj, created_at_s FROM reading")
-    jobs = {job["id"]: job for job in rows("SELECT id, state FROM job")}
-    verdicts = Counter(row["job_id"] for row in rows("SELECT job_id FROM verdict"))
-    events = rows("SELECT * FROM soak_event ORDER BY number")
-    submissions = _submissions(folder)
-    executions = _executions(folder)
-
-    found = Audit()
-    _check_items(found, submissions, items, jobs, verdicts)
-    _check_readings(found, submissions, items, readings, executions)
-    _check_events(found, items, events)
-    _check_executions(found, items, events, executions)
-    ends = sum(len(times) for (_, _, what), times in executions.items() if what == "end")
-    begins = sum(len(times) for (_, _, what), times in executions.items() if what == "begin")
-    found.facts |= {
-        "jobs": len(jobs),
-        "cancelled_jobs": sum(job["state"] == "cancelled" for job in jobs.values()),
-        "items": len(items),
-        "items_by_state": dict(Counter(item["state"] for item in items)),
-        "bad_items": sum(bool(how) for one in submissions for how in one.subjects.values()),
-        "readings": len(readings),
-        "measurements_begun": begins,
-        "measurements_ended": ends,
-        "items_begun_again": sum(item["attempts"] > 1 for item in items),
-        "late_results_refused": sum(item["repeated"] for item in items),
-        "events": len(events),
-    }
-    return found
+    return Evidence(
+        _submissions(folder / "jobs.jsonl"),
+        _executions(folder),
+        items=rows("SELECT id, job_id, subject_id, card_id, state, attempts, repeated, reading_id, reason FROM item"),
+        readings=rows("SELECT id, subject_id, card_id, time_us, power_w, energy_mj, created_at_s FROM reading"),
+        jobs=rows("SELECT id, state FROM job"),
+        verdicts=rows("SELECT job_id FROM verdict"),
+        events=rows("SELECT * FROM soak_event ORDER BY number"),
+    )
 
 
-def _submissions(folder: Path) -> list[Submission]:
+def _submissions(file: Path) -> list[Submission]:
     found: dict[int, Submission] = {}
-    for line in (folder / "jobs.jsonl").read_text().splitlines():
+    for line in file.read_text().splitlines():
         record = json.loads(line)
         if "subjects" in record:
             found[record["submission"]] = Submission(record["purpose"], record["subjects"])
@@ -121,7 +300,6 @@ def _submissions(folder: Path) -> list[Submission]:
 
 
 def _executions(folder: Path) -> dict[tuple[str, str, str], list[float]]:
-    """(subject, card, "begin" or "end") -> sorted times."""
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for file in folder.glob("host*/executions.log"):
         for line in file.read_text().splitlines():
@@ -130,155 +308,20 @@ def _executions(folder: Path) -> dict[tuple[str, str, str], list[float]]:
     return {key: sorted(times) for key, times in found.items()}
 
 
-def _check_items(
-    found: Audit,
-    submissions: list[Submission],
-    items: list[dict[str, Any]],
-    jobs: dict[str, dict[str, Any]],
-    verdicts: Counter[str],
-) -> None:
-    of_subject = defaultdict(list)
-    for item in items:
-        of_subject[item["subject_id"]].append(item)
-    submitted = {subject: (one, how) for one in submissions for subject, how in one.subjects.items()}
-    accepted = []
-    for one in submissions:
-        # A connection may have ended at the commit: the database knows the job, and the submitter does not.
-        known = {item["job_id"] for subject in one.subjects for item in of_subject[subject]}
-        accepted += [(one, known)] if one.job or known else []
-    found.none(
-        "jobs divided, or other than submitted",
-        ((one.job, known) for one, known in accepted if len(known) != 1 or (one.job and {one.job} != known)),
-    )
-    found.none(
-        "items lost: submitted and not in the database",
-        (subject for one, _ in accepted for subject in one.subjects if not of_subject[subject]),
-    )
-    found.none(
-        "items doubled, or not submitted",
-        (subject for subject, its in of_subject.items() if len(its) != 1 or subject not in submitted),
-    )
-    found.none("items open at the end", (item["id"] for item in items if item["state"] not in CLOSED))
-    ends = {job: ("done", "cancelled") if row["state"] == "cancelled" else ("done",) for job, row in jobs.items()}
-    good = [item for item in items if not submitted.get(item["subject_id"], (None, ""))[1]]
-    bad = [item for item in items if submitted.get(item["subject_id"], (None, ""))[1]]
-    found.none(
-        "good items lost: they did not end as done",
-        ((item["id"], item["state"], item["reason"]) for item in good if item["state"] not in ends[item["job_id"]]),
-    )
-    found.none(
-        "bad items that did not end as failed",
-        (
-            (item["id"], item["state"])
-            for item in bad
-            if item["state"] not in {"failed", *ends[item["job_id"]]} - {"done"}
-        ),
-    )
-    purposes = {job: one.purpose for one, known in accepted for job in known}
-    found.none(
-        "jobs that did not end as they should",
-        (
-            (job, row["state"])
-            for job, row in jobs.items()
-            if row["state"] != "done" and (row["state"], purposes.get(job)) != ("cancelled", "cancelled")
-        ),
-    )
-    found.none(
-        "jobs without exactly one verdict",
-        (job for job, row in jobs.items() if row["state"] != "cancelled" and verdicts[job] != 1),
-    )
-
-
-def _check_readings(
-    found: Audit,
-    submissions: list[Submission],
-    items: list[dict[str, Any]],
-    readings: list[dict[str, Any]],
-    executions: dict[tuple[str, str, str], list[float]],
-) -> None:
-    by_id = {reading["id"]: reading for reading in readings}
-    of_subject = Counter(reading["subject_id"] for reading in readings)
-    accepted = {item["reading_id"] for item in items}
-    bad = {subject for one in submissions for subject, how in one.subjects.items() if how}
-    found.none(
-        "items done without a reading of their subject",
-        (
-            item["id"]
-            for item in items
-            if item["state"] == "done" and by_id.get(item["reading_id"], {}).get("subject_id") != item["subject_id"]
-        ),
-    )
-    found.none("subjects with two readings", (subject for subject, number in of_subject.items() if number > 1))
-    found.none("readings without an item", (one["id"] for one in readings if one["id"] not in accepted))
-    found.none("readings of bad items", (one["id"] for one in readings if one["subject_id"] in bad))
-    found.none("readings of another subject's value", (one["id"] for one in readings if not _is_of_its_subject(one)))
-    found.none(
-        "readings without a measurement on their card before",
-        (
-            one["id"]
-            for one in readings
-            if (executions.get((one["subject_id"], one["card_id"], "end")) or [math.inf])[0]
-            > one["created_at_s"] + TOLERANCE_S
-        ),
-    )
-
-
-def _is_of_its_subject(reading: dict[str, Any]) -> bool:
-    """A simulated card computes time and power from the id of the subject."""
-
-    def fraction(word: str) -> float:
-        digest = hashlib.sha256(f"{word} {reading['subject_id']}".encode()).digest()
-        return int.from_bytes(digest[:6], "big") / 2**48
-
-    time_us, power_w = 10.0 * 100.0 ** fraction("time"), 150.0 + 500.0 * fraction("power")
-    expected = {"time_us": time_us, "power_w": power_w, "energy_mj": time_us * power_w * 1e-3}
-    return all(math.isclose(reading[name], value, rel_tol=1e-9) for name, value in expected.items())
-
-
-def _claims(event: dict[str, Any]) -> bool:
-    return bool(event["state"] == "claimed" and event["token"] and event["token"] != event["old_token"])
-
-
-def _check_events(found: Audit, items: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
-    claims, returned, accepted = Counter[int](), Counter[int](), Counter[int]()
-    for event in events:
-        claims[event["item_id"]] += _claims(event)
-        returned[event["item_id"]] += max(0, event["old_attempts"] - event["attempts"])
-        accepted[event["item_id"]] += bool(event["reading_id"] and event["reading_id"] != event["old_reading_id"])
-    found.none(
-        "items begun, or open again, after their end",
-        (event["item_id"] for event in events if event["old_state"] in CLOSED and event["state"] != event["old_state"]),
-    )
-    found.none(
-        "items with two accepted readings, or with another one than at first",
-        (item for item, number in accepted.items() if number > 1),
-    )
-    found.none(
-        "items whose attempts are not their claims without those handed back",
-        (item["id"] for item in items if item["attempts"] != claims[item["id"]] - returned[item["id"]]),
-    )
-    found.facts |= {"claims": claims.total(), "claims_handed_back": returned.total()}
-
-
-def _check_executions(
-    found: Audit,
-    items: list[dict[str, Any]],
-    events: list[dict[str, Any]],
-    executions: dict[tuple[str, str, str], list[float]],
-) -> None:
-    """A measurement begins under a claim of its item on its card: up to any time, there are no more than claims."""
-    subject_of = {item["id"]: item["subject_id"] for item in items}
-    claimed_s: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in events:
-        if _claims(event):
-            claimed_s[subject_of[event["item_id"]], event["card_id"]].append(event["at_s"])
-    found.none(
-        "measurements without a claim",
-        (
-            (subject, card, at_s)
-            for (subject, card, what), times in executions.items()
-            if what == "begin"
-            for number, at_s in enumerate(times, 1)
-            if bisect_right(sorted(claimed_s[subject, card]), at_s + TOLERANCE_S) < number
-        ),
-    )
+def _figures(of: Evidence) -> dict[str, Any]:
+    executed = Counter[str]()
+    for (_, _, what), times in of.executions.items():
+        executed[what] += len(times)
+    return {
+        "jobs": len(of.jobs),
+        "jobs_cancelled": len(of.cancelled),
+        "items": len(of.items),
+        "items_by_state": dict(Counter(item["state"] for item in of.items)),
+        "bad_items": sum(bool(of.behaviour.get(item["subject_id"])) for item in of.items),
+        "readings": len(of.readings),
+        "claims": len(of.claims),
+        "measurements_begun": executed["begin"],
+        "measurements_ended": executed["end"],
+        "items_begun_again": sum(item["attempts"] > 1 for item in of.items),
+        "late_results_refused": sum(item["repeated"] for item in of.items),
+    }

@@ -1,5 +1,4 @@
-"""All kinds of faults one after the other, and a few at random over three hosts, as `benchmarks/soak.py` and
-`benchmarks/soak_hosts.py` do for longer: nothing is lost."""
+"""A minute of the soak benchmark: faults of many kinds in three hosts, and the audit that must find any loss."""
 
 from __future__ import annotations
 
@@ -7,34 +6,110 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
 
+import psycopg
 import pytest
 
+from benchmarks.soak.audit import CHECKS, audit
+from benchmarks.soak.faults import KINDS
+from benchmarks.soak.hosts import DATABASE, KeptPostgres
+from benchmarks.soak.schedule import Fault, Outcome, Record, drawn
 from tests.farms import ROOT
 
 
-def soaked(tmp_path, name, *words):
-    """What the benchmark of that name found; it says itself whether anything was lost."""
-    found = tmp_path / "found.json"
-    command = [sys.executable, f"benchmarks/{name}.py", *map(str, words), "--seed", "1", "--json", str(found)]
-    said = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=400)
-    assert said.returncode == 0, said.stdout + said.stderr[-3000:]
-    return json.loads(found.read_text())
+@pytest.fixture(scope="module")
+def soak():
+    """(the folder of a soak that has ended, its result)"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # PostgreSQL, as another user, must be able to enter it
+        folder = Path(name)
+        result = folder / "result.json"
+        words = ["--items", "80", "--cards", "1", "--item-s", "0.3", "--faults", "50", "--every", "0.8"]
+        words += ["--minutes", "0.5", "--last", "--seed", "1", "--folder", name, "--json", str(result)]
+        command = [sys.executable, "-m", "benchmarks.soak", *words]
+        said = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280)
+        assert said.returncode == 0, said.stdout[-5000:] + said.stderr[-3000:]
+        yield folder, json.loads(result.read_text())
 
 
-pytestmark = pytest.mark.slow
+@pytest.fixture(scope="module")
+def postgres(soak):
+    with KeptPostgres(soak[0] / "postgres", "") as server:
+        yield server
 
 
-def test_a_farm_that_is_hurt_all_the_time_loses_nothing(tmp_path):
-    words = ["--items", 40, "--cards", 2, "--every", 0.5, "--faults", 16, "--limit", 40]
-    told = soaked(tmp_path, "soak", *words)
-    assert told["faults"] >= 6
-    assert len(told["by_kind"]) >= 5
-    assert told["bad_items"] > 0
+@pytest.fixture
+def connection(postgres):
+    """The database of the soak; what a test changes in it is undone."""
+    with (
+        psycopg.connect(host=str(postgres.folder), user="postgres", dbname=DATABASE) as connection,
+        connection.transaction(force_rollback=True),
+    ):
+        yield connection
 
 
-def test_three_hosts_that_are_hurt_at_random_lose_nothing(tmp_path):
-    told = soaked(tmp_path, "soak_hosts", "--items", 100, "--cards", 1, "--faults", 8, "--minutes", 0.4)
-    assert (told["hosts"], told["items"]) == (3, 100)
-    assert told["faults"] >= 6
-    assert len({kind.partition(":")[0] for kind in told["by_kind"]}) >= 2
+@pytest.mark.slow
+def test_three_hosts_in_which_faults_are_injected_lose_nothing(soak):
+    _, found = soak
+    assert found["hosts"] == 3
+    assert found["faults"] >= 6
+    assert sum(number > 0 for number in found["by_kind"].values()) >= 5
+    assert set(found["checks"]) == set(CHECKS)
+    assert not any(found["checks"].values()), found["wrong"]
+    assert found["items"] >= 80
+    assert found["measurements_ended"] >= found["readings"] >= found["items_by_state"]["done"]
+
+
+PLANTED = {
+    "DELETE FROM item WHERE id = {item}": "items lost: submitted and not in the database",
+    "UPDATE item SET subject_id = 'unknown' WHERE id = {item}": "items doubled, or not submitted",
+    "UPDATE item SET state = 'waiting' WHERE id = {item}": "items begun or opened after their end",
+    "UPDATE item SET state = 'failed' WHERE id = {item}": "good items that did not end as done",
+    "UPDATE item SET attempts = attempts + 1 WHERE id = {item}": (
+        "items whose number of attempts is not their claims less those handed back"
+    ),
+    "UPDATE item SET reading_id = NULL WHERE id = {item}": "items done without a reading of their subject",
+    "UPDATE item SET reading_id = (SELECT min(id) FROM reading) WHERE reading_id > (SELECT min(id) FROM reading)": (
+        "readings without an item"
+    ),
+    "UPDATE reading SET subject_id = (SELECT min(subject_id) FROM reading)": "subjects with two readings",
+    "UPDATE reading SET time_us = 2 * time_us": "readings with the value of another subject",
+    "UPDATE reading SET created_at_s = created_at_s - 3600": (
+        "readings without a measurement that ended on their card before"
+    ),
+    "UPDATE soak_event SET at_s = at_s + 3600": "measurements without a claim of their item on their card",
+    "DELETE FROM verdict": "jobs without exactly one verdict",
+    "UPDATE job SET state = 'cancelled'": "jobs that are not done, and cancelled jobs that nobody cancelled",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", PLANTED)
+def test_the_audit_finds_what_is_wrong(soak, connection, change):
+    folder, found = soak
+    item = connection.execute("SELECT min(id) FROM item WHERE state = 'done' AND NOT reused").fetchone()[0]
+    connection.execute(change.format(item=item))
+    assert audit(connection, folder).checks[PLANTED[change]] > 0
+    assert found["checks"][PLANTED[change]] == 0
+
+
+def test_a_seed_fixes_the_faults(tmp_path):
+    kinds = list(KINDS)
+    faults = drawn(kinds, 1000, 3, seed=5)
+    assert faults == drawn(kinds, 1000, 3, seed=5)
+    assert faults != drawn(kinds, 1000, 3, seed=6)
+    assert set(Counter(fault.kind for fault in faults).values()) == {1000 // len(kinds)}
+    assert min(Counter(fault.kind for fault in faults).values()) >= 40
+
+
+def test_a_soak_goes_on_with_the_faults_that_were_not_observed(tmp_path):
+    faults = [Fault(0, "a", 0), Fault(1, "b", 1), Fault(2, "a", 2)]
+    record = Record(tmp_path / "faults.jsonl")
+    record.add(Outcome(0, 0, "a", "host1", 1.0, 2.0, observed="alone: process 7 ended"))
+    record.add(Outcome(1, 0, "b", "host2", 2.0, 3.0, why_not="no target"))
+    again = Record(tmp_path / "faults.jsonl")
+    assert again.outcomes == record.outcomes
+    assert list(again.left(faults)) == [Fault(1, "b", 1, tries=1), Fault(2, "a", 2)]
+    assert again.by_variant() == {("a", "alone"): 1}
