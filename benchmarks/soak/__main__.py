@@ -136,8 +136,9 @@ def run_part(site: Site, jobs: Jobs, record: Record, options: argparse.Namespace
         for host in site.hosts:
             host.tend()
 
+    ready_s = time.monotonic()
     with person, part:
-        while time.monotonic() - began_s < 60 * options.minutes and (part.left or part.running):
+        while time.monotonic() - ready_s < 60 * options.minutes and (part.left or part.running):
             tend()
             part.step()
             person.busy = bool(part.left)

@@ -34,6 +34,8 @@ from tests.servers import PostgresServer
 HOSTS = 3
 DATABASE = "soak"
 BEACON_PORT = 9
+#: The pause before `farm worker` starts again. Unit: s.
+RESTART_S = 2.0
 LEASE_S = 5.0
 SETTINGS = {
     "FARM_LEASE_S": str(LEASE_S),
@@ -117,7 +119,7 @@ class Host:
         self.unhealthy = folder / "unhealthy"
         self.cards = [f"SIM-{self.name}-{number}" for number in range(cards)]
         self.disk: SmallDisk | None = None
-        self.ended_at_s = 0.0
+        self._ended_at_s: float | None = None
         self._clock = folder / "clock"
         folder.mkdir(exist_ok=True)
         self.unhealthy.write_text("")
@@ -148,13 +150,15 @@ class Host:
             return self.farm.start(*command)
 
     def tend(self) -> None:
-        """Start `farm worker` if it has ended, as systemd does: after the processes that it left behind."""
+        """Start `farm worker` if it has ended, as systemd does: after a pause, and after the processes that it left."""
         if self.farm.worker is not None and self.farm.worker.poll() is None:
-            self.ended_at_s = 0.0
+            self._ended_at_s = None
             return
-        self.ended_at_s = self.ended_at_s or time.monotonic()
-        if not self.processes("worker") or time.monotonic() > self.ended_at_s + 15:
-            self.farm.worker, self.ended_at_s = self.start("worker"), 0.0
+        now_s = time.monotonic()
+        self._ended_at_s = now_s if self._ended_at_s is None else self._ended_at_s
+        pause_s = RESTART_S if self.farm.worker is not None else 0.0
+        if now_s >= self._ended_at_s + pause_s and (not self.processes("worker") or now_s > self._ended_at_s + 15):
+            self.farm.worker = self.start("worker")
 
     def processes(self, role: str = "") -> list[psutil.Process]:
         return self.farm.processes(*COMMANDS[role]) if role else self.farm.processes()
