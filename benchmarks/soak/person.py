@@ -101,8 +101,8 @@ class Person:
         second = host.start("worker")
         try:
             self.done["second_workers_refused"] += second.wait(20) == CardBusy.exit_code
-        except subprocess.TimeoutExpired:  # it serves the cards, since the first one had just ended
-            host.farm.worker = second
+        except subprocess.TimeoutExpired:  # it is slow, or it serves the cards since the first one has just ended
+            second.terminate()
 
     def _fail_health_check(self) -> None:
         """A card fails its health check before its next item, until its file is empty again."""
