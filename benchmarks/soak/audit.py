@@ -232,7 +232,8 @@ def _without_claim(of: Evidence) -> Iterable[Any]:
     subject_of = {item["id"]: item["subject_id"] for item in of.items}
     claimed_s: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in of.claims:
-        claimed_s[subject_of[event["item_id"]], event["card_id"]].append(event["at_s"])
+        subject = subject_of.get(event["item_id"], "")  # "": the item is missing, which is another check
+        claimed_s[subject, event["card_id"]].append(event["at_s"])
     for (subject, card, what), times in of.executions.items():
         claims_s = sorted(claimed_s[subject, card])
         for number, begun_s in enumerate(times, 1):

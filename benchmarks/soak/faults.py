@@ -121,13 +121,15 @@ def host_ended(scene: Scene) -> str:
 @kind("publisher killed", "host")
 def publisher_killed(scene: Scene) -> str:
     """A publisher is killed half-way. Its job has bad items, too."""
+    with scene.site.client() as client:  # a broker that is at fault keeps the publisher waiting
+        until(lambda: _works(client), 20, "the broker does not work")
     job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
     with scene.site.connect() as connection:  # its publishing is not overdue yet, however slowly the publisher starts
         connection.execute("UPDATE job_round SET progress_at_s = progress_at_s + 60 WHERE job_id = %s", (job_id,))
     with scene.host.inside():
         publisher = scene.host.farm.publish_and_die(job_id)
     try:
-        code = publisher.wait(60)
+        code = publisher.wait(40)
     finally:
         publisher.kill()
     if code != -9:
@@ -162,6 +164,12 @@ def supervisor_stopped(scene: Scene) -> str:
             raise NotObserved("the supervisor went on")
     until(lambda: {p.pid for p in scene.host.processes(role)} - before, 60, f"the {role} did not start again")
     return f"{role} killed meanwhile: it started again after SIGCONT"
+
+
+def _works(client: redis.Redis) -> bool:
+    with suppress(redis.RedisError):
+        return bool(client.set("soak.probe", "1"))
+    return False
 
 
 def _killed(scene: Scene, role: str) -> str:

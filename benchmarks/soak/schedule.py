@@ -76,9 +76,8 @@ class Record:
         return Counter((one.kind, one.observed.partition(":")[0]) for one in self.observed)
 
     def left(self, faults: Iterable[Fault]) -> deque[Fault]:
-        """The faults that were not observed yet."""
+        """The faults that were not observed yet, those with the fewest tries first."""
         done = {one.number for one in self.observed}
         tries = Counter(one.number for one in self.outcomes)
-        return deque(
-            Fault(one.number, one.kind, one.host, tries[one.number]) for one in faults if one.number not in done
-        )
+        found = [Fault(one.number, one.kind, one.host, tries[one.number]) for one in faults if one.number not in done]
+        return deque(sorted(found, key=lambda one: one.tries))

@@ -111,5 +111,5 @@ def test_a_soak_goes_on_with_the_faults_that_were_not_observed(tmp_path):
     record.add(Outcome(1, 0, "b", "host2", 2.0, 3.0, why_not="no target"))
     again = Record(tmp_path / "faults.jsonl")
     assert again.outcomes == record.outcomes
-    assert list(again.left(faults)) == [Fault(1, "b", 1, tries=1), Fault(2, "a", 2)]
+    assert list(again.left(faults)) == [Fault(2, "a", 2), Fault(1, "b", 1, tries=1)]
     assert again.by_variant() == {("a", "alone"): 1}
