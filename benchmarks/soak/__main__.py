@@ -48,6 +48,7 @@ from farm.errors import FarmError
 #: The errors of a fault without a target or an effect.
 EXPECTED = (NotObserved, psutil.Error, psycopg.Error, redis.RedisError, FarmError, OSError)
 PATIENCE_S = 600.0
+START_S = 400.0
 
 
 class Part:
@@ -160,7 +161,7 @@ def run_part(site: Site, jobs: Jobs, record: Record, options: argparse.Namespace
 def _start_hosts(site: Site) -> None:
     for host in site.hosts:
         host.tend()
-    deadline_s = time.monotonic() + 180
+    deadline_s = time.monotonic() + START_S
     cards = sum(len(host.cards) for host in site.hosts)
     query = "SELECT count(*) FROM card WHERE state NOT IN ('starting', 'stopped') AND software_id IS NOT NULL"
     while True:

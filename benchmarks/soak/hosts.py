@@ -122,6 +122,9 @@ class Host:
         self._ended_at_s: float | None = None
         self._clock = folder / "clock"
         folder.mkdir(exist_ok=True)
+        for lock in self.locks.glob("*.lock"):
+            if lock.is_fifo():  # of a part that was interrupted
+                lock.unlink()
         self.unhealthy.write_text("")
         self.set_clock(0)
         environment = {
