@@ -145,12 +145,12 @@ def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptio
     too_large = too_large_from(found)
     shown = {
         "curve": [one.to_json() for one in found],
-        "without_estimate": [{"variant": one.to_json(), "reason": error.message} for one, error in without.items()],
+        "without_estimate": [{"variant": one.to_json(), "reason": why.message} for one, why in without.items()],
         "too_large_from": too_large and too_large.variant.to_json(),
     }
     answer(options.as_json, shown, lambda: prediction_tables.curve(found))
-    for error in without.values():
-        say(f"{error.message} {error.next_step}")
+    for why in without.values():
+        say(f"{why.message} {why.next_step}")
     if options.png is not None:
         from farm.pages.plots import draw_estimates
 

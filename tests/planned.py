@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from farm.operators.captured import CapturedCall
 from farm.store import content, tables
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.reading import METHOD, Details, Reading
+from farm.types.reading import METHOD, Details, Reading, method_of
 from farm.types.request import Request, Sweep
 from tests.farms import store_operators
 
@@ -119,6 +120,8 @@ def complete(
     software_id: str = SOFTWARE.id,
     reading: Reading = READING,
 ) -> items.Closed:
+    details = dataclasses.replace(reading.details, method=method_of(card_id)) if reading is READING else reading.details
+    reading = dataclasses.replace(reading, details=details)
     return items.complete(database, claimed, reading, card_id=card_id, software_id=software_id)
 
 

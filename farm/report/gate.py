@@ -348,8 +348,9 @@ def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
         count, mean = len(found), fmean(changes)
         wide = student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
         low, high = math.expm1(mean - wide), math.expm1(mean + wide)
-        medians = map(median, zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True))
-        rows.append(JudgedRow(*key, *medians, math.expm1(mean), low, high, count, _fails(low, gate)))
+        columns = zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True)
+        share, a, b = map(median, columns)
+        rows.append(JudgedRow(*key, share, a, b, math.expm1(mean), low, high, count, _fails(low, gate)))
     return Judgement(gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds.")
 
 

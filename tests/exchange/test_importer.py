@@ -238,7 +238,10 @@ def test_a_file_that_is_no_export_is_refused(database, other_database, tmp_path)
         (tmp_path / "damaged.parquet", "damaged|row "),
         (tmp_path / "foreign.parquet", "was not written by `farm export`"),
         (tmp_path / "lacking.parquet", "lacks the column reading_id"),
-        (mangled(tmp_path / "h200", tmp_path / "newer.parquet", metadata=newer), "newer than this program"),
+        (
+            mangled(tmp_path / "h200", tmp_path / "newer.parquet", metadata=newer),
+            "has format 2; this program reads formats up to 1",
+        ),
     ):
         with pytest.raises(ImportRefused, match=message):
             import_export(database, path)

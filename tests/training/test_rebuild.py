@@ -197,7 +197,7 @@ def test_a_class_of_data_holds_for_the_parts_of_a_step(data):
 
 def test_what_a_step_sees_is_not_looked_at():
     step = catalog.variant("resnet18", step="training")
-    with pytest.raises(UsageError, match="only those of a forward pass"):
+    with pytest.raises(UsageError, match="recorded in a forward pass only"):
         Request(variant=step, protocol=Protocol(data="seen"))
 
 

@@ -146,5 +146,5 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
             Unmeasurable, match=f"has version .*; the job was submitted with version {variant.version}"
         ) as no:
             process.measure(subject(variant), EAGER, SHORT, predicted={})
-        assert (no.value.reason, "submit the job again" in no.value.next_step) == ("rejected", True)
+        assert (no.value.reason, "submit again" in no.value.next_step) == ("rejected", True)
         assert process.measure(subject(versioned(variant)), EAGER, SHORT, predicted={}).verification.matches is not None
