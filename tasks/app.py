@@ -186,10 +186,11 @@ def broker_problem(error: BaseException, about: str = "") -> tuple[str, str]:
     """
     errors = (error, error.__cause__)
     found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
-    code = next(found, str(error).partition(" ")[0])
+    reason = str(error).rpartition("caused error: ")[2]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
+    code = next(found, reason.partition(" ")[0])
     code = "READONLY" if code == "UNBLOCKED" else code  # a BRPOP ends so if its server becomes a replica
     problem, step = _REFUSALS.get(code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL."))
-    return f"{problem}: {about or str(error).rstrip('.')}.", step
+    return f"{problem}: {about or reason.rstrip('.')}.", step
 
 
 def check_broker(current: Settings) -> None:
