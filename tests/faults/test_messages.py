@@ -58,7 +58,7 @@ def test_a_broker_that_refuses_commands_ends_no_measurement_and_is_told_once(hur
     lines = [line.partition("  ")[2].partition(": ")[0] for line in said.splitlines() if "The broker" in line]
     assert len(lines) == len(set(lines)), said
     assert {line.partition("@")[0] for line in lines} >= {"card-" + item.card_id, "control"}
-    # Celery reports once that it could not store the result of the item in work: a warning and an error, three tracebacks.
+    # Celery reports once, with three tracebacks, that it could not store the result of the item in work.
     assert said.count("Traceback (most recent call last)") <= (3 if refusing == "without its replicas" else 0)
     hurt.farm.wait_for(lambda: hurt.said().count("gets no messages: it works again") == 2)
 
