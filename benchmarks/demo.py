@@ -1,7 +1,8 @@
 """Run the demo (`farm run resnet18` on the CPU) several times: its gaps, verdicts and durations.
 
-    python benchmarks/demo.py --runs 10              # half of the runs beside a process that keeps one core busy
-    python benchmarks/demo.py --runs 4 --busy 1      # all of them
+    python -m benchmarks.demo --runs 10              # half of the runs beside a process that keeps one core busy
+    python -m benchmarks.demo --runs 4 --busy 1      # all of them
+    python -m benchmarks.demo --runs 4 --slow 2.2    # each max pooling takes 2.2 times as long: 15 % of the sum more
 
 Each run has a database of its own. Do not use the machine meanwhile.
 """
@@ -17,21 +18,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from benchmarks.slowed_operator import slowed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--busy", choices=("0", "1", "both"), default="both", help="number of busy processes")
+    parser.add_argument("--slow", type=float, default=1.0, help="factor for the time of MaxPool2d outside of the model")
     options = parser.parse_args()
     print("busy  verdict     gap         sum       whole  converged  waited  took")
     outcomes: Counter[tuple[int, str]] = Counter()
     for run in range(options.runs):
         busy = run % 2 if options.busy == "both" else int(options.busy)
-        with tempfile.TemporaryDirectory() as folder, _busy(busy):
-            report, took_s = _demo(folder)
+        slow = slowed("MaxPool2d", options.slow) if options.slow != 1 else contextlib.nullcontext({})
+        with tempfile.TemporaryDirectory() as folder, _busy(busy), slow as environment:
+            report, took_s = _demo(folder, environment)
         verdict = report["verdict"]
         outcomes[busy, verdict["outcome"]] += 1
         sum_us, whole_us = verdict["sum_time_us"], verdict["whole_time_us"]
@@ -48,9 +53,14 @@ def main() -> None:
         print(f"{busy} busy processes: {number} x {outcome}")
 
 
-def _demo(folder: str) -> tuple[dict[str, Any], float]:
+def _demo(folder: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], float]:
     """Run the demo with an empty database. Return its report and its duration in s."""
-    environment = {**os.environ, "FARM_DATABASE_URL": f"sqlite:///{folder}/demo.db", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        **environment,
+        "FARM_DATABASE_URL": f"sqlite:///{folder}/demo.db",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-m", "cli", "run", "resnet18", "--card", "cpu", "--json"]
     begin_s = time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)

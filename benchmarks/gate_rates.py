@@ -1,14 +1,13 @@
 """Measure how often the gate `farm compare --run A B --fail-above X%` is wrong: its false alarms and its misses.
 
-    python benchmarks/gate_rates.py resnet50 --database rates.db                      # on a GPU: a threshold of 3 %
-    python benchmarks/gate_rates.py small --database rates.db --card cpu --slower 1.5 --limits 0.03,0.2
-    FARM_MODELS="$(python benchmarks/gate_rates.py --models)"                         # `small`, for a CPU
+    python -m benchmarks.gate_rates resnet50 --database rates.db                      # on a GPU: a threshold of 3 %
+    python -m benchmarks.gate_rates small --database rates.db --card cpu --slower 1.5 --limits 0.03,0.2
+    FARM_MODELS="$(python -m benchmarks.gate_rates --models)"                         # `small`, for a CPU
 
 Three steps, each by `farm compare --run` itself, so an interrupted script continues when the same command is repeated:
 
 1. `--rounds` paired rounds of the model against itself.
-2. As many rounds of the model against itself with one operator type slowed on side B. A hook in the benchmark process
-   (`sitecustomize`) lengthens each pass of the type's tuples by the factor `--slower`; the tuples are the same.
+2. As many rounds of the model against itself with one operator type slowed on side B (`benchmarks/slowed_operator.py`).
 3. `--comparisons` comparisons of the model against itself from end to end, of `--per-comparison` rounds each.
 
 From steps 1 and 2 it resamples comparisons in blocks of consecutive rounds, because drift correlates neighbouring
@@ -26,11 +25,12 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.slowed_operator import slowed
 
 BLOCK = 3  # consecutive rounds that stay together
 SCOPE = "time:type"
@@ -45,83 +45,6 @@ def small() -> Any:
     first, second = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
     net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 32 * 32, 128))
     return net.eval(), torch.randn(4, 16, 32, 32)
-
-
-#: Runs at the start of each Python process. It changes only a benchmark process, while a job of side B is open.
-HOOK = """
-import importlib.abc, importlib.util, json, os, sqlite3, sys, time
-
-TYPE, FACTOR, DATABASE = os.environ["GATE_TYPE"], float(os.environ["GATE_FACTOR"]), os.environ["GATE_DATABASE"]
-
-def of_side_b():
-    with sqlite3.connect(DATABASE, timeout=30) as connection:
-        query = "SELECT request FROM job WHERE state = 'open' ORDER BY created_at_s DESC LIMIT 1"
-        row = connection.execute(query).fetchone()
-    return row is not None and json.loads(row[0]).get("comparison", "").endswith("/B")
-
-def on_cpu(run):
-    def slowed():
-        begin_s = time.perf_counter()
-        output = run()
-        until_s = begin_s + FACTOR * (time.perf_counter() - begin_s)
-        while time.perf_counter() < until_s:
-            pass
-        return output
-    return slowed
-
-def on_gpu(run):
-    import torch
-
-    def graph_ms(work):
-        work()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(20):
-                work()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        begin.record()
-        for _ in range(20):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 400
-
-    def with_sleep(cycles):
-        def slowed():
-            output = run()
-            torch.cuda._sleep(cycles)
-            return output
-        return slowed
-
-    alone_ms, short_ms, long_ms = graph_ms(run), graph_ms(with_sleep(1000)), graph_ms(with_sleep(101000))
-    wanted_ms = FACTOR * alone_ms
-    return with_sleep(max(1, int(1000 + (wanted_ms - short_ms) / (long_ms - short_ms) * 100000)))
-
-def patch(module):
-    plain = module.operator_passes
-    def operator_passes(subject, protocol, device, offload=None):
-        passes = plain(subject, protocol, device, offload)
-        if str(subject.spec["operator"]).rpartition(".")[2] == TYPE and of_side_b():
-            slowed = on_cpu if device.type == "cpu" else on_gpu
-            passes.first, copy = slowed(passes.first), passes.copy
-            passes.copy = None if copy is None else lambda index: slowed(copy(index))
-        return passes
-    module.operator_passes = operator_passes
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "farm.benchmark.passes":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), patch(module))
-        return spec
-
-if "farm.benchmark_process.server" in sys.orig_argv:
-    sys.meta_path.insert(0, Finder())
-"""
 
 
 def compared(options: argparse.Namespace, rounds: int, **environment: str) -> dict[str, Any]:
@@ -153,11 +76,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             file.write_text(json.dumps(steps, indent=1))
 
     step("null", options.rounds)
-    with tempfile.TemporaryDirectory() as hook:
-        (Path(hook) / "sitecustomize.py").write_text(HOOK)
-        path = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH", ""))))
-        slowed = {"GATE_TYPE": options.type, "GATE_FACTOR": str(options.slower)}
-        step("slowed", options.rounds, PYTHONPATH=path, GATE_DATABASE=str(options.database.resolve()), **slowed)
+    with slowed(options.type, options.slower, side_b_in=options.database.resolve()) as environment:
+        step("slowed", options.rounds, **environment)
     for number in range(1, options.comparisons + 1):
         step(f"comparison {number}", options.per_comparison)
     return steps

@@ -1,6 +1,8 @@
-"""Time the passes of a subject on a CPU that other programs use as well (docs/method.md, "On a CPU").
+"""Time subjects on a CPU that other programs use as well (docs/method.md, "On a CPU").
 
-- The subject runs in one thread, and the clock is that thread's CPU time. It stands still while other programs or other
+- Subjects are timed in turn, in many short visits. The speed of such a CPU drifts by some 10 % within seconds, and a
+  sum can only be compared with a whole that was measured at the same moments.
+- A subject runs in one thread, and the clock is that thread's CPU time. It stands still while other programs or other
   virtual machines use the core.
 - Each pass is timed by itself, in sections: a section begins with each call of a module. Of each section the fastest
   passes count: other programs slow passes by their use of caches and memory, and seldom a whole pass of a model.
@@ -16,18 +18,26 @@ import ctypes
 import itertools
 import math
 import time
+import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.cache import write_again
-from farm.benchmark.clock import Clock, TimedRound
+from farm.benchmark.clock import TimedRound
+from farm.benchmark.passes import Pass, applied
 from farm.benchmark.workload import Workload
+from farm.types.protocol import Protocol, Stopping
 
-STEP_S = 0.005  # duration of the first steps
-STEP_SHARE = 0.05  # longest step as a share of the time since the first: between steps all passes are evaluated
+TURNS = 12  # most turns: in a turn each subject has a visit
+LEAST_TURNS = 6
+VISIT_SHARE = 0.05  # length of a visit as a share of the longest window
+WHOLE_VISITS = 3  # visits of a whole model in a turn: its passes are few and long
+LONGEST_TIMES = 5.0  # the visits of a subject end after this multiple of the longest window
+MOST_PASSES = 64  # of one visit
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 _MMAP_MAX_DEFAULT, _TRIM_DEFAULT = 65536, 128 * 2**10
 
@@ -40,21 +50,51 @@ def keep_memory(keep: bool = True) -> None:
         library.mallopt(_TRIM_THRESHOLD, -1 if keep else _TRIM_DEFAULT)
 
 
-class HostClock(Clock):
-    """Times single passes, in sections, by the CPU time of this thread."""
+@dataclass
+class HostTimer:
+    """Times the passes of one subject in visits, by the CPU time of this thread."""
 
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(workload)
-        self._calls = itertools.cycle(workload.calls)
-        self._moments: list[tuple[float, float]] = []  # the host's clock and the CPU time of this thread, after a step
+    workload: Workload
+    protocol: Protocol
+    stopping: Stopping
+    whole: bool = False  # a whole model
+    prepare_s: float = 0.0  # duration of the workload's preparation
+    turns: list[list[TimedRound]] = field(default_factory=list)  # the passes of each turn
+    elapsed_s: float = 0.0  # of all visits, on the host's clock
+    cpu_s: float = 0.0  # CPU time of this thread in them
+    ended_s: float = 0.0  # end of the last visit, on the host's clock
+    group: str = ""  # id of the subjects that were timed in turn with this one
+    moved: bool = False  # the values of a written input grew, shrank or overflowed during the visits
 
-    def step(self) -> None:
-        """Time passes for at least `STEP_S`."""
-        begin_s = now_s = time.perf_counter()
-        until_s = begin_s + max(STEP_S, STEP_SHARE * (begin_s - self._moments[0][0]) if self._moments else 0.0)
+    def __post_init__(self) -> None:
+        self._calls: Iterator[Pass] = itertools.cycle(self.workload.calls)
+
+    @property
+    def visit_s(self) -> float:
+        """The length of a visit."""
+        return VISIT_SHARE * self.stopping.maximum_s
+
+    @property
+    def longest_s(self) -> float:
+        """The visits end after this time."""
+        return LONGEST_TIMES * self.stopping.maximum_s * (WHOLE_VISITS if self.whole else 1)
+
+    @property
+    def least_s(self) -> float:
+        """The expected duration of the least number of visits."""
+        pass_s = self.workload.round_s / max(1, self.workload.rounds[0].passes)
+        return LEAST_TURNS * (WHOLE_VISITS * pass_s if self.whole else max(self.visit_s, 2 * pass_s))
+
+    def visit(self, turn: int) -> None:
+        """Time passes for `visit_s`, at least one. If there are several, the first does not count: it finds the data of
+        another subject in the cache.
+        """
+        begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
+        passes: list[TimedRound] = []
         marks: list[float] = []
-        with _marked(marks):
-            while now_s < until_s:
+        now_s = begin_s
+        with applied(self.protocol), _marked(marks):
+            while not passes or (now_s < begin_s + self.visit_s and len(passes) < MOST_PASSES):
                 write_again(self.workload.rewritten)
                 run = next(self._calls)
                 marks[:] = [time.thread_time()]
@@ -62,14 +102,57 @@ class HostClock(Clock):
                 marks.append(time.thread_time())
                 now_s = time.perf_counter()
                 sections_s = tuple(late - early for early, late in itertools.pairwise(marks))
-                self.done.append(TimedRound(now_s, marks[-1] - marks[0], 1, sections_s=sections_s))
-        self._moments.append((now_s, time.thread_time()))
+                passes.append(TimedRound(now_s, marks[-1] - marks[0], 1, sections_s=sections_s))
+        if turn == len(self.turns):
+            self.turns.append([])
+        self.turns[turn] += passes[1:] or passes
+        self.elapsed_s += now_s - begin_s
+        self.cpu_s += time.thread_time() - begin_cpu_s
+        self.ended_s = now_s
 
-    def waited_share(self, begin_s: float, end_s: float) -> float:
-        """The share of the time from `begin_s` to `end_s` in which the CPU did not run this thread, 0 to 1."""
-        inside = [moment for moment in self._moments if begin_s <= moment[0] <= end_s] or self._moments[:1]
-        elapsed_s, cpu_s = (last - first for first, last in zip(inside[0], inside[-1], strict=True))
-        return max(0.0, 1 - cpu_s / elapsed_s) if elapsed_s else 0.0
+    @property
+    def rounds(self) -> list[TimedRound]:
+        """The passes of all visits."""
+        return [one for turn in self.turns for one in turn]
+
+    @property
+    def waited_share(self) -> float:
+        """The share of the visits' time in which the CPU did not run this thread, 0 to 1."""
+        return max(0.0, 1 - self.cpu_s / self.elapsed_s) if self.elapsed_s else 0.0
+
+    def time_us(self) -> tuple[float, float]:
+        """The time of a pass, and the half-width of its interval from the differences between turns. Unit: us."""
+        return fastest_us(self.rounds), intervals.jackknife_half_width(self.without_turn_us())
+
+    def without_turn_us(self) -> list[float]:
+        """For each turn, the time of a pass without the passes of this turn. Unit: us."""
+        if len(self.turns) < 2:
+            return []
+        return [
+            fastest_us([one for other in self.turns if other is not left_out for one in other])
+            for left_out in self.turns
+        ]
+
+    def converged(self) -> bool:
+        """True if the interval is narrow enough for the stopping rule."""
+        time_us, half_width_us = self.time_us()
+        return intervals.relative(half_width_us, time_us) <= self.stopping.time_half_width
+
+
+def take_turns(timers: Sequence[HostTimer]) -> None:
+    """Visit all subjects in turn until all have converged, or for `TURNS` turns. Long passes end earlier."""
+    group = uuid.uuid4().hex[:12]
+    tuples, wholes = ([timer for timer in timers if timer.whole is whole] for whole in (False, True))
+    third = math.ceil(len(tuples) / WHOLE_VISITS)
+    order = [timer for at in range(WHOLE_VISITS) for timer in (*tuples[at * third : (at + 1) * third], *wholes)]
+    for timer in timers:
+        timer.group = group
+    for turn in range(TURNS):
+        for timer in order:
+            if timer.elapsed_s < timer.longest_s:
+                timer.visit(turn)
+        if turn + 1 >= LEAST_TURNS and all(timer.converged() for timer in timers):
+            break
 
 
 def fastest_us(rounds: Sequence[TimedRound]) -> float:

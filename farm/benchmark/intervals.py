@@ -63,18 +63,15 @@ def batch_half_width(
     return student_t_95(count - 1) * stdev(parts) / math.sqrt(count)
 
 
-def jackknife_half_width(values: Sequence[Any], figure: Callable[[Sequence[Any]], float], groups: int = 10) -> float:
-    """95 % half-width of a `figure` that is not a mean, such as of the fastest values; infinite for fewer than three.
+def jackknife_half_width(without: Sequence[float]) -> float:
+    """95 % half-width of a figure that is not a mean, such as of the fastest values (M. H. Quenouille, Biometrika 43,
+    1956); infinite for fewer than three groups of values.
 
-    Up to `groups` consecutive groups of the values are left out in turn (M. H. Quenouille, Biometrika 43, 1956). For a
-    mean, the result is that of `batch_half_width` with batches of equal size.
+    Args:
+        without: for each group of the values, the figure of all values but those of this group.
     """
-    count = min(groups, len(values))
-    if count < 3:
-        return math.inf
-    edges = [round(index * len(values) / count) for index in range(count + 1)]
-    without = [figure([*values[:low], *values[high:]]) for low, high in itertools.pairwise(edges)]
-    return student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count)
+    count = len(without)
+    return student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count) if count >= 3 else math.inf
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from farm.benchmark.cache import other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
-from farm.benchmark.host_clock import HostClock, keep_memory
-from farm.benchmark.passes import Offload, applied
-from farm.benchmark.sampler import PowerLevels, Sampler
+from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
+from farm.benchmark.passes import Offload, applied, free_bytes
+from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.window import (
     DRIFT,
@@ -63,7 +63,6 @@ class Gate:
     ceiling_s: float  # longest total time of warm-up and waiting
     energy: bool = True  # False if the window measures time only
     shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
-    least_rounds: int = LEAST_ROUNDS  # with fewer, a window may take five times as long as the request allows
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
         return window_power(sampler, begin_s, end_s) if self.energy else WindowPower(None, None, "", begin_s, end_s)
@@ -72,10 +71,11 @@ class Gate:
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
-#: For the time on a CPU. If the CPU has an energy counter, another window measures the power.
-HOST = Gate(math.inf, 0.0, 0.0, energy=False, least_rounds=12)  # 12: the fastest quarter has three passes
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
-HOST_WHOLE_TIMES = 4.0  # on a CPU the window of a whole model is longer by this factor: its passes are few and long
+TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
+TURNS_MEMORY_SHARE = 0.5  # of the free memory, for all of these subjects together
+TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
+NO_SAMPLES = SampledWindow(None, "", None, None, None, None, None, {}, frozenset())
 
 # Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
@@ -152,6 +152,7 @@ class Bench:
         else:
             torch.set_num_threads(1)  # a second thread would wait for a core whenever another program uses it
         self._host = device.card.kind == "cpu"
+        self._timed: dict[tuple[str, str], HostTimer] = {}  # by subject and protocol: timed in turn, not yet read
         if self._host:
             keep_memory()
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
@@ -166,6 +167,8 @@ class Bench:
         Raises:
             Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
         """
+        if self._host:
+            return self._measure_on_host(subject, protocol, stopping, on_phase)
         begin_s = time.perf_counter()
         ledger = CostLedger()
         with contextlib.ExitStack() as stack:
@@ -191,8 +194,6 @@ class Bench:
                 if subject.kind == "variant":
                     minimum_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
                     stopping = dataclasses.replace(stopping, minimum_s=minimum_s)
-                    if self._host:
-                        stopping = dataclasses.replace(stopping, maximum_s=HOST_WHOLE_TIMES * stopping.maximum_s)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
                     gate = TIMED if protocol.placement else GATES[subject.kind]
@@ -212,6 +213,101 @@ class Bench:
             reading = with_canary(reading, canary)
         cost_s = {**ledger.cost_s, "total": time.perf_counter() - begin_s}
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
+
+    def time_in_turn(
+        self, subjects: Sequence[tuple[Subject, Protocol]], stopping: Stopping, on_phase: OnPhase = silent
+    ) -> list[int]:
+        """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
+
+        The first subjects that fit into the memory and the time (`TURNS_S`) are timed, without those that fail:
+        `measure` raises their errors. Returns the positions of the timed subjects.
+        """
+        self._timed.clear()
+        timers: dict[int, HostTimer] = {}
+        on_phase("rebuild", {})
+        least_free_bytes = free_bytes(self.torch_device) * (1 - TURNS_MEMORY_SHARE)
+        for position, (subject, protocol) in enumerate(subjects):
+            try:
+                timers[position] = self._host_timer(subject, protocol, stopping)
+            except Unmeasurable:
+                continue
+            expected_s = math.fsum(timer.least_s for timer in timers.values())
+            if expected_s > TURNS_S or free_bytes(self.torch_device) < least_free_bytes:
+                break
+        self._visit(list(timers.values()), on_phase)
+        for position, timer in timers.items():
+            subject, protocol = subjects[position]
+            self._timed[subject.id, protocol.id] = timer
+        return list(timers)
+
+    def _host_timer(self, subject: Subject, protocol: Protocol, stopping: Stopping) -> HostTimer:
+        begin_s = time.perf_counter()
+        try:
+            with applied(protocol):
+                workload = prepare(subject, protocol, self.torch_device, self._offload)
+        except Unmeasurable:
+            raise
+        except Exception as error:  # any exception of PyTorch becomes the item's reason
+            raise why_it_raised(error) from error
+        prepare_s = time.perf_counter() - begin_s
+        return HostTimer(workload, protocol, stopping, subject.kind == "variant", prepare_s)
+
+    def _visit(self, timers: Sequence[HostTimer], on_phase: OnPhase) -> None:
+        """Time the subjects in turn, then free their tensors."""
+        on_phase("window", {})
+        try:
+            before = [timer.workload.written_sizes() for timer in timers]
+            take_turns(timers)
+            for timer, sizes in zip(timers, before, strict=True):
+                timer.moved = _moved(sizes, timer.workload.written_sizes())
+        finally:
+            for timer in timers:
+                timer.workload.close()
+
+    def _measure_on_host(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase) -> Reading:
+        """Measure on a CPU: the time by a `HostTimer`; then the power in a window, if the CPU has an energy counter."""
+        begin_s = time.perf_counter()
+        timer = self._timed.pop((subject.id, protocol.id), None)
+        if timer is None or timer.stopping != stopping or begin_s - timer.ended_s > TIMED_FOR_S:
+            on_phase("rebuild", {})
+            timer = self._host_timer(subject, protocol, stopping)
+            try:
+                self._visit([timer], on_phase)
+            except Exception as error:
+                raise why_it_raised(error) from error
+        reading = self._timed_reading(timer)
+        gate = TIMED if protocol.placement else GATES[subject.kind]
+        if gate.energy and "energy_counter_mj" in self.device.capabilities:
+            self.levels.refresh()
+            with applied(protocol), contextlib.closing(prepare(subject, protocol, self.torch_device)) as workload:
+                reading = with_power(reading, self._steady(workload, stopping, gate, on_phase))
+        cost_s = {"rebuild": timer.prepare_s, **reading.cost_s}
+        cost_s["total"] = math.fsum(cost_s.values())
+        return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
+
+    def _timed_reading(self, timer: HostTimer) -> Reading:
+        reading = SteadyWindow(
+            workload=timer.workload,
+            rounds=timer.rounds,
+            power=WindowPower(None, None, "", 0.0, timer.elapsed_s),
+            seen=NO_SAMPLES,
+            converged=timer.converged(),
+            ceiling_s=timer.longest_s,
+            warm_up_s=0.0,
+            warm_up_slope_c_per_s=None,
+            unsettled=False,
+            foreign=frozenset(),
+            lacking=(),
+            waited_share=timer.waited_share,
+            fastest_us=timer.time_us(),
+        ).reading(
+            self.levels,
+            None,
+            threads=torch.get_num_threads(),
+            turns_group=timer.group,
+            without_turn_us=tuple(timer.without_turn_us()),
+        )
+        return reading.flagged("values_moved") if timer.moved else reading
 
     def _in_other_states(
         self,
@@ -276,10 +372,7 @@ class Bench:
         self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: CostLedger
     ) -> Reading:
         for attempt in itertools.count():
-            if self._host:
-                reading = self._on_host(workload, stopping, gate, on_phase)
-            else:
-                reading = self._steady(workload, stopping, gate, on_phase)
+            reading = self._steady(workload, stopping, gate, on_phase)
             for name, seconds in reading.cost_s.items():
                 ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
@@ -289,18 +382,9 @@ class Bench:
                 time.sleep(1.0)  # let the card cool
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
-    def _on_host(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
-        """Measure on a CPU: the time by `HostClock`; then the power in a second window, if the CPU has a counter."""
-        timed = self._steady(workload, stopping, HOST, on_phase, HostClock(workload))
-        if not gate.energy or "energy_counter_mj" not in self.device.capabilities:
-            return timed
-        return with_power(timed, self._steady(workload, stopping, gate, on_phase))
-
-    def _steady(
-        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, clock: Clock | None = None
-    ) -> Reading:
+    def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         foreign_before = self._foreign_processes()
-        clock = clock or Clock(workload)
+        clock = Clock(workload)
         on_phase("warm-up", {})
         with Sampler(self.device, self.own_processes) as sampler:
             start_s = time.perf_counter()
@@ -331,7 +415,6 @@ class Bench:
             and gate.energy
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             foreign=foreign_before | seen.foreign_processes | self._foreign_processes(),
-            waited_share=clock.waited_share(begin_s, end_s) if isinstance(clock, HostClock) else None,
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -387,7 +470,7 @@ class Bench:
                 return True
             # If passes are long, the window may grow to five times its longest length.
             if elapsed_s >= stopping.maximum_s and (
-                len(clock.between(begin_s, now_s)) >= gate.least_rounds or elapsed_s >= 5 * stopping.maximum_s
+                len(clock.between(begin_s, now_s)) >= LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
             ):
                 return False
 
@@ -400,7 +483,7 @@ class Bench:
         rounds = clock.between(power.begin_s, power.end_s)
         if len(rounds) < 3:
             return False
-        time_us, half_width_us, _ = figure_of(rounds, power, isinstance(clock, HostClock))
+        time_us, half_width_us, _ = figure_of(rounds, power)
         time_share = intervals.relative(half_width_us, time_us)
         if time_share > stopping.time_half_width:
             return False

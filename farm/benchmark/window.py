@@ -11,14 +11,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
-from farm.benchmark.host_clock import fastest_us
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
-from farm.types.reading import CPU_METHOD, METHOD, Reading, Trace
+from farm.types.reading import CPU_METHOD, METHOD, Reading, TimeFigure, Trace
 
 THROTTLED_SHARE = 0.05  # flag the reading if a throttle reason is in a larger share of the samples
 STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window
@@ -133,8 +132,9 @@ class SteadyWindow:
     warm_up_slope_c_per_s: float | None  # rate of the chip's temperature at the end of the warm-up; None if unknown
     unsettled: bool  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
     foreign: frozenset[int]  # ids of other processes that were on the card before, during or after the window
-    waited_share: float | None  # share of the window in which a CPU did other work; None: not a CPU
     lacking: tuple[str, ...]  # sensors that the card lacks and a good reading needs
+    waited_share: float | None = None  # share of the window in which a CPU did other work; None: not a CPU
+    fastest_us: tuple[float, float] | None = None  # time and half-width of a CPU; None: from the rounds
 
     @property
     def starved_share(self) -> float:
@@ -168,11 +168,16 @@ class SteadyWindow:
     def _throttled(self, *reasons: str) -> bool:
         return any(self.seen.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
+    @property
+    def time_us(self) -> tuple[float, float, TimeFigure]:
+        """The time of a pass, the half-width of its interval, and the name of the figure."""
+        return (*self.fastest_us, "fastest") if self.fastest_us else figure_of(self.rounds, self.power)
+
     def reading(self, levels: PowerLevels, trace: Trace | None, **details: Any) -> Reading:
         """The reading of the window. Its details combine the workload's details, the window's and `details`."""
         power, seen, flags = self.power, self.seen, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
-        time_us, time_half_width_us, time_figure = figure_of(self.rounds, power, self.waited_share is not None)
+        time_us, time_half_width_us, time_figure = self.time_us
         time_half_width_us = intervals.finite(time_half_width_us, time_us)
 
         def half_width_us(figure: Callable[[Sequence[float]], float]) -> float:
@@ -235,12 +240,8 @@ class SteadyWindow:
         )
 
 
-def figure_of(
-    rounds: Sequence[TimedRound], power: WindowPower, host: bool
-) -> tuple[float, float, Literal["mean", "median", "fastest"]]:
+def figure_of(rounds: Sequence[TimedRound], power: WindowPower) -> tuple[float, float, TimeFigure]:
     """The time of a pass that a reading states, the half-width of its interval, and its name. Unit: us."""
-    if host:
-        return fastest_us(rounds), intervals.jackknife_half_width(rounds, fastest_us), "fastest"
     values = pass_times_us(rounds)
     if power.power_w is None:
         return statistics.median(values), intervals.batch_half_width(values, statistics.median), "median"

@@ -74,6 +74,19 @@ class MeasureRequest(SubjectRequest[Reading]):
 
 
 @dataclass(frozen=True)
+class TurnsRequest(ProcessRequest[list[int]]):
+    """Time the subjects of several items in turn on a CPU (`farm.benchmark.measure.Bench.time_in_turn`).
+
+    The answer is the list of positions of the items that were timed. A `MeasureRequest` then gets the reading.
+    """
+
+    name, answer, doing = "turns", list[int], "time the items in turn"
+    subjects: tuple[Subject, ...]
+    protocols: tuple[Protocol, ...]  # one for each subject
+    stopping: Stopping
+
+
+@dataclass(frozen=True)
 class InSituRequest(SubjectRequest[dict[str, Any]]):
     """Time calls of a variant with tensors in slow memory (`farm.slow_memory.in_situ`)."""
 
@@ -111,6 +124,7 @@ REQUESTS: dict[str, type[ProcessRequest[Any]]] = {
         FingerprintRequest,
         VerifyRequest,
         MeasureRequest,
+        TurnsRequest,
         InSituRequest,
         StepCaptureRequest,
         WireRequest,

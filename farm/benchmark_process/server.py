@@ -47,6 +47,7 @@ from farm.benchmark_process.requests import (
     ProcessRequest,
     StepCaptureRequest,
     SubjectRequest,
+    TurnsRequest,
     Verified,
     VerifyRequest,
     WireRequest,
@@ -59,7 +60,7 @@ from farm.errors import FarmError, Unmeasurable
 from farm.models.texts import hold_tokens
 from farm.settings import settings
 from farm.training.version import check_version
-from farm.types.protocol import OnPhase, Software, Variant
+from farm.types.protocol import OnPhase, Software, Subject, Variant
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
 
@@ -147,8 +148,9 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
 
     try:
         request = from_json(REQUESTS[data.pop("request")], data)
-        if isinstance(request, SubjectRequest) and request.subject.tokens is not None:
-            hold_tokens(Tokens.from_json(request.subject.tokens), alone=True)
+        for subject in _subjects(request):
+            if subject.tokens is not None:
+                hold_tokens(Tokens.from_json(subject.tokens), alone=True)
         events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:
@@ -165,6 +167,12 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         poisoned = runner.poisoned()
     events.send("unmeasurable", id=item_id, reason=reason, message=message, next_step=next_step, poisoned=poisoned)
     return not poisoned
+
+
+def _subjects(request: ProcessRequest[Any]) -> tuple[Subject, ...]:
+    if isinstance(request, SubjectRequest):
+        return (request.subject,)
+    return request.subjects if isinstance(request, TurnsRequest) else ()
 
 
 class Runner:
@@ -273,8 +281,9 @@ class TorchVerifier(Runner):
         }
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        if isinstance(request, SubjectRequest) and request.subject.kind == "variant":
-            check_version(Variant.from_json(request.subject.spec))
+        for subject in _subjects(request):
+            if subject.kind == "variant":
+                check_version(Variant.from_json(subject.spec))
         return super().answer(request, on_phase)
 
     def poisoned(self) -> bool:
@@ -311,6 +320,9 @@ class TorchRunner(TorchVerifier):
         self.handlers = {
             **self.handlers,
             MeasureRequest: lambda one, on_phase: bench.measure(one.subject, one.protocol, one.stopping, on_phase),
+            TurnsRequest: lambda one, on_phase: bench.time_in_turn(
+                list(zip(one.subjects, one.protocols, strict=True)), one.stopping, on_phase
+            ),
             FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
             InSituRequest: lambda one, on_phase: in_situ.compare(one.subject, one.protocol, target, one.most),
             StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(

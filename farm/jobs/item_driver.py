@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, Measured
+from farm.benchmark_process.requests import TurnsRequest
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock
@@ -42,6 +43,8 @@ from farm.types.reading import Reading
 log = logging.getLogger("farm.worker")
 
 T = TypeVar("T")
+
+MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 
 
 def check_health(process: BenchmarkProcess) -> Software:
@@ -173,6 +176,7 @@ class ItemDriver:
     software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
     _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
+    _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)  # see `_time_in_turn`
 
     def register(self) -> Software:
         """Wait for the benchmark process, register the card with its software, and return the software.
@@ -275,6 +279,8 @@ class ItemDriver:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
             if not verify and self.benchmark.card.kind != "simulated":
                 predicted = None  # without verification, only a simulated card needs the predicted calls
+        if self.benchmark.card.kind == "cpu" and not claimed.protocol.placement:
+            self._time_in_turn(claimed)
         return self.benchmark.measure(
             claimed.subject,
             claimed.protocol,
@@ -356,6 +362,32 @@ class ItemDriver:
             return ItemOutcome("spooled")
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
+
+    def _time_in_turn(self, claimed: Claim) -> None:
+        """On a CPU, time the item in turn with the items that wait behind it, unless it was timed with an earlier item.
+
+        The benchmark process keeps the results until it measures these items. If an item makes it crash, each item is
+        measured alone, so that only that item fails.
+        """
+        key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
+        if key in self._timed:
+            self._timed.discard(key)
+            return
+        behind = self.ask(items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN)
+        pairs = [(claimed.subject, claimed.protocol), *(pair for pair in behind if not pair[1].placement)]
+        subjects, protocols = zip(*pairs, strict=True)
+        self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}
+        if len(pairs) == 1:
+            return
+        try:
+            request = TurnsRequest(subjects, protocols, claimed.stopping)
+            positions = self.benchmark.call(
+                request, timeout_s=settings().item_timeout_s, on_phase=partial(self.phase, claimed)
+            )
+        except Unmeasurable as error:
+            log.warning("%s and the items behind it are measured one after the other: %s", claimed.label, error.message)
+        else:
+            self._timed = {(claimed.job_id, subjects[at].id, protocols[at].id) for at in positions if at}
 
     def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
         """Write the reading into the database; if the database is unreachable, write it into the spool, return None.

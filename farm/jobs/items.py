@@ -12,6 +12,7 @@ These rules make sure that each item gets one accepted reading, even if processe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import uuid
 from collections.abc import Collection, Mapping
@@ -234,6 +235,22 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
             return _GONE
     # The other item may have closed before this one was deferred. Then this one must wake at once.
     return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
+
+
+def waiting_beside(database: Database, claimed: Claim, card_id: str, most: int) -> list[tuple[Subject, Protocol]]:
+    """Return up to ``most`` subjects of the claimed item's round that wait for the same card: first the whole model."""
+    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id)
+    waiting = select(Item).where(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
+    found = []
+    with database.read() as session:
+        if (job := session.get(Job, claimed.job_id)) is None:
+            return []
+        request = Request.from_json(job.request)
+        for item in session.exec(waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)):
+            with contextlib.suppress(Unreadable):
+                one = _describe(session, item, job, request, "")
+                found.append((one.subject, one.protocol))
+    return found
 
 
 # ------------------------------------------------------------------------------------------ results

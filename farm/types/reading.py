@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-CPU_METHOD = 6  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU
+CPU_METHOD = 7  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU, 6 in one window
+TimeFigure = Literal["mean", "median", "fastest"]  # the figure of a window in `Reading.time_us`
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
 _INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the measured operator, model or canary runs
 
@@ -201,11 +202,13 @@ class Details(_Stored):
     rounds: int | None = None
     late_rounds: int | None = None  # rounds launched when the card was already idle
     starved_share: float | None = None  # share of the window in which the card waited for the host
-    time_figure: Literal["mean", "median", "fastest"] | None = None  # the figure in `Reading.time_us`
+    time_figure: TimeFigure | None = None  # the figure in `Reading.time_us`
     time_mean_us: float | None = None
     time_mean_half_width_us: float | None = None
     time_median_half_width_us: float | None = None
     time_trimmed_half_width_us: float | None = None
+    turns_group: str | None = None  # of a CPU: id of the readings whose subjects were timed in turn
+    without_turn_us: tuple[float, ...] | None = None  # of a CPU: for each turn, `time_us` without its passes
     ceiling_s: float | None = None  # longest allowed window, if the window ended before it converged
 
     # the window: power

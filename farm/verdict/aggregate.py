@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from farm.benchmark.intervals import jackknife_half_width
 from farm.types.reading import Burst, Verification
 from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole, total_of
 from farm.verdict.judging import Circumstances, judge
@@ -123,6 +124,8 @@ def _comparisons(
     chosen = [chosen for *_, chosen in measured]
     common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
     time = compared([one.time for one in chosen], [whole.time for whole in wholes], systematic_time, common_us)
+    if time is not None:
+        time = replace(time, paired=_timed_in_turn(measured, wholes))
     energy = above_idle = power = None
     if measured and all(one.energy for one in chosen):
         whole_energies = [whole.energy for whole in wholes]
@@ -134,6 +137,25 @@ def _comparisons(
         of_whole = _power(energy.whole, time.whole) if energy.whole and time.whole else None
         power = Comparison(_power(energy.total, time.total), of_whole)
     return {"time": time, "energy": energy, "energy_above_idle": above_idle, "power": power}
+
+
+def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) -> float | None:
+    """Return the half-width of the time gap if all readings were timed in the same turns of a CPU, else None.
+
+    The speed of a CPU drifts, but in each turn it is about the same for the tuples and the whole.
+    """
+    details = [reading.details for reading in (*(reading for _, reading, _ in measured), *wholes)]
+    turns = {(one.turns_group, len(one.without_turn_us or ())) for one in details} or {(None, 0)}
+    _, number = turns.pop()
+    if turns or len(wholes) != 1 or not measured or number < 3:  # readings of another group, or no turns
+        return None
+    whole_us = wholes[0].details.without_turn_us or ()
+    gaps = [
+        math.fsum(part.count * (reading.details.without_turn_us or ())[turn] for part, reading, _ in measured)
+        / whole_us[turn]
+        for turn in range(number)
+    ]
+    return jackknife_half_width(gaps)
 
 
 def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:

@@ -126,8 +126,7 @@ def _why_meaningless(found: Verdict) -> str:
     for flag, what in DISTURBED.items():
         if which := _mostly(found, flag):
             return f"{what} during {which}, so no gap is shown. {REPEAT}"
-    wholes = [(pair.total, pair.whole) for _, pair, _ in _compared(found) if pair.whole]
-    uncertainty = max((math.hypot(total.relative, whole.relative) for total, whole in wholes), default=0.0)
+    uncertainty = max((gap.half_width / ((1 + gap.value) or 1.0) for _, _, gap in _compared(found)), default=0.0)
     if uncertainty > 1 - found.target and (why := next(_not_converged(found), "")):
         return f"{why} The gap would be uncertain by ± {_percent(uncertainty)}."
     return ""

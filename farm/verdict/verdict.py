@@ -6,6 +6,7 @@ computing it again. In JSON every key ends with its unit.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -27,19 +28,22 @@ class Comparison:
 
     `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all tuples share, caused
     by neighbours in the model or by clocks at the power limit. It is not stored. `held` is False if the readings do not
-    represent the model, for example on a busy host. Then there is no gap.
+    represent the model, for example on a busy host. Then there is no gap. `paired` is the half-width of the gap if
+    tuples and whole were timed in turn: their errors are then not independent. None: the errors are independent.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
     held: bool = True
+    paired: float | None = None
 
     @property
     def gap(self) -> Figure | None:
         if self.whole is None or not self.whole.value or not self.held:
             return None
-        return self.total.deviation_from(self.whole)
+        gap = self.total.deviation_from(self.whole)
+        return gap if self.paired is None else Figure(gap.value, self.paired)
 
     @property
     def accuracy(self) -> float | None:
@@ -220,7 +224,13 @@ def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | No
 
     total, whole = figure("sum"), figure("whole")
     held = not (whole and whole.value) or data[f"gap_{name}"] is not None
-    return None if total is None else Comparison(total, whole, held=held)
+    if total is None:
+        return None
+    found = Comparison(total, whole, held=held)
+    stored = data[f"gap_{name}_half_width"]
+    if found.gap is not None and not math.isclose(stored, found.gap.half_width):
+        return replace(found, paired=stored)
+    return found
 
 
 def _whole_to_json(whole: Whole) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,7 @@ def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_w
     model = Masked().train()
     before, threads = copy.deepcopy(model.state_dict()), torch.get_num_threads()
     captured = farm.capture_model(model, (torch.randn(64, 4),), {"mask": torch.ones(64, 8)})
-    report = farm.measure_model(captured, database=database, card="cpu", stopping=SHORT).report
+    farm.measure_model(captured, database=database, card="cpu", stopping=SHORT).report
     assert report.verdict.time.whole is not None
     assert report.verdict.time.whole.value > 0
     assert report.readings.measured == len(captured.tuples) + 1
@@ -202,3 +204,36 @@ def test_a_label_is_text_in_a_notebook_and_nothing_else() -> None:
 
     assert "<script>" not in table("<script>", ("<b>",), [("<img src=x>",)], "<i>")
     assert "<img" not in table("", (), [("<img src=x>",)])
+
+
+def turns(database: farm.Database) -> list[str | None]:
+    """For each reading of a tuple: the group that it was timed in turn with."""
+    with database.read() as session:
+        rows = list(session.exec(tables.ReadingRow.__table__.select()))  # type: ignore[attr-defined]
+        return [row.details["turns_group"] for row in rows if row.subject_kind == "operator"]
+
+
+def test_a_cpu_times_the_tuples_of_a_model_in_turn(database: farm.Database) -> None:
+    captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
+    farm.measure_model(captured, database=database, card="cpu", stopping=SHORT)
+    assert len(turns(database)) == len(captured.tuples) == 3
+    assert len(set(turns(database))) == 1
+
+
+def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone(
+    database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed: list[int] = []
+
+    def phase(self: Any, claimed: items.Claim, name: str, details: dict[str, Any]) -> None:
+        if name == "window" and not killed:
+            killed.append(self.benchmark.pid)
+            os.kill(self.benchmark.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(measure_module._JobDriver, "phase", phase)
+    captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
+    farm.measure_model(captured, database=database, card="cpu", stopping=SHORT)
+    assert len(turns(database)) == len(set(turns(database))) == 3
+    with database.read() as session:
+        assert {item.attempts for item in session.exec(tables.Item.__table__.select())} == {1}  # type: ignore[attr-defined]
+    assert "measured one after the other" in caplog.text

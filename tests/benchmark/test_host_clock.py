@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from farm.benchmark.clock import TimedRound
-from farm.benchmark.host_clock import HostClock, fastest_us
+from farm.benchmark.host_clock import LEAST_TURNS, TURNS, HostTimer, fastest_us, take_turns
 from farm.benchmark.measure import Bench
 from farm.benchmark.passes import applied
 from farm.benchmark.workload import Workload, prepare
 from farm.devices.device import Card
 from farm.devices.host import CpuDevice
+from farm.errors import Unmeasurable
 from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import CPU_METHOD, Reading
 from tests.benchmark.fake_device import FakeDevice
@@ -33,14 +36,54 @@ def read(device: FakeDevice | CpuDevice, protocol: Protocol = EAGER) -> Reading:
     return Bench(device, "cpu").measure(linear(16, 64, 64), protocol, SHORT)
 
 
+def timer(*calls: Callable[[], object], maximum_s: float = 0.2) -> HostTimer:
+    workload = Workload([], CPU, 0.0, calls=[lambda call=call: call() for call in calls])  # type: ignore[misc]
+    return HostTimer(workload, EAGER, dataclasses.replace(SHORT, maximum_s=maximum_s))
+
+
 def test_time_in_which_the_core_does_other_work_is_no_part_of_a_pass() -> None:
-    clock = HostClock(Workload([], CPU, 0.0, calls=[lambda: time.sleep(0.05)]))
-    clock.step()
-    (one,) = clock.done
-    assert one.took_s < 0.025
-    assert clock.waited_share(0.0, time.perf_counter()) == 0.0  # one step has no begin and end yet
-    clock.step()
-    assert clock.waited_share(0.0, time.perf_counter()) > 0.5
+    one = timer(lambda: time.sleep(0.05))
+    one.visit(0)
+    assert one.rounds[0].took_s < 0.025
+    assert one.waited_share > 0.5
+
+
+def test_subjects_are_timed_in_turn_and_the_whole_three_times_in_each() -> None:
+    order: list[str] = []
+    first, long = timer(lambda: order.append("first")), timer(lambda: (order.append("long"), time.sleep(0.3)))
+    whole = timer(lambda: order.append("whole"))
+    whole.whole = True
+    take_turns([whole, first, long])
+    assert [key for key, _ in itertools.groupby(order)][:8] == ["first", "whole", "long", "whole"] * 2
+    assert LEAST_TURNS <= len(first.turns) == len(whole.turns) <= TURNS
+    assert len(long.turns) == 4, "the visits of long passes end after five times the longest window"
+    assert len({one.group for one in (first, long, whole)}) == 1
+
+
+def test_a_turn_in_which_everything_was_slow_does_not_change_the_time_of_a_pass() -> None:
+    one = timer()
+    one.turns = [[TimedRound(0.0, took, 1, sections_s=(took,)) for took in (1e-6, 1.1e-6)] for _ in range(9)]
+    before_us, _ = one.time_us()
+    one.turns += [[TimedRound(0.0, 9e-6, 1, sections_s=(9e-6,))] * 2 for _ in range(3)]
+    after_us, half_width_us = one.time_us()
+    assert after_us == pytest.approx(before_us)
+    assert half_width_us < 0.05 * after_us
+    assert len(one.without_turn_us()) == 12
+
+
+def test_an_item_that_was_timed_in_turn_is_not_timed_again() -> None:
+    bench = Bench(CpuDevice(CARD), "cpu")
+    broken = dataclasses.replace(linear(16, 64, 64), id="broken", spec={"operator": "no such operator"})
+    wide, narrow = linear(16, 64, 64), linear(16, 64, 32)
+    assert bench.time_in_turn([(wide, EAGER), (broken, EAGER), (narrow, EAGER)], SHORT) == [0, 2]
+    phases: list[str] = []
+    reading = bench.measure(narrow, EAGER, SHORT, lambda phase, _: phases.append(phase))
+    assert (phases, reading.details.method) == ([], CPU_METHOD)
+    again = bench.measure(narrow, EAGER, SHORT, lambda phase, _: phases.append(phase))
+    assert phases == ["rebuild", "window"]
+    assert again.time_us == pytest.approx(reading.time_us, rel=3)
+    with pytest.raises(Unmeasurable):
+        bench.measure(broken, EAGER, SHORT)
 
 
 def test_of_each_section_the_fastest_passes_count() -> None:
@@ -54,10 +97,10 @@ def test_of_each_section_the_fastest_passes_count() -> None:
 def test_a_section_begins_with_each_call_of_a_module_and_calls_are_as_before_afterwards() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     before = torch.nn.Module.__call__
-    clock = HostClock(Workload([], CPU, 0.0, calls=[lambda: model(torch.ones(4))]))
-    clock.step()
-    assert {len(one.sections_s) for one in clock.done} == {4}  # to the model, to each of its modules, the rest
-    assert all(sum(one.sections_s) == pytest.approx(one.took_s) for one in clock.done)
+    one = timer(lambda: model(torch.ones(4)))
+    one.visit(0)
+    assert {len(each.sections_s) for each in one.rounds} == {4}  # to the model, to each of its modules, the rest
+    assert all(sum(each.sections_s) == pytest.approx(each.took_s) for each in one.rounds)
     assert torch.nn.Module.__call__ is before
 
 
@@ -69,7 +112,7 @@ def test_an_operator_finds_inputs_that_were_just_written_as_in_a_model(residency
         assert workload.passes is not None
         (memory,) = workload.passes.inputs
         before = memory._version
-        HostClock(workload).step()
+        HostTimer(workload, protocol, SHORT).visit(0)
     assert (memory._version > before) is written
 
 

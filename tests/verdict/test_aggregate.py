@@ -68,6 +68,22 @@ def test_what_canaries_show_is_added_linearly():
     )
 
 
+def test_what_was_timed_in_the_same_turns_has_the_interval_of_the_gap_in_each_turn():
+    def timed(time_us: float, group: str = "one", half: float = 0.2) -> ReadingView:
+        without = tuple(time_us * (1 + speed) for speed in (-0.02, 0.0, 0.01, 0.01))
+        return reading(time_us, half * time_us, None, details=Details(turns_group=group, without_turn_us=without))
+
+    parts = [part(read=timed(10.0), count=2), part("Linear", read=timed(80.0))]
+    found = judge(parts, timed(101.0)).time
+    assert found.gap.value == pytest.approx(-1 / 101)
+    assert found.gap.half_width == pytest.approx(0), "the machine was as slow for the tuples as for the whole"
+    assert found.total.half_width > 10
+    apart = judge(parts, timed(101.0, group="another")).time
+    assert apart.gap.half_width > 0.2
+    stored = Verdict.from_json(judge(parts, timed(101.0)).to_json())
+    assert stored.time == found
+
+
 def test_without_a_canary_the_interval_says_what_it_leaves_out():
     parts = [part(read=reading(card="A")), part("add", read=reading(card="B"))]
     verdict = judge(parts, reading(20, card="A"))
