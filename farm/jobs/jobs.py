@@ -170,6 +170,8 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
         message = waits_for(session, job_id, heartbeat_s)
+    elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id, _ in current) and not gone:
+        message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
         job.id,
         job.title,

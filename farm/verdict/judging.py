@@ -95,7 +95,9 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
         judged: False if the gaps do not affect the outcome, because too few types were requested.
     """
     compared = _compared(found)
-    yield from _not_converged(found)
+    # The interval of a gap from turns includes what disturbed the single readings.
+    if not any(pair.paired is not None and gap.half_width <= 1 - found.target for _, pair, gap in compared):
+        yield from _not_converged(found)
     if judged:
         for name, pair, gap in compared:
             yield from _uncertain(name, pair, gap, 1 - found.target)

@@ -120,7 +120,7 @@ def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_w
     model = Masked().train()
     before, threads = copy.deepcopy(model.state_dict()), torch.get_num_threads()
     captured = farm.capture_model(model, (torch.randn(64, 4),), {"mask": torch.ones(64, 8)})
-    farm.measure_model(captured, database=database, card="cpu", stopping=SHORT).report
+    report = farm.measure_model(captured, database=database, card="cpu", stopping=SHORT).report
     assert report.verdict.time.whole is not None
     assert report.verdict.time.whole.value > 0
     assert report.readings.measured == len(captured.tuples) + 1

@@ -71,15 +71,22 @@ def test_what_canaries_show_is_added_linearly():
 def test_what_was_timed_in_the_same_turns_has_the_interval_of_the_gap_in_each_turn():
     def timed(time_us: float, group: str = "one", half: float = 0.2) -> ReadingView:
         without = tuple(time_us * (1 + speed) for speed in (-0.02, 0.0, 0.01, 0.01))
-        return reading(time_us, half * time_us, None, details=Details(turns_group=group, without_turn_us=without))
+        return reading(
+            time_us,
+            half * time_us,
+            None,
+            details=Details(turns_group=group, without_turn_us=without),
+            flags=("not_converged",),
+        )
 
     parts = [part(read=timed(10.0), count=2), part("Linear", read=timed(80.0))]
     found = judge(parts, timed(101.0)).time
     assert found.gap.value == pytest.approx(-1 / 101)
     assert found.gap.half_width == pytest.approx(0), "the machine was as slow for the tuples as for the whole"
     assert found.total.half_width > 10
+    assert not any("converge" in reason for reason in judge(parts, timed(101.0)).reasons)
     apart = judge(parts, timed(101.0, group="another")).time
-    assert apart.gap.half_width > 0.2
+    assert apart.gap is None, "the readings are of different moments"
     stored = Verdict.from_json(judge(parts, timed(101.0)).to_json())
     assert stored.time == found
 
