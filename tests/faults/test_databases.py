@@ -91,7 +91,7 @@ def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
 
 
 def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres):
-    job_id = pair.submit(["slow"] * 6, 0.5)
+    job_id = pair.submit(["slow"] * 16, 0.5)  # enough for a database that stops slowly
     pair.done(job_id)
     postgres.stop()
     pair.farm.wait_for(lambda: "Waiting for the database" in pair.said())  # each worker that waits says so once
@@ -100,7 +100,7 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     supervisor.wait(15)
     postgres.start()
     pair.farm.start_again()
-    assert pair.settled(job_id) == {"done": 6}
+    assert pair.settled(job_id) == {"done": 16}
     # Of each card at most the item at whose claim or reading the database went away.
     assert sum(item.attempts - 1 + item.repeated for item in pair.farm.items(job_id)) <= 2
 
