@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -346,17 +346,26 @@ def lock_held_by_another_user(scene: Scene) -> str:
 # ---------------------------------------------------------------------------------------------- the broker
 
 
-@kind("broker restarted", "broker")
-def broker_restarted(scene: Scene) -> str:
-    how = scene.chance.choice(["SIGKILL", "SIGTERM"])
-    scene.site.serve(scene.site.broker.kill if how == "SIGKILL" else scene.site.broker.stop)
+def _restarted(
+    scene: Scene, stops: Mapping[str, Callable[[], None]], start: Callable[[], None], check_refused: Callable[[], None]
+) -> str:
+    """Stop a server in one of these ways, see that it refuses connections, and start it again after a while."""
+    how = scene.chance.choice(list(stops))
+    scene.site.serve(stops[how])
     try:
-        with scene.site.client() as client:
-            _refused(client.ping, redis.ConnectionError, "")
+        check_refused()
         scene.hold(0, 4)
     finally:
-        scene.site.serve(scene.site.broker.start)
+        scene.site.serve(start)
     return f"{how}: it refused connections"
+
+
+@kind("broker restarted", "broker")
+def broker_restarted(scene: Scene) -> str:
+    broker = scene.site.broker
+    with scene.site.client() as client:
+        check = partial(_refused, client.ping, redis.ConnectionError, "")
+        return _restarted(scene, {"SIGKILL": broker.kill, "SIGTERM": broker.stop}, broker.start, check)
 
 
 @kind("broker wiped", "broker")
@@ -464,14 +473,12 @@ def _refused(write: Callable[[], Any], kind: type[Exception], words: str) -> Non
 
 @kind("database restarted", "database")
 def database_restarted(scene: Scene) -> str:
-    how = scene.chance.choice(["immediate shutdown", "fast shutdown"])
-    scene.site.serve(scene.site.postgres.kill if how == "immediate shutdown" else scene.site.postgres.stop)
-    try:
-        _refused(partial(scene.site.connect, connect_timeout=2), psycopg.OperationalError, "")
-        scene.hold(0, 4)
-    finally:
-        scene.site.serve(scene.site.postgres.start)
-    return f"{how}: it refused connections"
+    postgres = scene.site.postgres
+    connect = partial(scene.site.connect, connect_timeout=2)
+    check = partial(_refused, connect, psycopg.OperationalError, "")
+    return _restarted(
+        scene, {"immediate shutdown": postgres.kill, "fast shutdown": postgres.stop}, postgres.start, check
+    )
 
 
 @kind("database sessions ended", "database")

@@ -214,8 +214,12 @@ REFUSE = Transition(
 NOTE = Transition("note", (CLAIMED,), None, "an attempt ended without an answer", given=_WHY)
 RENEW = Transition("renew", IN_WORK, None, "its worker is alive", given=("lease_until_s",))
 END_LEASE = Transition("end lease", IN_WORK, None, "its card's worker starts again", _LEASE_ENDED)
-FREE_KEY = Transition(
-    "free key", IN_WORK, None, "its lease has ended, and the claim of another item needs the key", {"claim_key": None}
+REMOVE_CLAIM_KEY = Transition(
+    "remove claim key",
+    IN_WORK,
+    None,
+    "its lease has ended, and the claim of another item needs the key",
+    {"claim_key": None},
 )
 REPEAT = Transition(
     "repeat",

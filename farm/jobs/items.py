@@ -114,7 +114,7 @@ def claim(
                 taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held)
             break
         except IntegrityError:  # another item has the key: a worker measures it, or its lease has ended
-            if not _free_key(database, item_id, software_id):
+            if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
             with database.write() as session:
@@ -220,12 +220,14 @@ def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
     return _subject_key(item, job.asked.get("reuse", "none"), software_id) if item and job else None
 
 
-def _free_key(database: Database, item_id: int, software_id: str) -> bool:
+def _remove_claim_key(database: Database, item_id: int, software_id: str) -> bool:
     """If a claim with the item's key has a lease that ended, remove its key; return whether. Its token stays valid."""
     with database.write() as session:
         key = _key_of(session, item_id, software_id)
         lapsed = (col(Item.id) != item_id, col(Item.lease_until_s) < database_now())
-        return bool(key and session.exec(item_state.FREE_KEY.update(col(Item.claim_key) == key, *lapsed)).rowcount)
+        return bool(
+            key and session.exec(item_state.REMOVE_CLAIM_KEY.update(col(Item.claim_key) == key, *lapsed)).rowcount
+        )
 
 
 def _defer(database: Database, item_id: int, software_id: str) -> Declined:

@@ -90,7 +90,7 @@ def _by_reason(texts: Iterable[str]) -> str:
     return "; ".join(parts)
 
 
-_kept: dict[tuple[Variant, str, bool], Extraction] = {}  # of the last versions of users' models
+_kept: dict[tuple[Variant, str, bool], Extraction] = {}  # at most one: the newest version of a user's model
 
 
 def keep_extraction(variant: Variant, extraction: Extraction) -> None:
