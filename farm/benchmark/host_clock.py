@@ -32,8 +32,9 @@ from farm.benchmark.passes import Pass, applied
 from farm.benchmark.workload import Workload
 from farm.types.protocol import Protocol, Stopping
 
-TURNS = 12  # most turns: in a turn each subject has a visit
-LEAST_TURNS = 6
+TURNS = 18  # most turns: in a turn each subject has a visit
+LEAST_TURNS = 8
+GAP_HALF_WIDTH = 0.025  # the turns end if the gap between sum and whole is known within this interval
 VISIT_SHARE = 0.05  # length of a visit as a share of the longest window
 WHOLE_VISITS = 3  # visits of a whole model in a turn: its passes are few and long
 LONGEST_TIMES = 5.0  # the visits of a subject end after this multiple of the longest window
@@ -58,6 +59,7 @@ class HostTimer:
     protocol: Protocol
     stopping: Stopping
     whole: bool = False  # a whole model
+    calls: int = 1  # in the whole model
     prepare_s: float = 0.0  # duration of the workload's preparation
     turns: list[list[TimedRound]] = field(default_factory=list)  # the passes of each turn
     elapsed_s: float = 0.0  # of all visits, on the host's clock
@@ -140,7 +142,9 @@ class HostTimer:
 
 
 def take_turns(timers: Sequence[HostTimer]) -> None:
-    """Visit all subjects in turn until all have converged, or for `TURNS` turns. Long passes end earlier."""
+    """Visit all subjects in turn until all have converged, or the gap between sum and whole is known well enough, or
+    for `TURNS` turns. Long passes end earlier.
+    """
     group = uuid.uuid4().hex[:12]
     tuples, wholes = ([timer for timer in timers if timer.whole is whole] for whole in (False, True))
     third = math.ceil(len(tuples) / WHOLE_VISITS)
@@ -151,12 +155,19 @@ def take_turns(timers: Sequence[HostTimer]) -> None:
         for timer in order:
             if timer.elapsed_s < timer.longest_s:
                 timer.visit(turn)
-        if turn + 1 >= LEAST_TURNS and all(timer.converged() for timer in timers):
+        if turn + 1 >= LEAST_TURNS and (_gap_known(tuples, wholes) or all(timer.converged() for timer in timers)):
             break
 
 
+def _gap_known(tuples: Sequence[HostTimer], wholes: Sequence[HostTimer]) -> bool:
+    if len(wholes) != 1 or not tuples or len({len(timer.turns) for timer in (*tuples, *wholes)}) > 1:
+        return False
+    terms = [(timer.calls, timer.without_turn_us()) for timer in tuples]
+    return intervals.paired_half_width(terms, wholes[0].without_turn_us()) <= GAP_HALF_WIDTH
+
+
 def fastest_us(rounds: Sequence[TimedRound]) -> float:
-    """The sum over all sections of a pass: of each section the mean of the fastest quarter of the passes. Unit: us.
+    """The sum over all sections of a pass: of each section the mean of the fastest tenth of the passes. Unit: us.
 
     If the passes have different numbers of sections, a pass counts as one section.
     """

@@ -44,8 +44,8 @@ def midmean(values: Sequence[float]) -> float:
 
 
 def fastest(values: Sequence[float]) -> float:
-    """Mean of the fastest quarter of the values."""
-    return fmean(sorted(values)[: max(1, round(len(values) / 4))])
+    """Mean of the fastest tenth of the values."""
+    return fmean(sorted(values)[: max(1, round(len(values) / 10))])
 
 
 def batch_half_width(
@@ -72,6 +72,18 @@ def jackknife_half_width(without: Sequence[float]) -> float:
     """
     count = len(without)
     return student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count) if count >= 3 else math.inf
+
+
+def paired_half_width(terms: Sequence[tuple[int, Sequence[float]]], whole: Sequence[float]) -> float:
+    """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by the jackknife.
+
+    Args:
+        terms: the summands: a factor, and the summand without each group.
+        whole: the whole without each group.
+    """
+    return jackknife_half_width(
+        [math.fsum(factor * values[left_out] for factor, values in terms) / of for left_out, of in enumerate(whole)]
+    )
 
 
 @dataclass(frozen=True)

@@ -215,12 +215,19 @@ class Bench:
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
 
     def time_in_turn(
-        self, subjects: Sequence[tuple[Subject, Protocol]], stopping: Stopping, on_phase: OnPhase = silent
+        self,
+        subjects: Sequence[tuple[Subject, Protocol]],
+        stopping: Stopping,
+        calls: Sequence[int] = (),
+        on_phase: OnPhase = silent,
     ) -> list[int]:
         """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
 
         The first subjects that fit into the memory and the time (`TURNS_S`) are timed, without those that fail:
         `measure` raises their errors. Returns the positions of the timed subjects.
+
+        Args:
+            calls: for each subject, its calls in the whole model among the subjects, if there is one.
         """
         self._timed.clear()
         timers: dict[int, HostTimer] = {}
@@ -231,6 +238,7 @@ class Bench:
                 timers[position] = self._host_timer(subject, protocol, stopping)
             except Unmeasurable:
                 continue
+            timers[position].calls = calls[position] if calls else 1
             expected_s = math.fsum(timer.least_s for timer in timers.values())
             if expected_s > TURNS_S or free_bytes(self.torch_device) < least_free_bytes:
                 break
@@ -250,7 +258,7 @@ class Bench:
         except Exception as error:  # any exception of PyTorch becomes the item's reason
             raise why_it_raised(error) from error
         prepare_s = time.perf_counter() - begin_s
-        return HostTimer(workload, protocol, stopping, subject.kind == "variant", prepare_s)
+        return HostTimer(workload, protocol, stopping, subject.kind == "variant", prepare_s=prepare_s)
 
     def _visit(self, timers: Sequence[HostTimer], on_phase: OnPhase) -> None:
         """Time the subjects in turn, then free their tensors."""

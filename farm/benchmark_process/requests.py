@@ -83,6 +83,7 @@ class TurnsRequest(ProcessRequest[list[int]]):
     name, answer, doing = "turns", list[int], "time the items in turn"
     subjects: tuple[Subject, ...]
     protocols: tuple[Protocol, ...]  # one for each subject
+    calls: tuple[int, ...]  # of each subject in the model
     stopping: Stopping
 
 

@@ -321,7 +321,7 @@ class TorchRunner(TorchVerifier):
             **self.handlers,
             MeasureRequest: lambda one, on_phase: bench.measure(one.subject, one.protocol, one.stopping, on_phase),
             TurnsRequest: lambda one, on_phase: bench.time_in_turn(
-                list(zip(one.subjects, one.protocols, strict=True)), one.stopping, on_phase
+                list(zip(one.subjects, one.protocols, strict=True)), one.stopping, one.calls, on_phase
             ),
             FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
             InSituRequest: lambda one, on_phase: in_situ.compare(one.subject, one.protocol, target, one.most),

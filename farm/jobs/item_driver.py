@@ -373,14 +373,15 @@ class ItemDriver:
         if key in self._timed:
             self._timed.discard(key)
             return
-        behind = self.ask(items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN)
+        behind, calls = self.ask(items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN)
         pairs = [(claimed.subject, claimed.protocol), *(pair for pair in behind if not pair[1].placement)]
         subjects, protocols = zip(*pairs, strict=True)
         self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}
         if len(pairs) == 1:
             return
         try:
-            request = TurnsRequest(subjects, protocols, claimed.stopping)
+            counts = tuple(calls.get(subject.id, 1) for subject in subjects)
+            request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
             positions = self.benchmark.call(
                 request, timeout_s=settings().item_timeout_s, on_phase=partial(self.phase, claimed)
             )

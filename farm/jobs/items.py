@@ -27,7 +27,7 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unreadable
 from farm.jobs import item_state
 from farm.store import tables
-from farm.store.content import add_reading, find_readings, find_tokens, satisfies
+from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies
 from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -239,20 +239,26 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
     return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
 
 
-def waiting_beside(database: Database, claimed: Claim, card_id: str, most: int) -> list[tuple[Subject, Protocol]]:
-    """Return up to ``most`` subjects of the claimed item's round that wait for the same card: first the whole model."""
+def waiting_beside(
+    database: Database, claimed: Claim, card_id: str, most: int
+) -> tuple[list[tuple[Subject, Protocol]], dict[str, int]]:
+    """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first the whole model;
+    and tuple id -> number of calls in the model.
+    """
     its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id)
     waiting = select(Item).where(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
-    found = []
+    found: list[tuple[Subject, Protocol]] = []
     with database.read() as session:
-        if (job := session.get(Job, claimed.job_id)) is None:
-            return []
+        its_round = session.get(tables.Round, (claimed.job_id, claimed.round))
+        if its_round is None or (job := session.get(Job, claimed.job_id)) is None:
+            return [], {}
+        calls = counts(session, its_round.capture_id) if its_round.capture_id is not None else {}
         request = Request.from_json(job.request)
         for item in session.exec(waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)):
             with contextlib.suppress(Unreadable):
                 one = _describe(session, item, job, request, "")
                 found.append((one.subject, one.protocol))
-    return found
+    return found, calls
 
 
 # ------------------------------------------------------------------------------------------ results

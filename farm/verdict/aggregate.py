@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from farm.benchmark.intervals import jackknife_half_width
+from farm.benchmark.intervals import paired_half_width
 from farm.types.reading import Burst, Verification
 from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole, total_of
 from farm.verdict.judging import Circumstances, judge
@@ -149,13 +149,8 @@ def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) 
     _, number = turns.pop()
     if turns or len(wholes) != 1 or not measured or number < 3:  # readings of another group, or no turns
         return None
-    whole_us = wholes[0].details.without_turn_us or ()
-    gaps = [
-        math.fsum(part.count * (reading.details.without_turn_us or ())[turn] for part, reading, _ in measured)
-        / whole_us[turn]
-        for turn in range(number)
-    ]
-    return jackknife_half_width(gaps)
+    terms = [(part.count, reading.details.without_turn_us or ()) for part, reading, _ in measured]
+    return paired_half_width(terms, wholes[0].details.without_turn_us or ())
 
 
 def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
