@@ -32,10 +32,10 @@ from farm.benchmark.passes import Pass, applied
 from farm.benchmark.workload import Workload
 from farm.types.protocol import Protocol, Stopping
 
-TURNS = 18  # most turns: in a turn each subject has a visit
+TURNS = 22  # most turns: in a turn each subject has a visit
 LEAST_TURNS = 8
 GAP_HALF_WIDTH = 0.025  # the turns end if the gap between sum and whole is known within this interval
-VISIT_SHARE = 0.05  # length of a visit as a share of the longest window
+VISIT_SHARE = 0.04  # length of a visit as a share of the longest window
 WHOLE_VISITS = 3  # visits of a whole model in a turn: its passes are few and long
 LONGEST_TIMES = 5.0  # the visits of a subject end after this multiple of the longest window
 MOST_PASSES = 64  # of one visit
@@ -167,7 +167,7 @@ def _gap_known(tuples: Sequence[HostTimer], wholes: Sequence[HostTimer]) -> bool
 
 
 def fastest_us(rounds: Sequence[TimedRound]) -> float:
-    """The sum over all sections of a pass: of each section the mean of the fastest tenth of the passes. Unit: us.
+    """The sum over all sections of a pass: of each section the mean of the fastest fifth of the passes. Unit: us.
 
     If the passes have different numbers of sections, a pass counts as one section.
     """

@@ -44,8 +44,8 @@ def midmean(values: Sequence[float]) -> float:
 
 
 def fastest(values: Sequence[float]) -> float:
-    """Mean of the fastest tenth of the values."""
-    return fmean(sorted(values)[: max(1, round(len(values) / 10))])
+    """Mean of the fastest fifth of the values."""
+    return fmean(sorted(values)[: max(1, round(len(values) / 5))])
 
 
 def batch_half_width(
