@@ -19,7 +19,7 @@ import itertools
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,9 +141,12 @@ class HostTimer:
         return intervals.relative(half_width_us, time_us) <= self.stopping.time_half_width
 
 
-def take_turns(timers: Sequence[HostTimer]) -> None:
+def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:
     """Visit all subjects in turn until all have converged, or the gap between sum and whole is known well enough, or
     for `TURNS` turns. Long passes end earlier.
+
+    Args:
+        on_turn: called before each turn.
     """
     group = uuid.uuid4().hex[:12]
     tuples, wholes = ([timer for timer in timers if timer.whole is whole] for whole in (False, True))
@@ -152,6 +155,7 @@ def take_turns(timers: Sequence[HostTimer]) -> None:
     for timer in timers:
         timer.group = group
     for turn in range(TURNS):
+        on_turn()
         for timer in order:
             if timer.elapsed_s < timer.longest_s:
                 timer.visit(turn)

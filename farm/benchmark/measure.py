@@ -262,10 +262,9 @@ class Bench:
 
     def _visit(self, timers: Sequence[HostTimer], on_phase: OnPhase) -> None:
         """Time the subjects in turn, then free their tensors."""
-        on_phase("window", {})
         try:
             before = [timer.workload.written_sizes() for timer in timers]
-            take_turns(timers)
+            take_turns(timers, lambda: on_phase("window", {}))
             for timer, sizes in zip(timers, before, strict=True):
                 timer.moved = _moved(sizes, timer.workload.written_sizes())
         finally:

@@ -161,6 +161,10 @@ class ItemOutcome:
     message: str = ""
 
 
+class _MustStop(Exception):
+    """This process must stop, and a long request to the benchmark process goes on."""
+
+
 @dataclass
 class ItemDriver:
     """Measures items on one card, one after the other. A subclass overrides the methods in the section "hooks".
@@ -367,7 +371,7 @@ class ItemDriver:
         """On a CPU, time the item in turn with the items that wait behind it, unless it was timed with an earlier item.
 
         The benchmark process keeps the results until it measures these items. If an item makes it crash, each item is
-        measured alone, so that only that item fails.
+        measured alone, so that only that item fails. If this process must stop, only the claimed item is measured.
         """
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
         if key in self._timed:
@@ -379,12 +383,18 @@ class ItemDriver:
         self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}
         if len(pairs) == 1:
             return
+
+        def on_phase(phase: str, details: dict[str, Any]) -> None:
+            self.phase(claimed, phase, details)
+            if self.stop_requested():
+                raise _MustStop  # ends the benchmark process
+
         try:
             counts = tuple(calls.get(subject.id, 1) for subject in subjects)
             request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
-            positions = self.benchmark.call(
-                request, timeout_s=settings().item_timeout_s, on_phase=partial(self.phase, claimed)
-            )
+            positions = self.benchmark.call(request, timeout_s=settings().item_timeout_s, on_phase=on_phase)
+        except _MustStop:
+            log.info("The worker stops: %s is measured without the items behind it", claimed.label)
         except Unmeasurable as error:
             log.warning("%s and the items behind it are measured one after the other: %s", claimed.label, error.message)
         else:

@@ -237,3 +237,17 @@ def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone
     with database.read() as session:
         assert {item.attempts for item in session.exec(tables.Item.__table__.select())} == {1}  # type: ignore[attr-defined]
     assert "measured one after the other" in caplog.text
+
+
+def test_a_process_that_must_stop_does_not_time_the_items_behind_the_claimed_one(
+    database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns_begun: list[str] = []
+    monkeypatch.setattr(measure_module._JobDriver, "phase", lambda self, claimed, name, _: turns_begun.append(name))
+    monkeypatch.setattr(measure_module._JobDriver, "stop_requested", lambda self: turns_begun.count("window") == 2)
+    caplog.set_level("INFO", logger="farm.worker")
+    farm.measure_model(
+        farm.capture_model(Masked().eval(), torch.randn(3, 4)), database=database, card="cpu", stopping=SHORT
+    )
+    assert "is measured without the items behind it" in caplog.text
+    assert len(turns(database)) == len(set(turns(database))) == 3
