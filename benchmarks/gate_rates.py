@@ -2,7 +2,7 @@
 
     python -m benchmarks.gate_rates resnet50 --database rates.db                      # on a GPU: a threshold of 3 %
     python -m benchmarks.gate_rates small --database rates.db --card cpu --slower 1.5 --limits 0.03,0.2
-    FARM_MODELS="$(python -m benchmarks.gate_rates --models)"                         # `small`, for a CPU
+    export FARM_MODELS_PATH=. FARM_MODELS="$(python -m benchmarks.gate_rates --models)"         # `small`, for a CPU
 
 Three steps, each by `farm compare --run` itself, so an interrupted script continues when the same command is repeated:
 
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--limits", type=lambda text: [float(one) for one in text.split(",")], default=[0.03])
     options = parser.parse_args()
     if options.models:
-        print(json.dumps({"small": "gate_rates:small"}))
+        print(json.dumps({"small": "benchmarks.gate_rates:small"}))
         return
     if not options.model:
         parser.error("name a model")
