@@ -163,9 +163,9 @@ def readings(rows: Sequence[Row]) -> RenderableType:
 
 _WEIGHTS = {
     "own calls": "Operator types of each side, with its own calls:",
-    "calls of A": "Operator types of the tuples of both sides, with the calls of A:",
-    "calls of B": "Operator types of the tuples of both sides, with the calls of B:",
-    "once": "Operator types of the tuples of both sides, each tuple once:",
+    "calls of A": "Operator types of the tuples of both sides, measured alone, with the calls of A:",
+    "calls of B": "Operator types of the tuples of both sides, measured alone, with the calls of B:",
+    "once": "Operator types of the tuples of both sides, measured alone, each tuple once:",
 }
 
 

@@ -40,7 +40,7 @@ def generation(found: Generation) -> RenderableType:
         for one in found.phases
     ]
     text = f"prompt and {found.tokens} generated tokens"
-    total = (text, *_cells(found.time, found.energy, not found.incomplete_reason), "")
+    total = (text, *_cells(found.time, found.energy, not found.is_lower_bound), "")
     per_token = str(PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj))
     notes = [per_token.replace("a pass", "generated"), *found.notes]
     if found.incomplete_reason:

@@ -49,6 +49,12 @@ class Generation:
         return self.prefill, *self.decodes
 
     @property
+    def is_lower_bound(self) -> bool:
+        """True if parts are missing, and no token counts with the cost of a longer cache than its own."""
+        first = self.prefill.variant.length + 1
+        return bool(self.incomplete_reason) and not (len(self.decodes) == 1 and self.decodes[0].variant.cache > first)
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Generated tokens per second, for all sequences in the batch together; None if the sum is incomplete."""
         batch = self.prefill.variant.batch
@@ -121,7 +127,10 @@ def generation(
     caches, notes = sorted(decodes), []
     if len(caches) > 1:
         notes.append("The cost of decoding one token is interpolated between these cache lengths.")
-    if first < caches[0] or last > caches[-1] or len(caches) == 1 < tokens:
+    if len(caches) == 1 and not first == last == caches[0]:
+        grows = f"The cache grows from {first} to {last} tokens"
+        notes.append(f"{grows}, but every token counts with the cost at {caches[0]} tokens: there is no other figure.")
+    elif first < caches[0] or last > caches[-1]:
         there = f"figures exist for {', '.join(map(str, caches))} tokens"
         notes.append(f"The cache grows from {first} to {last} tokens, but {there}; the rest is extrapolated.")
     phases = (prefill, *(decodes[cache] for cache in caches))

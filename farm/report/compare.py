@@ -166,6 +166,7 @@ class SideTuple:
     time: Figure | None  # None: no reading
     energy: Figure | None
     estimated_us: float = 0.0
+    reading_id: str | None = None  # of a job
 
     @property
     def key(self) -> tuple[str, str]:
@@ -246,6 +247,8 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         NoSuchJob, UsageError: nothing matches a side, or its readings cannot be summed.
     """
     a, b = _side(session, first), _side(session, second)
+    if bool(a.side.job_id) != bool(b.side.job_id):
+        a, b = (_measured_alone(session, side) if side.side.job_id else side for side in (a, b))
     texts: dict[str, str] = {}
     if len(a.side.dtypes) == len(b.side.dtypes) == 1 and a.side.dtypes != b.side.dtypes:
         specs = fetch_values(session, (_OPERATOR.id, _OPERATOR.spec), (row.operator_id for row in (*a.every, *b.every)))
@@ -473,7 +476,7 @@ def _of_job(session: Session, job_id: str) -> _Found:
         time = None if row.time_us is None else Figure(row.time_us, row.time_half_width_us or 0.0)
         energy = None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
         label = (row.operator_id, row.short_name, row.label, row.data, row.calls)
-        rows.append(SideTuple(*label, time, energy, row.estimated_us))
+        rows.append(SideTuple(*label, time, energy, row.estimated_us, row.reading_id))
     measured = sum(row.time is not None for row in rows)
     if not measured and not built.verdict.time.whole:
         raise UsageError(f"The job {job_id} has no readings yet.", f"`farm status {job_id}` shows its progress.")
@@ -486,6 +489,24 @@ def _of_job(session: Session, job_id: str) -> _Found:
     cards = tuple(card.id for card in built.cards if card.readings)
     side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured, cards)
     return _Found(side, rows, [model], frozenset(names_of(Variant)))
+
+
+def _measured_alone(session: Session, found: _Found) -> _Found:
+    """Return a job's side with the figures of its readings, as a side of filters has them.
+
+    The figures of a job include the effect of neighbouring operators and of the clocks in its model.
+    """
+    figures = ("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj")
+    columns = (_READING.id, *(getattr(_READING, name) for name in figures))
+    readings = fetch_values(session, columns, [row.reading_id for row in found.tuples if row.reading_id])
+
+    def alone(row: SideTuple) -> SideTuple:
+        if (reading := readings.get(row.reading_id)) is None:
+            return row
+        energy = None if reading.energy_mj is None else Figure(reading.energy_mj, reading.energy_half_width_mj or 0.0)
+        return replace(row, time=Figure(reading.time_us, reading.time_half_width_us), energy=energy)
+
+    return replace(found, every=[alone(row) for row in found.every])
 
 
 def _fields(variant: tables.ModelVariant) -> dict[str, Any]:

@@ -81,6 +81,19 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
     assert "The cache grows from 65 to 264 tokens, but figures exist for 64, 128 tokens" in text
 
 
+@pytest.mark.parametrize(("cache", "is_lower_bound"), [(1024, False), (32, True)])
+def test_a_text_whose_tokens_all_count_with_a_longer_cache_is_no_lower_bound(database, cache, is_lower_bound):
+    about = {"layers": 1, "dtype": "bfloat16"}
+    prompt = catalog.variant("falcon-7b", 2, length=64, **about)
+    filled.fill(database, prompt, leave_out=lambda spec: spec.short_name == "Linear", whole=False)
+    filled.fill(database, catalog.variant("falcon-7b", 2, phase="decode", cache=cache, **about))
+    with database.read() as session:
+        found = EstimateQuery("H200", fill="none").generation(session, prompt, 64)
+    assert [one.variant.cache for one in found.decodes] == [cache]
+    assert (bool(found.incomplete_reason), found.is_lower_bound) == (True, is_lower_bound)
+    assert f"every token counts with the cost at {cache} tokens" in found.notes[0]
+
+
 def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
     filled.fill(database, whole=False)
     everything = asked(database)

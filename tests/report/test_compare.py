@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from farm.errors import UsageError
+from farm.exchange import packaged
 from farm.exchange.export import as_table
 from farm.exchange.filters import _SHORT, KNOWN
 from farm.report.compare import Difference, compare
@@ -317,3 +318,14 @@ def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
     assert found["sums"][0]["b_calls"] == sum(row["b_calls"] for row in found["types"])
     assert found["tuples_only_b"][0]["b_share"] > 0
     assert farm("compare", "card='NVIDIA H200", "small").code == 2
+
+
+def test_a_job_and_its_own_readings_do_not_differ_in_any_operator(tmp_path):
+    database = packaged.database_of(packaged.packaged_files(), tmp_path)  # the same for all tests
+    for sides in (("8wzs4rg5", "card=H100 model=resnet50"), ("card=H100 model=resnet50", "8wzs4rg5")):
+        found = compared(database, *sides)
+        assert len(found.tuples) > 20
+        assert {row.time.change.value for row in (*found.tuples, *found.types, found.total)} == {0.0}
+        assert {row.energy.change.value for row in (*found.tuples, *found.types)} == {0.0}
+        with database.read() as session:
+            assert judge(session, found, Gate(0.03)).findings == ()
