@@ -282,7 +282,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         for row in rows:
             covers = f"no reading in {'AB'[of_a]}" if key(row, found.side) in unread else f"only in {'BA'[of_a]}"
             pair = ([row], []) if of_a else ([], [row])
-            made.append(replace(_summed(a, b, *pair, row.label, row.short_name), covers=covers))
+            made.append(replace(_summed(a, b, *pair, _name(row, row), row.short_name), covers=covers))
         return tuple(sorted(made, key=lambda row: -((row.a_share if of_a else row.b_share) or 0.0)))
 
     models = _models(a, b)
@@ -295,10 +295,16 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         total,
         weights,
         tuple(sorted(types, key=largest_first)),
-        tuple(sorted((_summed(a, b, [x], [y], x.label, x.short_name) for x, y in alike), key=largest_first)),
+        tuple(sorted((_summed(a, b, [x], [y], _name(x, y), x.short_name) for x, y in alike), key=largest_first)),
         alone(a, True, only_a, b),
         alone(b, False, only_b, a),
     )
+
+
+def _name(one: SideTuple, other: SideTuple) -> str:
+    """The label of a tuple, with the data class of each side if one is not `normal`."""
+    data = [one.data] if one.data == other.data else [one.data, other.data]
+    return one.label if data == ["normal"] else f"{one.label}, {' against '.join(data)}"
 
 
 def _matched(

@@ -239,6 +239,7 @@ def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone
     assert "measured one after the other" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_process_that_must_stop_does_not_time_the_items_behind_the_claimed_one(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ def variant(tmp_path: Path) -> farm.Variant:
     return farm.variant("bert-base", 2, length=8, layers=1, text=text, tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 def test_it_is_measured_by_a_process_that_was_handed_the_ids(variant: farm.Variant, tmp_path: Path) -> None:
     database = farm.open_database(tmp_path / "farm.db")
     how = Protocol(launch="eager", data="seen")

@@ -275,6 +275,7 @@ def a_cpu_with_slow_memory(monkeypatch):
     monkeypatch.setattr(planned_step, "hold_card", lambda card: contextlib.nullcontext(Here()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")
 def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
@@ -307,6 +308,7 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     assert len([row for row in rows if "±" in row]) == 3  # all fast and two plans
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")
 def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(farm, tmp_path, monkeypatch):
     monkeypatch.setattr(offload_plan, "POINTS", 2)

@@ -38,6 +38,7 @@ def jobs_of(database):
         return list(session.exec(done))
 
 
+@pytest.mark.slow
 def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, known_resnet18):
     sides = (f"resnet18 {FEW}", f"resnet18 -b 8 {FEW}")
     said = farm("compare", "--run", *sides, "--rounds", "3", "--scope", "time:type", "--fail-above", "3%", "--json")
@@ -73,6 +74,7 @@ def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, 
     assert len(jobs_of(known_resnet18)) == 12
 
 
+@pytest.mark.slow
 def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_again(farm, known_resnet18):
     side = f"resnet18 {FEW}"
     for number in (1, 2):

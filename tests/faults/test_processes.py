@@ -72,6 +72,7 @@ def test_an_item_that_kills_its_worker_every_time_ends_as_failed(hurt):
     assert hurt.farm.items(job_id)[0].reason == "attempts_exhausted"
 
 
+@pytest.mark.slow
 def test_sigterm_to_everything(hurt):
     job_id = hurt.submit(["slow"] * 4, 0.7)
     hurt.in_work(job_id)

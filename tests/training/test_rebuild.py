@@ -28,8 +28,8 @@ TOKENS = {"length": 16, "layers": 2}
 STEPS = [
     ("mobilenet_v3_small", {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"}),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "float16"}),
-    ("googlenet", {}),
-    ("bert-base", {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"}),
+    pytest.param("googlenet", {}, marks=pytest.mark.slow),
+    pytest.param("bert-base", {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"}, marks=pytest.mark.slow),
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
     ("t5-small", {**TOKENS, "phase": "encode"}),
 ]
