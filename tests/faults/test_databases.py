@@ -94,7 +94,7 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     job_id = pair.submit(["slow"] * 16, 0.5)  # enough for a database that stops slowly
     pair.done(job_id)
     postgres.stop()
-    pair.farm.wait_for(lambda: "Waiting for the database" in pair.said())  # each worker that waits says so once
+    time.sleep(3)  # each card's worker ends its item and waits; it logs that only if it did not wait a minute ago
     supervisor = pair.supervisor()
     supervisor.terminate()
     supervisor.wait(15)
