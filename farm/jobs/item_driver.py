@@ -162,7 +162,7 @@ class ItemOutcome:
 
 
 class _MustStop(Exception):
-    """This process must stop, and a long request to the benchmark process goes on."""
+    """Raised during a request to the benchmark process to end the request, because this process must stop."""
 
 
 @dataclass
