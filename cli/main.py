@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cli.options import flat
+from cli.options import flat, with_compile_mode
 from cli.output import Left, complain, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean
@@ -100,7 +100,7 @@ class FarmGroup(TyperGroup):
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
             load_help()
         with _reported_errors():  # the options of `farm` itself are parsed here
-            return super().make_context(info_name, args, *more, **options)
+            return super().make_context(info_name, with_compile_mode(args), *more, **options)
 
     def invoke(self, ctx: Any) -> Any:
         with _reported_errors(ctx):

@@ -31,6 +31,8 @@ Job = Annotated[str, typer.Argument(help="The job's id, or its first characters.
 Cards = Annotated[
     list[str] | None, typer.Option("--card", help="Only cards whose model or id has this text. May be repeated.")
 ]
+#: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for its message.
+WITH_MODES = ("default", "max-autotune", "reduce-overhead")
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
 
 
@@ -237,8 +239,18 @@ def options_of_run(text: str) -> CliOptions:
         words = shlex.split(text)
     except ValueError:
         raise UsageError(f"A quotation mark is missing: {text}", "Quote a value with blanks.") from None
-    typer.main.get_command(program).main(words, prog_name="farm run", standalone_mode=False)
+    typer.main.get_command(program).main(with_compile_mode(words), prog_name="farm run", standalone_mode=False)
     return given[0]
+
+
+def with_compile_mode(words: list[str]) -> list[str]:
+    """Insert the mode `default` after each `--compile` without a mode: Typer has no options with an optional value."""
+    found: list[str] = []
+    for word, following in itertools.zip_longest(words, words[1:]):
+        found.append(word)
+        if word == "--compile" and following not in WITH_MODES:
+            found.append("default")
+    return found
 
 
 def _numbers(flag: str, text: str) -> list[int]:

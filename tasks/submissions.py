@@ -217,7 +217,8 @@ class Submissions:
         for job in self.fitting(planned):
             with self._or_refused(job):
                 variant = job.request.variant
-                first = named(job.request.operators) or (variant is not None and variant.step)
+                # The kernels of a compiled model belong to a card model, and the card may not be registered yet.
+                first = named(job.request.operators) or (variant is not None and (variant.step or variant.compile))
                 tuples = tuples_of(database, job.request, job.card_ids, job.smallest_card) if first else None
                 ready.append((job, tuples))
         for job, tuples in ready:

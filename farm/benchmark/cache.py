@@ -12,6 +12,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -115,6 +116,22 @@ def write_again(memories: Sequence[torch.Tensor]) -> None:
         (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
 
 
+@dataclass(frozen=True)
+class InPlacePass:
+    """A pass of a generated kernel that changes its inputs. Before each run they get the model's values again.
+
+    Otherwise the values would drift over millions of runs, and some kernels take other branches for other values. The
+    time and energy of `restore` are measured by themselves and subtracted.
+    """
+
+    run: Callable[[], object]
+    restore: Callable[[], object]
+
+    def __call__(self) -> object:
+        self.restore()
+        return self.run()
+
+
 def time_among_others(
     run: Callable[[], object],
     memories: Sequence[torch.Tensor],
@@ -136,28 +153,34 @@ def time_among_others(
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
     least, most = PASSES
     passes = max(least, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
+    every: Any = run
+    restore: Callable[[], object] | None = None
+    if isinstance(every, InPlacePass):
+        run, restore = every.run, every.restore
 
     def among_others() -> None:
         others()
         write_again(memories)
+        if restore is not None:
+            restore()
 
     pool = torch.cuda.graph_pool_handle()
     bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
-    bare = capture_graph([run] * bare_passes, device, pool)
-    alone, alone_events = _timed_graph(run, None, passes, device, pool)
+    bare = capture_graph([every] * bare_passes, device, pool)
+    restoring = capture_graph([restore] * bare_passes, device, pool) if restore is not None else None
+    alone, alone_events = _timed_graph(run, restore, passes, device, pool)
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
-        bare.replay()
-        begin.record()
-        bare.replay()
-        end.record()
+        pass_us = _replay_us(bare, begin, end) / bare_passes
+        if restoring is not None:
+            pass_us -= _replay_us(restoring, begin, end) / bare_passes
         alone.replay()
         among.replay()
         torch.cuda.synchronize(device)
         if replay:
-            bare_us.append(begin.elapsed_time(end) * 1e3 / bare_passes)
+            bare_us.append(pass_us)
             # Ignore the first pass of each graph: it includes the graph's launch.
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
@@ -171,8 +194,18 @@ def time_among_others(
     )
 
 
+def _replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    """The time of the second of two replays. Unit: us."""
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
 def _timed_graph(
-    run: Callable[[], object], before: Callable[[], None] | None, passes: int, device: torch.device, pool: Any
+    run: Callable[[], object], before: Callable[[], object] | None, passes: int, device: torch.device, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
     """Capture a graph of passes. Return it with a pair of events per pass: before and after the pass."""
     event = functools.partial(torch.cuda.Event, enable_timing=True, external=True)  # external: becomes a graph node

@@ -98,7 +98,8 @@ class Player:
         outside: set[int] = set()
         wanted: dict[str, list[CapturedCall]] = defaultdict(list)
         for call in capture.calls:
-            if new := {storage for storage in call.reads if storage not in made}:
+            # A generated kernel gets the memory of its outputs as arguments; it is allocated at this call.
+            if new := {storage for storage in call.reads if storage not in made and capture.tensors[storage].born < 0}:
                 wanted[call.tuple_id].append(call)
             outside |= new
             made.update(new, call.writes)
@@ -143,6 +144,8 @@ class Player:
                 _on(memory.get(storage), base, self.device)
                 for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
             ]
+            for number, base in zip(self._numbers(call), storages, strict=True):
+                memory.setdefault(number, base.untyped_storage())
             operator = Rebuilt(shapes.spec, self.device, storages)
             counters = [
                 (base, base.clone())

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from farm.benchmark import intervals
-from farm.benchmark.cache import other_operators, time_among_others
+from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
-from farm.benchmark.passes import Offload, applied, free_bytes
+from farm.benchmark.passes import Offload, Passes, applied, free_bytes
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.window import (
@@ -38,7 +38,7 @@ from farm.benchmark.window import (
     window_power,
     with_power,
 )
-from farm.benchmark.workload import Workload, prepare, why_it_raised
+from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
@@ -201,6 +201,9 @@ class Bench:
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
                 reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
+                if workload.passes is not None and isinstance(workload.passes.first, InPlacePass):
+                    with ledger.charged("restoring"):
+                        reading = reading.without(self._restoring(workload.passes.first, protocol, stopping, gate))
             except Unmeasurable:
                 raise
             except Exception as error:  # any exception of PyTorch becomes the item's reason
@@ -358,6 +361,12 @@ class Bench:
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
+
+    def _restoring(self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate) -> Reading:
+        """Measure the copies that restore the inputs of a kernel."""
+        workload = arrange(Passes(call.restore, None, 0, 0), protocol, self.torch_device)
+        with contextlib.closing(workload):
+            return self._steady(workload, stopping, gate, silent)
 
     @functools.cached_property
     def _others(self) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from farm.benchmark.cache import found_again
+from farm.benchmark.cache import InPlacePass, found_again
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.types.protocol import Placement, Protocol, Subject, Variant
@@ -24,6 +24,7 @@ from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
     from farm.operators.captured import CapturedPass
+    from farm.operators.compiled import CompiledPass
     from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
@@ -79,6 +80,9 @@ def operator_passes(
     from farm.operators.rebuild import rebuild
 
     spec = parse(subject.spec)
+    compiled = compiled_pass_with(subject, device) if subject.compiled else None
+    if protocol.data == "copied" and compiled is None:
+        raise Unmeasurable("not_available", "--data copied needs a compiled model.", "Give --data seen, or --compile.")
     storages_bytes: dict[int, int] = {}
     for tensor in spec.tensors:
         size_bytes = (tensor.extent + tensor.offset) * tensor.itemsize_bytes
@@ -89,7 +93,10 @@ def operator_passes(
         text = f"The operator's inputs need {needed_bytes / 2**30:.1f} GiB of memory; they may use {most}."
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     rebuilt = rebuild(spec, device)
-    set_values(rebuilt, protocol.data)
+    if compiled is not None:
+        _copy_values(rebuilt, compiled)
+    else:
+        set_values(rebuilt, protocol.data)
     placement = Placement.parse(protocol.placement)
     if protocol.residency == "chain":
         if placement:
@@ -104,13 +111,15 @@ def operator_passes(
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run
+    if spec.kind == "kernel":
+        run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
     return Passes(
         first=run(rebuilt),
         copy=lambda index: run(rebuilt.replica(weights=copies_weights, activations=stream, index=index)),
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
-        inputs=rebuilt.activation_memory,
+        inputs=rebuilt.read_memory,
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
         details=offloaded.details,
         pool=offloaded.pool,
@@ -161,6 +170,8 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     variant = Variant.from_json(subject.spec)
     if variant.step:
         return step_passes(variant, protocol, device)
+    if variant.compile:
+        return _compiled_passes(subject, protocol, device)
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
@@ -180,6 +191,23 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         order=lambda: as_launched(
             lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
         ),
+    )
+
+
+def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
+    """The passes of a compiled model. The graph of its rounds contains the launches of the compiled pass."""
+    compiled = compiled_pass(subject, device)
+    if protocol.data == "zeros":
+        _zero(compiled.arguments)
+    model = compiled.model
+    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return Passes(
+        first=compiled.run,
+        copy=None,
+        weight_bytes=0,
+        activation_bytes=sum(entry.nbytes for entry in compiled.arguments if isinstance(entry, torch.Tensor)),
+        details=_working_set(compiled.run, parameter_bytes, protocol, device),
+        order=lambda: as_launched(compiled.capture, protocol, device),
     )
 
 
@@ -306,6 +334,75 @@ def build_variant(
 def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
     """Let the next `build_variant` of this variant on this device return this model and its arguments, once."""
     _handed_over[variant.id, str(device)] = (model, arguments)
+
+
+_compiled: dict[tuple[str, str], CompiledPass] = {}  # at most one compiled variant
+
+
+def compiled_pass(subject: Subject, device: torch.device, *, again: bool = False) -> CompiledPass:
+    """Compile the variant of a subject, or return it if this process has just compiled it.
+
+    Args:
+        again: compile it again, without the compiler's cache, with the choices of the subject.
+
+    Raises:
+        CaptureError: the compiler refuses the model.
+        UsageError: no compiler is installed.
+    """
+    from farm.operators import kernels
+    from farm.operators.compiled import CompiledPass
+
+    source = subject.compiled or {}
+    variant = Variant.from_json(source.get("variant") or subject.spec)
+    key = (variant.id, str(device))
+    if again or key not in _compiled:
+        _compiled.clear()
+        kernels.forget_all()
+        model, arguments = build_variant(variant, device)
+        _compiled[key] = CompiledPass(
+            model, arguments, variant.compile, device, source.get("choices"), cached=not again
+        )
+    return _compiled[key]
+
+
+def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:
+    """As `compiled_pass`, for a tuple. If the cache of the compiler has other kernels, the variant is compiled again.
+
+    Raises:
+        Unmeasurable: rejected: the compiler does not generate the kernel on this host.
+    """
+    compiled = compiled_pass(subject, device)
+    if not compiled.runs(subject.id):
+        compiled = compiled_pass(subject, device, again=True)
+    if not compiled.runs(subject.id):
+        raise Unmeasurable(
+            "rejected",
+            "The compiler on this host does not generate this kernel for the model.",
+            "Measure the model again; another list of kernels is stored for the card.",
+        )
+    return compiled
+
+
+def _restoring(rebuilt: Rebuilt) -> Pass:
+    """A pass of a generated kernel. If it changes its inputs, they get their present values again before each run."""
+    kept = [(base, base.clone()) for base in rebuilt.changed_memory]
+    if not kept:
+        return rebuilt.run
+
+    def restore() -> None:
+        for base, value in kept:
+            base.copy_(value)
+
+    return InPlacePass(rebuilt.run, restore)
+
+
+def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
+    """Copy the values of the tensors from the running model, at the first launch of the tuple."""
+    values = compiled.copies_of(rebuilt.spec.id)
+    with torch.no_grad():
+        for mine, value in zip(rebuilt.tensors, values or (), strict=bool(values)):
+            if 0 not in mine.stride() and mine.numel():
+                mine.detach().copy_(value)
 
 
 def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
+from farm.benchmark.passes import build_variant, compiled_pass, grad_mode, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
@@ -82,8 +82,10 @@ def verify(
     variant, not_captured = Variant.from_json(subject.spec), None
     try:
         with numeric_flags(protocol):
-            observe = _observe_step if variant.step else _observe_pass
-            compare, timed = observe(variant, protocol, device)
+            if variant.compile:
+                compare, timed = _observe_compiled(subject, protocol, device)
+            else:
+                compare, timed = (_observe_step if variant.step else _observe_pass)(variant, protocol, device)
             try:
                 found = compare(record=record)
             except NotCaptured as error:
@@ -106,7 +108,12 @@ def verify(
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
     as_predicted = predicted is not None and not findings.missing and not findings.unexpected
-    return None if as_predicted else capture_json(found.capture), findings
+    if as_predicted:
+        return None, findings
+    observed = capture_json(found.capture)
+    if variant.compile:
+        observed["compiled"] = compiled_pass(subject, device).facts()
+    return observed, findings
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
@@ -155,6 +162,17 @@ def _observe_pass(variant: Variant, protocol: Protocol, device: torch.device) ->
     return (
         functools.partial(verify_on_device, model, arguments, device, grad_enabled=grad),
         lambda around: run_with_owners(model, arguments, device_type=device.type, grad_enabled=grad, around=around),
+    )
+
+
+def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
+    from farm.operators.profiler import compare_with_unwatched
+
+    with grad_mode(protocol):
+        compiled = compiled_pass(subject, device)
+    return (
+        functools.partial(compare_with_unwatched, compiled.run, compiled.capture, device, grad_enabled=protocol.grad),
+        lambda around: compiled.capture(around),
     )
 
 

@@ -152,7 +152,7 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
             if subject.kind == "operator"
             else variant_passes(subject, protocol, device)
         )
-        return _arrange(passes, protocol, device)
+        return arrange(passes, protocol, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise out_of_memory(error) from error
     except TupleRejected as error:
@@ -166,7 +166,7 @@ def prepare_canary(size: int, device: torch.device) -> Workload:
     out = torch.empty(size, size, device=device)
     passes = Passes(lambda: torch.mm(left, right, out=out), None, 0, left.nbytes + right.nbytes)
     launch: Launch = "graph" if device.type == "cuda" else "eager"
-    return _arrange(passes, Protocol(launch=launch, residency="reuse"), device)
+    return arrange(passes, Protocol(launch=launch, residency="reuse"), device)
 
 
 def out_of_memory(error: BaseException) -> Unmeasurable:
@@ -185,7 +185,7 @@ def why_it_raised(error: Exception) -> Unmeasurable:
     return Unmeasurable("raised", f"{type(error).__name__}: {text}".split("\n")[0][:400])
 
 
-def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
+def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
     cuda = device.type == "cuda"
     output_bytes = sum(tensor.nbytes for tensor in tensors_in(passes.first()))  # also loads kernels, picks algorithms
     pass_s = _time_pass(passes.first, device)

@@ -259,7 +259,7 @@ class BenchmarkProcess:
         software, card = self.wait_ready(), self.card
         verified: Verified | str | None = None
         if predicted is not None if verify is None else verify:
-            verified = self._verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
+            verified = self.verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
         request = MeasureRequest(subject, protocol, stopping, predicted)
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         if verified is None:
@@ -269,7 +269,7 @@ class BenchmarkProcess:
             return Measured(reading.noting(unverified=verified), software, card)
         return Measured(reading, software, card, verified.observed, verified.verification)
 
-    def _verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified | str:
+    def verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified | str:
         """Verify a variant on the card. If this fails, return the reason: the variant can still be measured.
 
         On a GPU, a separate verifier process verifies and then ends. The reason: after a process has used PyTorch's

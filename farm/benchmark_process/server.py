@@ -282,8 +282,8 @@ class TorchVerifier(Runner):
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
         for subject in _subjects(request):
-            if subject.kind == "variant":
-                check_version(Variant.from_json(subject.spec))
+            if subject.kind == "variant" or subject.compiled:
+                check_version(Variant.from_json((subject.compiled or {}).get("variant") or subject.spec))
         return super().answer(request, on_phase)
 
     def poisoned(self) -> bool:

@@ -251,7 +251,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
         if wanted := named(request.operators):
             of_pass = select(tables.Operator.short_name).join(tables.Call).where(tables.Call.capture_id == capture_id)
             there = set(session.exec(of_pass))
-            if not there.intersection(wanted):
+            if there and not there.intersection(wanted):
                 near = next(filter(None, (did_you_mean(name, there) for name in wanted)), "")
                 raise UnknownOperator(
                     f"{request.title} has none of the operators {', '.join(wanted)}.",
@@ -262,7 +262,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
 
 def capture_all_layers(database: Database, request: Request, card_ids: Sequence[str]) -> None:
     """If a request measures only some layers of a model, capture all layers: the report has a sum for all layers."""
-    if request.variant is None or not request.variant.layers:
+    if request.variant is None or not request.variant.layers or request.variant.compile:
         return
     # Do not run the model for its activation values: all layers together may not fit on any machine.
     protocol = request.protocol.with_data("normal")
@@ -314,11 +314,22 @@ def capture_for(
         with database.write() as session:
             content.share_tokens(session, request.variant.text)
     how = request.protocol
+    compiled = bool(request.variant.compile)
     like = tables.Capture(
-        variant_id=request.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
+        variant_id=request.variant.id,
+        device_type=device_type,
+        grad=how.grad,
+        torch=torch,
+        launch=how.launch,
+        card_model=card.model if compiled and card is not None else "",
     )
     with database.read() as session:
         capture_id = content.find_capture(session, like)
+    if capture_id is None and compiled:
+        # Only a card can list the kernels. The first item compiles the model; its list of kernels is the next round.
+        with database.write() as session:
+            content.store_variant(session, request.variant)
+            return content.store_capture(session, (), like)
     if capture_id is None:
         from farm.training.extract import extract
 

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.benchmark_process.requests import TurnsRequest
+from farm.benchmark_process.requests import TurnsRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
-from farm.jobs import cards, items
+from farm.jobs import cards, item_state, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
 from farm.settings import make_private, settings
@@ -152,11 +152,12 @@ def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
 class ItemOutcome:
     """The result of `ItemDriver.run`.
 
+    `listed`: the kernels of a compiled model were stored, and the next round measures it.
     `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was lost meanwhile.
     `spooled`: measured, and the reading waits on disk because the database is unreachable.
     """
 
-    status: Literal["done", "reused", "failed", "spooled", "declined", "fenced"]
+    status: Literal["done", "reused", "failed", "spooled", "declined", "fenced", "listed"]
     reason: str = ""
     message: str = ""
 
@@ -283,6 +284,7 @@ class ItemDriver:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
             if not verify and self.benchmark.card.kind != "simulated":
                 predicted = None  # without verification, only a simulated card needs the predicted calls
+            predicted = predicted or None  # the kernels of a compiled model are not predicted
         if self.benchmark.card.kind == "cpu" and not claimed.protocol.placement:
             self._time_in_turn(claimed)
         return self.benchmark.measure(
@@ -346,6 +348,8 @@ class ItemDriver:
     def _attempt(self, claimed: Claim) -> ItemOutcome | None:
         """Measure a claimed item once and return its outcome; None if the benchmark process crashed."""
         try:
+            if claimed.lists_kernels:
+                return self._list_kernels(claimed)
             answer = self.measure(claimed)
         except Unmeasurable as error:
             log.warning("%s was not measured (%s): %s", claimed.label, error.reason, error.message)
@@ -366,6 +370,20 @@ class ItemDriver:
             return ItemOutcome("spooled")
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
+
+    def _list_kernels(self, claimed: Claim) -> ItemOutcome:
+        """Compile a model on the card and store its list of kernels; the next round measures them and the model."""
+        request = VerifyRequest(claimed.subject, claimed.protocol)
+        verified = self.benchmark.verify(request, settings().item_timeout_s, partial(self.phase, claimed))
+        if isinstance(verified, str):
+            reason, _, message = verified.partition(": ")
+            raise Unmeasurable(reason, message)
+        assert claimed.capture_id is not None
+        found = (claimed.capture_id, verified.observed, verified.verification)
+        self.ask(store_observed, self.database, *found, card_id=self.card_id)
+        why = (item_state.KERNELS_LISTED, "The model was compiled; its kernels are measured in the next round.")
+        self.follow_up(self.ask(items.fail, self.database, claimed, *why))
+        return ItemOutcome("listed")
 
     def _time_in_turn(self, claimed: Claim) -> None:
         """On a CPU, time the item in turn with the items that wait behind it, unless it was timed with an earlier item.

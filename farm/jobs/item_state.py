@@ -26,6 +26,8 @@ IN_WORK = (CLAIMED, CANCELLED)  # the states in which a worker may be measuring 
 
 #: The reason of a whole or canary item whose card left the farm. The row is used again if the card is needed again.
 CARD_LEFT = "card_left"
+#: The whole of a compiled model: it was compiled and its kernels were stored; the next round measures them with it.
+KERNELS_LISTED = "kernels_listed"
 CARD_LEFT_MESSAGE = "The card left the farm before it measured this item."
 
 #: The reason of a predicted tuple that is not measured because the card does not run it.
@@ -204,7 +206,7 @@ AGAIN = Transition(
     "again",
     (FAILED, CANCELLED),
     WAITING,
-    "its job is tried again; or it is `card_left` and its card is needed after all",
+    "its job is tried again; or it is `card_left` or `kernels_listed`, and its card is needed in another round",
     {**_NO_CLAIM, "attempts": 0, "reason": "", "message": "", "published_at_s": None, "ended_at_s": None},
     given=("round",),
 )

@@ -61,6 +61,11 @@ class Claim:
     stopping: Stopping
     capture_id: int | None = None
 
+    @property
+    def lists_kernels(self) -> bool:
+        """True for a compiled whole model whose kernels on this card model are unknown."""
+        return self.role == "whole" and self.subject.compiled is not None and not self.subject.compiled["choices"]
+
 
 @dataclass(frozen=True)
 class Closed:
@@ -172,7 +177,13 @@ def _subject_key(item: Item, reuse: str, software_id: str) -> str:
 
 
 def _describe(session: Session, item: Item, job: Job, request: Request, token: str) -> Claim:
-    capture_id = tokens = None
+    capture_id = tokens = compiled = None
+    if request.variant is not None and request.variant.compile:
+        capture = tables.Capture
+        numbered = tables.Round.job_id == job.id, tables.Round.number == item.round
+        its_round = select(tables.Round.capture_id).where(*numbered)
+        stored = session.exec(select(capture.compiled).where(col(capture.id).in_(its_round))).first() or {}
+        compiled = {"variant": request.variant.to_json(), "choices": stored.get("choices")}
     if item.subject_kind == "operator":
         operator = session.get(tables.Operator, item.subject_id)
         assert operator is not None, "foreign data: an item's operator is stored before the item"
@@ -182,7 +193,9 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
-        tokens = find_tokens(session, request.variant.text).to_json() if request.variant.text else None
+    if request.variant is not None and request.variant.text and (compiled or item.subject_kind == "variant"):
+        tokens = find_tokens(session, request.variant.text).to_json()
+    if item.subject_kind == "variant":
         newest = session.get(tables.Round, (job.id, item.round))
         capture_id = newest.capture_id if newest else None
     assert item.id is not None
@@ -194,7 +207,7 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
         item.role,
         label,
         short_name,
-        Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens),
+        Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens, compiled),
         _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen`, items differ in protocol
         request.stopping,
         capture_id,

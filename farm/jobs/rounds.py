@@ -27,6 +27,7 @@ from farm.store.content import classes, find_capture, find_readings, store_proto
 from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, locked, read_clock_s
 from farm.store.tables import (
     OPEN,
+    Call,
     Capture,
     CardRow,
     Item,
@@ -132,7 +133,8 @@ def add_round(
             subject = heaviest.model_dump(include=_SUBJECT)
             extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
-        for card_id in sorted(busy):
+        listing = select(Item.card_id).where(Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED)
+        for card_id in sorted(busy.union(session.exec(listing))):
             extra += wait_on_card(session, job, card_id)
         _reuse(session, extra, request, cards)
     items = tuples + extra
@@ -220,11 +222,13 @@ def _wholes(
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     """Request a job's whole model on a card, and return the items to publish.
 
-    The wholes and canaries of the card that ended with `card_left` are opened again and returned too.
+    The wholes and canaries of the card that ended with `card_left` or `kernels_listed` are opened again and returned
+    too.
     """
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
     # Use the rows of given-up items again: a new row would violate the unique key.
-    given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == item_state.CARD_LEFT)
+    reopened = col(Item.reason).in_((item_state.CARD_LEFT, item_state.KERNELS_LISTED))
+    given_up = (*its, col(Item.card_id) == card_id, reopened)
     again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
     bound = session.exec(
         select(Item).where(*its).order_by(col(Item.id)).execution_options(populate_existing=True)
@@ -444,7 +448,9 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     without = [defer(Capture.verification)]  # type: ignore[arg-type]
     newest = find_capture(session, session.get_one(Capture, this.capture_id, options=without))
     if newest not in (None, this.capture_id):
-        reason = "the card ran other operators than predicted"
+        counted = select(func.count()).select_from(Call).where(Call.capture_id == this.capture_id)
+        compiled = not session.scalar(counted)
+        reason = "the card listed its kernels" if compiled else "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
     # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type
     # makes it larger.

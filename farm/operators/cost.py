@@ -22,6 +22,7 @@ from farm.errors import CaptureError
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
+from farm.operators.kernels import kernel_cost
 from farm.operators.rebuild import rebuild
 from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, words
 
@@ -34,12 +35,16 @@ def cost(spec: OperatorTuple) -> Cost:
         TupleRejected: the operator cannot be built.
         NotImplementedError: the output size depends on values of the input.
     """
+    if spec.kind == "kernel":
+        return kernel_cost(spec)
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
     with torch.no_grad(), flop_counter() as counter:
         if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it returns written arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
+            if spec.operator.endswith(".out"):
+                built.run()  # to count its FLOPs
         elif spec.operator not in RETURNS_TO_HOST:
             out = built.run()
     return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written)
@@ -67,6 +72,11 @@ def cost_of_run(
     if spec.kind == "aten" and spec.short_name in _SELF_NOT_READ:
         passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
         kept = {tensor.storage for tensor, arguments in passed if any(name != "self" for name, _ in arguments)}
+        read = {storage: size for storage, size in read.items() if storage in kept}
+    if spec.operator.endswith(".out"):
+        kept = {
+            one.storage for one, of in zip(spec.tensors, tensor_arguments(spec), strict=True) if of != (("out", 0),)
+        }
         read = {storage: size for storage, size in read.items() if storage in kept}
     if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)

@@ -174,6 +174,8 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
     if tensor.dtype == "bool":
         return Fill("boolean")
     if "float" not in tensor.dtype and "complex" not in tensor.dtype:
+        if spec.kind == "kernel":  # 0 is a valid index; a measurement uses the values of the running model
+            return _NOTHING
         if spec.operator == "torch._grouped_mm":  # the last row of each expert
             return Fill("ends", bound=spec.tensors[0].shape[0])
         return Fill("index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index))

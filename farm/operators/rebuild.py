@@ -20,6 +20,7 @@ from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
 from farm.operators.encoding import build_leaf, decode, dtype_of
 from farm.operators.input_values import aten_fills, fill, values_for
+from farm.operators.kernels import launch_of, output_tensors, written_tensors
 from farm.types.label import label_of
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -61,7 +62,7 @@ class Rebuilt:
                 dtype = dtype_of(tensor.dtype)
                 flat = base if base.dtype == dtype else base.view(dtype)
                 view = flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
-            if tensor.role == "parameter" and spec.kind != "aten":  # aten operators run below autograd
+            if tensor.role == "parameter" and spec.kind in ("module", "function"):  # others run below autograd
                 # As in a model, also under no_grad: whether matmul folds its batch depends on the gradient requirement
                 # of its operand.
                 view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
@@ -95,6 +96,20 @@ class Rebuilt:
         """The storages of the activations, each once."""
         held = _weight_storages(self.spec)
         return [base for index, base in enumerate(self.storages) if index not in held]
+
+    @property
+    def read_memory(self) -> list[torch.Tensor]:
+        """The storages of the activations that the operator reads, each once."""
+        outputs = {self.spec.tensors[index].storage for index in output_tensors(self.spec)}
+        held = _weight_storages(self.spec) | outputs
+        return [base for index, base in enumerate(self.storages) if index not in held]
+
+    @property
+    def changed_memory(self) -> list[torch.Tensor]:
+        """The storages that the operator reads and writes, each once."""
+        storage = [tensor.storage for tensor in self.spec.tensors]
+        read = {number for index, number in enumerate(storage) if index not in output_tensors(self.spec)}
+        return [self.storages[number] for number in sorted(read & {storage[index] for index in self.written})]
 
     @property
     def weight_bytes(self) -> int:
@@ -156,7 +171,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     device = torch.device(device)
     if spec.kind == "aten":
         aten_fills(spec)
-    elif spec.operator not in ALLOWED_OPERATORS:
+    elif spec.kind != "kernel" and spec.operator not in ALLOWED_OPERATORS:
         raise TupleRejected(
             f"'{spec.operator}' is not in this version's allow-list of operators.",
             "Capture the model again with this version.",
@@ -178,8 +193,11 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
 def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose storage the operator writes, found by running it on meta.
 
-    An aten operator's schema decides instead; so does the name of an operator without a meta implementation.
+    An aten operator's schema decides instead; so do the parameters of a kernel, and the name of an operator without a
+    meta implementation.
     """
+    if spec.kind == "kernel":
+        return written_tensors(spec)
     if spec.kind == "aten":
         return written_by_schema(spec)
     try:
@@ -260,6 +278,8 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
 
 
 def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:
+    if spec.kind == "kernel":
+        return launch_of(spec)
     if spec.kind == "aten":
         return overload_of(spec.operator)
     operator = ALLOWED_OPERATORS[spec.operator]

@@ -143,6 +143,7 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
     sweep: Sweep | None = partial.sweep
     defaults = DEFAULTS[card_kind]
     data = default_data(card_kind, partial.step or "") if sweep is None else "normal"
+    data = "copied" if partial.compile else data
     protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
     if card_kind == "cpu" and protocol.launch == "graph":
         raise UsageError("A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager.")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
 #: The key of a capture: for a model, captures with equal values in these columns are interchangeable.
-_CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch")
+_CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
@@ -347,7 +347,13 @@ def store_observed(
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
         store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})
         same = {name: getattr(predicted, name) for name in _CAPTURE_KEY}
-        kept = tables.Capture(**same, origin="observed", card_id=card_id, verification=verification.to_json())
+        kept = tables.Capture(
+            **same,
+            origin="observed",
+            card_id=card_id,
+            verification=verification.to_json(),
+            compiled=observed.get("compiled"),
+        )
         observed_id = store_capture(session, seen, kept)
         if values := stored_values(session, capture_id):
             store_values(session, observed_id, values)

@@ -165,11 +165,12 @@ class Capture(Row, table=True):
     """One capture of a variant: predicted at submit time, or observed on a card.
 
     ``torch`` is the torch version of the capture. The operators can depend on it and on ``launch``: a model can query
-    whether a CUDA graph is being captured.
+    whether a CUDA graph is being captured. The kernels of a compiled variant are known only after a card has compiled
+    it: its predicted capture has no calls.
     """
 
     __tablename__ = "capture"
-    __table_args__ = (UniqueConstraint("variant_id", "device_type", "grad", "torch", "launch", "origin"),)
+    __table_args__ = (UniqueConstraint("variant_id", "device_type", "grad", "torch", "launch", "origin", "card_model"),)
     id: int | None = Field(default=None, primary_key=True)
     variant_id: str = Field(foreign_key="model_variant.id", index=True)
     device_type: str
@@ -179,6 +180,8 @@ class Capture(Row, table=True):
     origin: str = "predicted"  # predicted | observed; of another farm: `IMPORTED` + one of these
     card_id: str | None = Field(default=None, foreign_key="card.id")
     verification: dict[str, Any] = _json(dict)
+    card_model: str = ""  # only of a compiled variant: the card model for which its kernels were generated
+    compiled: dict[str, Any] | None = _json(None)  # only of a compiled variant: `choices` and `graph_breaks`
     created_at_s: float = 0.0
 
 

@@ -21,6 +21,8 @@ Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
 #: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation.
 OPTIMIZERS = tuple(f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused"))
+#: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs: the farm records one.
+COMPILE_MODES = ("", "default", "max-autotune")
 #: Called at the start of each phase of a measurement, with the phase's name and details.
 OnPhase = Callable[[str, dict[str, Any]], None]
 
@@ -46,10 +48,11 @@ class Protocol(ContentAddressed):
     # If it is `seen`, a job uses the value profile (`farm.types.value_profiles`) of each call instead.
     data: str = original(
         "normal",
-        "values of the inputs: seen (as in the running model), normal, zeros, or a value profile",
+        "values of the inputs: seen (as in the running model), normal, zeros, a value profile, or copied (from the"
+        " running model, for compiled models)",
         "--data",
-        usual="seen on a GPU, normal on a CPU",
-        choices=("normal", "zeros", "seen"),
+        usual="seen on a GPU, normal on a CPU; copied for compiled models",
+        choices=("normal", "zeros", "seen", "copied"),
     )
     grad: bool = original(False, "whether autograd records the operators")
     tf32: bool = original(
@@ -87,7 +90,7 @@ class Protocol(ContentAddressed):
     @property
     def of_whole(self) -> Self:
         """The protocol for the whole model: standard normal inputs instead of `seen`."""
-        return self.with_data("normal") if self.data == "seen" else self
+        return self.with_data("normal") if self.data in ("seen", "copied") else self
 
     def __str__(self) -> str:
         extras = [name for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic") if getattr(self, name)]
@@ -175,6 +178,15 @@ class Variant(ContentAddressed):
         several=True,
         note="0: not decode",
     )
+    compile: str = declared(
+        "",
+        "compile the model with torch.compile: default or max-autotune",
+        "--compile",
+        usual="no; default if no mode follows",
+        metavar="[MODE]",
+        choices=COMPILE_MODES,
+        note="empty: eager",
+    )
     layers: int = declared(0, "number of the model's layers to keep", "--layers", usual="all", minimum=0, note="0: all")
     # The content id of the token ids. Users give a file instead (`farm.requests.partial_request.TextFiles`).
     text: str = declared("", "content id of the tokens", note="empty: of the farm's own text")
@@ -217,6 +229,12 @@ class Variant(ContentAddressed):
     )
 
     def __post_init__(self) -> None:
+        if self.compile == "reduce-overhead":
+            raise UsageError(
+                "The mode reduce-overhead runs the kernels of default in CUDA graphs of the compiler; the farm records "
+                "a graph of its own.",
+                "Give --compile default: it has the same kernels and is measured in a CUDA graph.",
+            )
         super().__post_init__()
         if not self.input_size and not (self.length or self.phase):
             raise UsageError(
@@ -252,6 +270,7 @@ class Variant(ContentAddressed):
             f"amp {self.amp}" if self.amp else "",
             f"accumulate {self.accumulate}" if self.accumulate > 1 else "",
             f"recompute {self.recompute}" if self.recompute else "",
+            f"compiled {self.compile}" if self.compile else "",
         ]
         return " ".join([self.model, size, self.dtype, *filter(None, extras)])
 
@@ -268,6 +287,7 @@ class Subject(Record):
     id: str
     spec: dict[str, Any]
     tokens: dict[str, Any] | None = None  # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
+    compiled: dict[str, Any] | None = None  # only for a compiled variant and its tuples: `CompiledSource` as JSON
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,7 @@ class Details(_Stored):
     threads: int | None = None  # of a CPU
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output
+    restore_us: float | None = None  # of a kernel: copies that restored its inputs before each pass; subtracted
     attempts: int | None = None  # number of windows, if the first was hot, shared, drifting or starved
 
     # the window: time
@@ -290,6 +291,29 @@ class Reading:
     def noting(self, **found: Any) -> Self:
         """Return a copy of the reading with these fields changed in its details."""
         return dataclasses.replace(self, details=dataclasses.replace(self.details, **found))
+
+    def without(self, other: Self) -> Self:
+        """Return the reading of a pass without the work of another reading, which each pass contains.
+
+        Bursts are at most a little faster than the other reading's window, because that work is limited by memory.
+        """
+        values: dict[str, Any] = {
+            name: getattr(self, name) - getattr(other, name)
+            for name in ("time_us", "time_median_us", "time_trimmed_us")
+        }
+        values["time_half_width_us"] = math.hypot(self.time_half_width_us, other.time_half_width_us)
+        details = dataclasses.replace(self.details, restore_us=round(other.time_us, 4))
+        if self.energy_mj is not None and other.energy_mj is not None:
+            values["energy_mj"] = self.energy_mj - other.energy_mj
+            half_widths_mj = self.energy_half_width_mj or 0.0, other.energy_half_width_mj or 0.0
+            values["energy_half_width_mj"] = math.hypot(*half_widths_mj)
+            values["power_w"] = values["energy_mj"] / values["time_us"] * 1e3
+        if (burst := details.burst) is not None and burst.time_us:
+            energy_mj = None if burst.energy_mj is None else burst.energy_mj - (other.energy_mj or 0.0)
+            burst = dataclasses.replace(burst, time_us=burst.time_us - other.time_us, energy_mj=energy_mj)
+            details = dataclasses.replace(details, burst=burst)
+        flags = tuple(sorted({*self.flags, *other.flags}))
+        return dataclasses.replace(self, **values, details=details, flags=flags)
 
     def flagged(self, *flags: str) -> Self:
         """Return a copy of the reading with more flags. The flags are sorted."""

@@ -96,6 +96,7 @@ class Request(ContentAddressed):
                 "--data seen does not work for a training step: input values are recorded in a forward pass only.",
                 "Omit --data to use standard normal values, or name a value profile: --data zeros-50+.",
             )
+        self._check_compiled()
         if self.variant is not None and self.protocol.placement:
             raise UsageError(
                 "A placement names the tensors of one tuple; a model has many tuples.",
@@ -103,6 +104,27 @@ class Request(ContentAddressed):
             )
         if not self.operators:
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
+
+    def _check_compiled(self) -> None:
+        compiled = self.variant is not None and bool(self.variant.compile)
+        if compiled and self.protocol.data not in ("copied", "zeros"):
+            raise UsageError(
+                f"--data {self.protocol.data} does not work with --compile: the kernels get copies of the values in "
+                "the running model.",
+                "Omit --data, or give --data copied.",
+            )
+        if not compiled and self.protocol.data == "copied":
+            raise UsageError("--data copied needs a compiled model.", "Give --compile, or --data seen.")
+        if compiled and self.placements != "none":
+            raise UsageError(
+                "--placements does not work with --compile: the farm cannot put tensors of kernels in slow memory.",
+                "Omit --placements, or --compile.",
+            )
+        if compiled and self.operators == ("auto",):
+            raise UsageError(
+                "--operators auto does not work with --compile: the kernels are known only after compiling.",
+                "Give --operators all, or kinds of kernels: pointwise,reduction.",
+            )
 
     @property
     def title(self) -> str:

@@ -108,7 +108,7 @@ class Evidence:
             parts.append(
                 Part(
                     **_of_operator(operator, self.roofline),
-                    label=labels[operator_id] + ("" if data == own_data else f", {data}"),
+                    label=labels[operator_id] + ("" if data in (own_data, "copied") else f", {data}"),
                     data=data,
                     count=count,
                     reading=view,

@@ -1,0 +1,240 @@
+"""Captures a pass of a compiled model: every launch of a generated kernel and every aten operator that runs a kernel.
+
+A launch is one of: a generated kernel (a tuple of kind `kernel`), a library call inside a compiled graph, or an
+operator between two graphs (tuples of kind `aten`). Each belongs to one call of the capture, so there are no overlaps;
+a launch that no tuple can describe is a gap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from farm.operators import kernels
+from farm.operators.allow_list import ATEN_OVERLOADS
+from farm.operators.capture import Around, Recorder, WatchedOperators
+from farm.operators.captured import CapturedCall, CapturedPass
+from farm.operators.compiler import CompiledModel, Kernel
+from farm.operators.encoding import (
+    NotEncodable,
+    TensorTable,
+    costs_something,
+    storage_key,
+    tensors_in,
+    written_tensors,
+)
+
+EAGER = "eager"  # `CapturedCall.owner` of an operator between two graphs
+
+#: Called before each launch with the tuple id and the arguments' tensors, in the order of the tuple's tensors.
+Look = Callable[[str, list[torch.Tensor]], None]
+
+
+class CompiledOperators(WatchedOperators):
+    """A dispatch mode that the compiler ignores; under another mode it would run the model eagerly."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+class LaunchRecorder(Recorder):
+    """Records one pass of a compiled model."""
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        inputs: Iterable[Any],
+        device_type: str,
+        around: Around | None = None,
+        look: Look | None = None,
+    ) -> None:
+        super().__init__(compiled.model, device_type, around)
+        self.compiled, self.look = compiled, look
+        self.roles: dict[int, str] = {}
+        for role, found in (
+            ("parameter", compiled.model.named_parameters()),
+            ("buffer", compiled.model.named_buffers()),
+        ):
+            for name, tensor in found:
+                self._given(tensor, name, role)
+        for number, tensor in enumerate(tensors_in(list(inputs))):
+            self._given(tensor, f"input {number}", "activation")
+
+    def _given(self, tensor: torch.Tensor, name: str, role: str) -> None:
+        number = self.storages.add(tensor, name, role)
+        self.roles.setdefault(storage_key(tensor), role)
+        if not tensor.is_floating_point():
+            self.storages.integers[number] = tensor.untyped_storage()
+
+    def call_kernel(self, kernel: Kernel, args: tuple[Any, ...], launch: Callable[[], Any]) -> Any:
+        """Record a launch of a generated kernel and run it."""
+        paths = self.compiled.paths_of(kernel.name)
+        number = len(self.slots)
+        self.slots.append(None)
+        with torch._C.DisableTorchFunction():
+            tensors = list(tensors_in(list(args)))
+            written = [one for at, arg in enumerate(args) if kernel.written(at) for one in tensors_in(arg)]
+            outputs = [one for at, arg in enumerate(args) if kernel.only_written(at) for one in tensors_in(arg)]
+            table = self._table(tensors)
+            parameters: dict[str, Any] = {
+                "source": kernel.source,
+                "fused": kernel.fused[:200],
+                "config": {"dict": [[name, value] for name, value in sorted(kernel.config.items())]},
+                "writes": sorted({table.add(one) for one in written}),
+                "outputs": sorted({table.add(one) for one in outputs}),
+            }
+            if kernel.operator.startswith("triton"):
+                import triton
+
+                parameters["compiler"] = triton.__version__
+            table = self._table(tensors)  # in the order of the arguments
+            try:
+                order = [table.add(one) for one in tensors]
+                places = {id(one): place for one, place in zip(tensors, order, strict=True)}
+                parameters["writes"] = sorted({places[id(one)] for one in written})
+                parameters["outputs"] = sorted({places[id(one)] for one in outputs})
+                given = self.describe(kernel.operator, "kernel", args, {}, table, parameters)
+            except NotEncodable as error:
+                self.gaps.append(f"{kernel.name} at '{', '.join(paths)}': {error}")
+                return launch()
+            if not kernels.is_registered(given.spec.id):
+                kernels.register(given.spec.id, kernel.run)
+            if self.look is not None:
+                self.look(given.spec.id, given.tensors)
+        with self.around(number):
+            out = launch()
+        with torch._C.DisableTorchFunction():
+            self._close(number, given.spec, given.tensors, written, outputs, paths, kernel.fused)
+        return out
+
+    def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        number = len(self.slots)
+        self.slots.append(None)
+        between = self.compiled.between_graphs
+        with torch._C.DisableTorchFunction():
+            passed = list(tensors_in((args, kwargs)))
+            given, problem = None, ""
+            if func.namespace == "aten" and str(func) in ATEN_OVERLOADS and self.look is not None:
+                with contextlib.suppress(NotEncodable):
+                    given = self.describe(str(func), "aten", args, kwargs, self._table(passed))
+                    self.look(given.spec.id, given.tensors)
+        with self.around(number):
+            out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if not costs_something(func, args, kwargs, out):
+                return out
+            name = str(func)
+            paths = [] if between else self.compiled.paths_of_library(name)
+            if name not in ATEN_OVERLOADS:
+                problem = "the aten operator is not in the allow-list of operators"
+            try:
+                given = given or self.describe(name, "aten", args, kwargs, self._table(passed))
+            except NotEncodable as error:
+                problem = str(error)
+            if problem or given is None:
+                self.gaps.append(f"{name} at '{', '.join(paths)}': {problem}")
+                return out
+            written = list(written_tensors(func, args, kwargs))
+            self._close(number, given.spec, given.tensors, written, tensors_in(out), paths, EAGER if between else "")
+        return out
+
+    def _table(self, tensors: Iterable[torch.Tensor]) -> TensorTable:
+        return TensorTable({id(one): self.roles.get(storage_key(one), "activation") for one in tensors})
+
+    def _close(
+        self,
+        number: int,
+        spec: Any,
+        tensors: list[torch.Tensor],
+        written: Iterable[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
+        paths: list[str],
+        owner: str,
+    ) -> None:
+        index, stored = len(self.calls), self.storages
+        outputs = list(outputs)
+        for tensor in outputs:
+            stored.add(tensor, "", "activation", index)
+        reads = dict.fromkeys(stored.add(tensor, "", "activation") for tensor in tensors)
+        writes = {stored.numbers[storage_key(tensor)] for tensor in (*written, *outputs)}
+        self.slots[number] = index
+        call = CapturedCall(
+            index, ", ".join(paths)[:1000], spec.id, tuple(reads), tuple(sorted(writes)), owner=owner[:200]
+        )
+        self.add_call(call, spec)
+
+
+class CompiledPass:
+    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags of the caller.
+
+    Attributes:
+        compiled: the compiled model; its ``breaks`` are the reasons of graph breaks with their number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        mode: str,
+        device: torch.device,
+        choices: dict[str, Any] | None = None,
+        cached: bool = True,
+    ) -> None:
+        """
+        Args:
+            choices: what autotuning chose earlier, see `CompiledModel`.
+            cached: use kernels of the compiler's cache.
+
+        Raises:
+            CaptureError: the compiler refuses the model.
+            UsageError: no compiler is installed.
+        """
+        self.arguments, self.device, self._grad = arguments, device, torch.is_grad_enabled()
+        self.compiled = CompiledModel(model, mode, device, choices, cached)
+        with self.compiled.compiling():
+            self.run()
+        self.run()
+        self._ids = frozenset(self.capture().tuples)  # also registers the kernels
+
+    @property
+    def model(self) -> nn.Module:
+        return self.compiled.model
+
+    def facts(self) -> dict[str, Any]:
+        """What the database stores of a compilation: the choices of autotuning, and graph breaks by reason."""
+        return {"choices": self.compiled.choices, "graph_breaks": dict(self.compiled.breaks)}
+
+    def runs(self, tuple_id: str) -> bool:
+        return tuple_id in self._ids
+
+    def run(self) -> Any:
+        with torch.set_grad_enabled(self._grad):
+            return self.compiled(*self.arguments)
+
+    def capture(self, around: Around | None = None, look: Look | None = None) -> CapturedPass:
+        """Run one pass and record its launches."""
+        recorder = LaunchRecorder(self.compiled, self.arguments, self.device.type, around, look)
+        with CompiledOperators(recorder.call_aten), self.compiled.observed(recorder.call_kernel):
+            self.run()
+        return recorder.captured_pass(
+            grad_enabled=self._grad,
+            training=self.compiled.model.training,
+            operators=Counter(recorder.tuples[call.tuple_id].operator for call in recorder.calls),
+        )
+
+    def copies_of(self, tuple_id: str) -> list[torch.Tensor] | None:
+        """Copies of the tensors of a tuple before its first launch in a pass, in its order; None if it does not run."""
+        found: list[torch.Tensor] = []
+
+        def look(seen: str, tensors: list[torch.Tensor]) -> None:
+            if seen == tuple_id and not found:
+                found.extend(tensor.detach().clone() for tensor in tensors)
+
+        self.capture(look=look)
+        return found or None

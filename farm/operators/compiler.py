@@ -1,0 +1,448 @@
+"""Uses the compiler of PyTorch (Dynamo and Inductor): compiles a model, and observes the kernels that it generated.
+
+This is the only module that uses private names of the compiler; `PRIVATE_NAMES` lists them. The compiler unpickles its
+cache and loads it as code. So the cache lies in a folder of this user (mode 0700), is filled only by compiling on this
+host, and nothing of it goes to the database, the broker or another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import operator
+import os
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from farm.errors import CaptureError, UsageError
+from farm.operators.capture import replaced
+from farm.settings import make_private, settings
+
+#: Module -> the private names in it that this module uses.
+PRIVATE_NAMES = {
+    "torch._inductor.compile_fx": "compile_fx",
+    "torch._inductor.output_code": "CompiledFxGraph.__call__",
+    "torch._inductor.async_compile": "AsyncCompile.cpp_pybinding AsyncCompile.wait",
+    "torch._inductor.codecache": "LambdaFuture PersistentCache.lookup",
+    "torch._inductor.runtime.triton_heuristics": (
+        "CachingAutotuner.run CachingAutotuner.precompile CachingAutotuner._precompile_config"
+    ),
+    "torch._dynamo": "reset utils.counters",
+    "torch.utils._python_dispatch": "TorchDispatchMode.ignore_compile_internals",
+}
+_KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent_reduction", "tem": "template", "for": "foreach"}
+_KINDS |= {"mix": "mix_order_reduction", "split": "split_scan", "unk": "combo", "combo": "combo"}
+_PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
+
+
+def missing_names() -> list[str]:
+    """The private names that this version of PyTorch lacks."""
+    missing = []
+    for module, names in PRIVATE_NAMES.items():
+        for name in names.split():
+            try:
+                operator.attrgetter(name)(importlib.import_module(module))
+            except (ImportError, AttributeError):
+                missing.append(f"{module}.{name}")
+    return missing
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated kernel with its chosen launch configuration.
+
+    Attributes:
+        operator: the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``.
+        name: the compiler's name, which differs between models.
+        source: hash of the source without the name.
+        fused: names of the aten operators that it computes, joined by underscores.
+        config: block sizes, warps and stages of a Triton kernel.
+        parameters: the parameters' names, in order.
+        run: launches the kernel with the arguments, on the current stream.
+    """
+
+    operator: str
+    name: str
+    text: str
+    fused: str
+    config: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    run: Callable[..., Any]
+
+    @functools.cached_property
+    def source(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+
+    def written(self, position: int) -> bool:
+        return self.parameters[position].startswith(("out_ptr", "in_out_ptr")) if self.knows(position) else False
+
+    def only_written(self, position: int) -> bool:
+        return self.knows(position) and self.parameters[position].startswith("out_ptr")
+
+    def knows(self, position: int) -> bool:
+        return position < len(self.parameters)
+
+
+#: Called for each launch of a generated kernel with the kernel, its arguments and a function that launches it.
+Observer = Callable[[Kernel, tuple[Any, ...], Callable[[], Any]], Any]
+
+
+@dataclass
+class Graph:
+    """One compiled graph: the module path of each of its nodes, and the nodes of each launch by the launch's name."""
+
+    modules: dict[str, str]
+    launches: dict[str, list[list[str]]] = field(default_factory=dict)
+
+    def read_provenance(self, text: str | None) -> None:
+        """Read the compiler's JSON: names of launches with their number -> nodes after and before autograd."""
+        data = json.loads(text) if text else {}
+        before = data.get("postToPre", {})
+        found: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
+        for key, nodes in data.get("cppCodeToPost", {}).items():
+            name, _, number = key.rpartition(":")
+            found[name].append((int(number), [one for node in nodes for one in before.get(node, ())]))
+        self.launches = {name: [nodes for _, nodes in sorted(entries)] for name, entries in found.items()}
+
+    def paths(self, name: str, number: int) -> list[str]:
+        """The module paths of the nodes that launch ``number`` of this name computes."""
+        entries = self.launches.get(name, [])
+        nodes = entries[number] if number < len(entries) else []
+        return list(dict.fromkeys(path for node in nodes if (path := self.modules.get(node))))
+
+
+class CompiledModel:
+    """A compiled model. The first calls compile it.
+
+    Attributes:
+        choices: what autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an
+            operation -> key of the algorithm). Give them to another compilation to get the same kernels.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mode: str,
+        device: torch.device,
+        choices: Mapping[str, Any] | None = None,
+        cached: bool = True,
+    ) -> None:
+        """
+        Raises:
+            UsageError: no compiler is installed.
+        """
+        check_compiler(device)
+        self.model = model
+        self.graphs: dict[int, Graph] = {}
+        self.breaks: Counter[str] = Counter()
+        self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": {}}
+        self.given: Mapping[str, Any] = choices or {}
+        self._observer: Observer | None = None
+        self._graph: Graph | None = None
+        self._met: Counter[tuple[int, str]] = Counter()
+        self._settled: dict[int, Kernel] = {}  # id of a Triton kernel -> the kernel
+        self._options = {
+            **torch._inductor.list_mode_options("max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"),
+            "trace.provenance_tracking_level": 1,
+            **({} if cached else {"force_disable_caches": True}),
+        }
+        prepare_folder()
+        torch._dynamo.reset()
+        self._compiled = torch.compile(model, backend=self._backend, dynamic=False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._compiled(*args)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """While active, the first calls of the model may compile it.
+
+        Raises:
+            CaptureError: the compiler refuses the model.
+        """
+        torch._dynamo.utils.counters.clear()
+        try:
+            with self._hooks():
+                yield
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+            raise CaptureError(f"torch.compile cannot compile the model: {first_reason(error)}", _NEXT_STEP) from error
+        self.breaks.update(torch._dynamo.utils.counters["graph_break"])
+
+    @contextlib.contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """While active, each launch of a generated kernel goes through ``observer``."""
+        self._observer = observer
+        self._met.clear()
+        try:
+            with self._hooks():
+                yield
+        finally:
+            self._observer = self._graph = None
+
+    def paths_of(self, name: str) -> list[str]:
+        """The module paths of the next launch with this name in the graph that runs; [] between graphs."""
+        if self._graph is None:
+            return []
+        key = (id(self._graph), name)
+        self._met[key] += 1
+        return self._graph.paths(name, self._met[key] - 1)
+
+    def paths_of_library(self, operator: str) -> list[str]:
+        """As `paths_of`, for a library call: the compiler names it by the aten operator or by its own wrapper."""
+        name = operator.split(".")[1]
+        for known in self._graph.launches if self._graph is not None else ():
+            if name in known.split("."):
+                return self.paths_of(known)
+        return []
+
+    @property
+    def between_graphs(self) -> bool:
+        return self._graph is None
+
+    # ------------------------------------------------------------------------------------------------ hooks
+
+    def _backend(self, graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        modules = {}
+        for node in graph.graph.nodes:
+            if stack := node.meta.get("nn_module_stack"):
+                modules[node.name] = _path_of(list(stack.values())[-1][0])
+        self._newest = Graph(modules)
+        return compile_fx(graph, inputs, config_patches=self._options)
+
+    @contextlib.contextmanager
+    def _hooks(self) -> Iterator[None]:
+        from torch._inductor import async_compile, codecache, output_code
+
+        graph_class, compile_class = output_code.CompiledFxGraph, async_compile.AsyncCompile
+        call, binding, wait = graph_class.__call__, compile_class.cpp_pybinding, compile_class.wait
+        lookup = codecache.PersistentCache.lookup
+
+        def run_graph(graph: Any, inputs: Any) -> Any:
+            if id(graph) not in self.graphs:
+                found = self.graphs[id(graph)] = Graph(self._newest.modules)
+                found.read_provenance(graph.inductor_provenance_mapping_str)
+            outer, self._graph = self._graph, self.graphs[id(graph)]
+            try:
+                return call(graph, inputs)
+            finally:
+                self._graph = outer
+
+        def bind(compiler: Any, argument_types: Any, source: str) -> Any:
+            made = binding(compiler, argument_types, source)
+            future = isinstance(made, codecache.LambdaFuture)
+            return codecache.LambdaFuture(lambda: _CppKernel(self, made.result() if future else made, source))
+
+        def wait_for(compiler: Any, scope: dict[str, Any]) -> None:
+            wait(compiler, scope)
+            for name, value in list(scope.items()):
+                if isinstance(value, codecache.LambdaFuture):
+                    scope[name] = value = value.result()
+                if isinstance(value, _CppKernel):
+                    value.name = name
+
+        def look_up(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **more: Any) -> Any:
+            key = hashlib.sha256(f"{op} {inputs}".encode()).hexdigest()[:32]
+            wanted = self.given.get("algorithms", {}).get(key)
+            if chosen := [one for one in choices if _short_hash(one.hash_key()) == wanted]:
+                times = {one: 1.0 if one is chosen[0] else float("inf") for one in choices}
+            else:
+                times = lookup(cache, choices, op, inputs, benchmark, *rest, **more)
+            if times:
+                self.choices["algorithms"][key] = _short_hash(min(times, key=times.__getitem__).hash_key())
+            return times
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                (graph_class, "__call__", run_graph),
+                (compile_class, "cpp_pybinding", bind),
+                (compile_class, "wait", wait_for),
+                (codecache.PersistentCache, "lookup", look_up),
+            ):
+                stack.enter_context(replaced(owner, name, value))
+            if has_triton():
+                from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+                run = CachingAutotuner.run
+
+                def run_triton(
+                    autotuner: Any, *args: Any, stream: Any, benchmark_run: bool = False, **more: Any
+                ) -> Any:
+                    if benchmark_run:
+                        return run(autotuner, *args, stream=stream, benchmark_run=True, **more)
+                    self._use_given_config(autotuner)
+
+                    def launch() -> Any:
+                        return run(autotuner, *args, stream=stream, **more)
+
+                    if self._observer is None:
+                        return launch()
+                    return self._observer(self._triton_kernel(autotuner), args, launch)
+
+                stack.enter_context(replaced(CachingAutotuner, "run", run_triton))
+            yield
+
+    def _triton_kernel(self, autotuner: Any) -> Kernel:
+        if id(autotuner) not in self._settled:
+            name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
+            config = _config_of(autotuner.launchers[0].config) if len(autotuner.launchers) == 1 else {}
+            _, kind, *fused = name.split("_") if name.startswith("triton_") else ("", "user", name)
+
+            def launch(*args: Any) -> Any:
+                return autotuner.run(*args, stream=torch.cuda.current_stream().cuda_stream)
+
+            self._settled[id(autotuner)] = Kernel(
+                f"triton.{_KINDS.get(kind, 'user')}",
+                name,
+                _text_of(autotuner).replace(name, "triton_"),
+                "_".join(_without_number([one for one in fused if one != "fused"])),
+                config,
+                tuple(autotuner.triton_meta.get("signature", ())),
+                launch,
+            )
+            self.choices["kernels"][self._settled[id(autotuner)].source] = config
+        return self._settled[id(autotuner)]
+
+    def _use_given_config(self, autotuner: Any) -> None:
+        """Before the first launch of a Triton kernel, choose the given configuration instead of the fastest one."""
+        if not self.given.get("kernels") or id(autotuner) in self._settled or len(autotuner.launchers) == 1:
+            return
+        name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
+        source = hashlib.sha256(_text_of(autotuner).replace(name, "triton_").encode()).hexdigest()[:32]
+        if (wanted := self.given["kernels"].get(source)) is None:
+            return
+        if not autotuner.launchers:
+            autotuner.precompile()
+        same = [launcher for launcher in autotuner.launchers if _config_of(launcher.config) == wanted]
+        if not same:
+            import triton
+
+            values = dict(wanted)
+            warps, stages = values.pop("num_warps"), values.pop("num_stages")
+            config = triton.Config(values, num_warps=warps, num_stages=stages)
+            same = [autotuner._precompile_config(config).make_launcher()]
+        same[0].config.found_by_coordesc = True  # no further tuning
+        autotuner.launchers = same[:1]
+
+
+class _CppKernel:
+    """A C++ kernel of a compiled graph: launches it, through the observer if there is one."""
+
+    def __init__(self, model: CompiledModel, function: Callable[..., Any], source: str) -> None:
+        self.model, self.function, self.source, self.name = model, function, source, ""
+
+    def __call__(self, *args: Any) -> Any:
+        if self.model._observer is None:
+            return self.function(*args)
+        return self.model._observer(self.kernel, args, functools.partial(self.function, *args))
+
+    @functools.cached_property
+    def kernel(self) -> Kernel:
+        signature = self.source.partition("kernel(")[2].partition("{")[0]
+        fused = [one for one in self.name.split("_")[1:] if one != "fused"]
+        return Kernel(
+            "cpp.template" if "cpp_template" in self.name or "gemm" in self.name else "cpp.fused",
+            self.name,
+            self.source,
+            "_".join(_without_number(fused)),
+            {},
+            tuple(_PARAMETER.findall(signature.rpartition(")")[0])),
+            self.function,
+        )
+
+
+def _without_number(words: list[str]) -> list[str]:
+    return words[:-1] if words and words[-1].isdigit() else words
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _config_of(config: Any) -> dict[str, Any]:
+    plain = {name: value for name, value in config.kwargs.items() if isinstance(value, int | str | bool)}
+    return {**plain, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def _text_of(autotuner: Any) -> str:
+    try:
+        return Path(autotuner.filename).read_text()
+    except (OSError, TypeError):
+        return str(autotuner.fn.src)
+
+
+def _path_of(text: str) -> str:
+    """'layer1.0.conv1' from Dynamo's "L['self']._modules['layer1']._modules['0'].conv1"."""
+    path = re.sub(r"\[['\"]?([^'\"\]]+)['\"]?\]", r".\1", text.replace("._modules", ""))
+    return re.sub(r"^L\.\w+\.?", "", path).replace("..", ".")
+
+
+# ------------------------------------------------------------------------------------------------ what is installed
+
+
+def has_triton() -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+
+
+def check_compiler(device: torch.device) -> None:
+    """
+    Raises:
+        UsageError: the compiler for the generated code is not installed.
+    """
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise UsageError("torch.compile needs Triton, which is not installed.", "Run `pip install triton`.")
+    if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", os.environ.get("CXX", "g++")))):
+        raise UsageError(
+            "torch.compile needs a C++ compiler, and none is installed.", "Install g++ (Debian: `apt install g++`)."
+        )
+
+
+_NEXT_STEP = "Check that `torch.compile(model)(*inputs)` runs, or measure the model without --compile."
+
+
+def first_reason(error: BaseException) -> str:
+    """The first line of the compiler's reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------------ the compiler's cache
+
+
+def prepare_folder() -> Path:
+    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it."""
+    folder = settings().compiler_cache_dir
+    make_private(folder)
+    limit_size(folder, settings().compiler_cache_bytes)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    return folder
+
+
+def limit_size(folder: Path, limit_bytes: int) -> None:
+    """Remove the files that were used longest ago until the folder has at most ``limit_bytes``."""
+    files = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                status = path.stat()
+                files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit_bytes:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            total -= size

@@ -1,0 +1,110 @@
+"""Generated kernels of compiled models: their operator tuples, and the kernels that this process can launch.
+
+A tuple of kind `kernel` identifies a kernel by the hash of its source, its launch configuration and its arguments. It
+contains no code. `farm.operators.compiled` compiles the model on this host and registers the kernels that it finds;
+only a registered kernel can run.
+
+The parameters of such a tuple:
+
+    source    hash of the source
+    fused     names of the aten operators that the kernel computes, joined by underscores
+    config    block sizes, warps and stages; empty for C++
+    compiler  version of Triton; absent for C++
+    writes    indices of the tensors that it writes
+    outputs   indices of the tensors that it writes and does not read
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from farm.errors import TupleRejected
+from farm.operators.allow_list import tensor_arguments
+from farm.types.label import label_of
+from farm.types.tuple import Cost, OperatorTuple, TensorSpec
+
+_launches: dict[str, Callable[..., Any]] = {}  # tuple id -> launches the kernel with the tuple's arguments
+
+
+def register(tuple_id: str, launch: Callable[..., Any]) -> None:
+    _launches[tuple_id] = launch
+
+
+def forget_all() -> None:
+    _launches.clear()
+
+
+def is_registered(tuple_id: str) -> bool:
+    return tuple_id in _launches
+
+
+def launch_of(spec: OperatorTuple) -> Callable[..., Any]:
+    """The function that launches a kernel with its arguments. It fails at the first call if this process lacks it."""
+
+    def launch(*arguments: Any) -> Any:
+        try:
+            return _launches[spec.id](*arguments)
+        except KeyError:
+            raise TupleRejected(
+                f"The compiler on this host does not generate the kernel '{label_of(spec)}'.",
+                "Measure a model that contains it, with --compile, on a card of the same model and software.",
+            ) from None
+
+    return _launches.get(spec.id, launch)
+
+
+def written_tensors(spec: OperatorTuple) -> frozenset[int]:
+    """Indices of the tensors that a kernel writes."""
+    return frozenset(spec.parameters["writes"])
+
+
+def output_tensors(spec: OperatorTuple) -> frozenset[int]:
+    """Indices of the tensors that a kernel, or an aten operator with the argument ``out``, writes and does not read."""
+    if spec.kind == "kernel":
+        return frozenset(spec.parameters["outputs"])
+    if not spec.operator.endswith(".out"):
+        return frozenset()
+    return frozenset(index for index, arguments in enumerate(tensor_arguments(spec)) if arguments == (("out", 0),))
+
+
+def kernel_cost(spec: OperatorTuple) -> Cost:
+    """The cost of a generated kernel. FLOPs count only matrix products and convolutions of templates.
+
+    A kernel with integer inputs may read only some rows of a table: an input counts at most as many bytes as the
+    outputs have, if the kernel gathers (``embedding``, ``index``).
+    """
+    written, outputs = written_tensors(spec), output_tensors(spec)
+    sizes: dict[int, int] = {}
+    for tensor in spec.tensors:
+        sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), tensor.distinct_bytes)
+    of = [tensor.storage for tensor in spec.tensors]
+    written_bytes = sum(sizes[storage] for storage in {of[index] for index in written})
+    gathers = any(word in spec.parameters["fused"] for word in ("embedding", "index", "gather"))
+    most = written_bytes if gathers else math.inf
+    read = {of[index] for index in range(len(of)) if index not in outputs}
+    read_bytes = int(sum(min(sizes[storage], most) for storage in read))
+    shapes = tuple(spec.tensors[index].shape for index in sorted(outputs))
+    return Cost(_template_flops(spec, written), read_bytes + written_bytes, shapes)
+
+
+def _template_flops(spec: OperatorTuple, written: frozenset[int]) -> int:
+    """FLOPs of a template: 2 MNK of a product of matrices, also batched; of a convolution from its weight."""
+    if spec.short_name != "template":
+        return 0
+    floats = [(index, one) for index, one in enumerate(spec.tensors) if "float" in one.dtype and len(one.shape) >= 2]
+    results = [one for index, one in floats if index in written]
+    operands = sorted((one for index, one in floats if index not in written), key=lambda one: -one.numel)[:2]
+    if not results or len(operands) < 2:
+        return 0
+    result = max(results, key=lambda one: one.numel)
+    if "conv" in spec.parameters["fused"]:
+        weight = min(operands, key=lambda one: one.numel)
+        return 2 * result.numel * math.prod(weight.shape[1:])
+    batch = max((_batch(one) for one in operands), default=1)
+    return 2 * round(math.sqrt(operands[0].numel / batch * operands[1].numel / batch * result.numel / batch)) * batch
+
+
+def _batch(tensor: TensorSpec) -> int:
+    return tensor.shape[0] if len(tensor.shape) == 3 else 1
