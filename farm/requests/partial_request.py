@@ -211,11 +211,12 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     Raises:
         UnknownOperator: PyTorch has no operator with one of the names.
     """
-    names = sorted(names)
+    from farm.operators.sweep_recipes import RECIPES
+
+    names = sorted({*names} - RECIPES.keys())  # every PyTorch has these operators; the other names need its import
     if not names:
         return
     from farm.operators.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
-    from farm.operators.sweep_recipes import RECIPES
 
     # Functions before module classes, so that a later class replaces its function: Conv2d is suggested, not conv2d.
     there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *ATEN_OVERLOADS)}

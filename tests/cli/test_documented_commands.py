@@ -192,12 +192,12 @@ def farm_with_jobs(tmp_path_factory):
 
 
 FOLLOWED = ROOT / "docs/tutorial.md"  # with what its commands print: tests/test_tutorial.py
-SLOW = ROOT / "docs/python.md"  # it measures
+SLOW = (ROOT / "docs/python.md", ROOT / "docs/memory.md")  # one measures, the other captures many training steps
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page == SLOW)) for page in PAGES if page != FOLLOWED],
+    [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if page != FOLLOWED],
     ids=name_of,
 )
 @pytest.mark.usefixtures("steps_extracted_once")

@@ -106,12 +106,12 @@ def test_tables_trace_and_drawings_are_files(farm, tmp_path):
 
 
 def test_memory_answers_what_fits_and_what_blocks_would_free(farm):
-    found = json.loads(farm(*SMALL, "--fit", "1GB", "--what-if-recompute", "--json").stdout)
+    found = json.loads(farm(*SMALL, "--fit", "200MB", "--what-if-recompute", "--json").stdout)
     fit = found["fit"]
     assert fit["exact"]
-    assert fit["allocated_peak_bytes"] <= fit["limit_bytes"] == 10**9
+    assert fit["allocated_peak_bytes"] <= fit["limit_bytes"] == 2 * 10**8
     peaks = {row["batch"]: row["allocated_peak_bytes"] for row in fit["captured"]}
-    assert peaks[fit["batch"] + 1] > 10**9
+    assert peaks[fit["batch"] + 1] > 2 * 10**8
     rows = found["recomputed"]
     assert [row["modules"] for row in rows[:2]] == ["layer1.0", "layer1.1"]
     assert rows[-1]["calls"] == sum(row["calls"] for row in rows[:-1])
@@ -215,7 +215,8 @@ def test_what_cannot_be_asked_is_one_line(farm, asked, told):
     assert told in said.stderr
 
 
-def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(farm, tmp_path):
+def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(farm, tmp_path, monkeypatch):
+    monkeypatch.setattr(offload_plan, "POINTS", 5)
     peak_bytes = told(farm)["peak"]["bytes"]
     said = farm(*SMALL, "--fast", str(peak_bytes - 10**6), "--slow-bandwidth", "55GB/s", "--out", tmp_path, "--json")
     found = json.loads(said.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import random
 from pathlib import Path
 
@@ -48,11 +49,12 @@ def test_the_documentation_shows_the_table():
     )
 
 
+@functools.cache
 def sources():
-    """The syntax trees of the whole program except the table of transitions itself."""
+    """The syntax trees of all files with a state of something, except the table of transitions itself."""
     paths = [path for room in ("farm", "tasks", "cli") for path in sorted((ROOT / room).rglob("*.py"))]
     paths.remove(Path(item_state.__file__))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+    return {str(path.relative_to(ROOT)): ast.parse(text) for path in paths if "state" in (text := path.read_text())}
 
 
 def names_in(node):
@@ -76,15 +78,13 @@ def states_written(tree):
                 if isinstance(key, ast.Constant) and key.value == "state" and "ItemState" in names_in(value)
             )
         elif isinstance(node, ast.Call):
-            new = {"Item"} & names_in(node.func) or {"insert", "update", "setattr"} & names_in(node.func)
             stated = [one.value for one in node.keywords if one.arg == "state"]
+            called = names_in(node.func) if stated else set()
+            new = {"Item", "insert", "update", "setattr"} & called
             yield from (value for value in stated if new or "ItemState" in names_in(value))
-            if (
-                "setattr" in names_in(node.func)
-                and isinstance(node.args[1], ast.Constant)
-                and node.args[1].value == "state"
-            ):
-                yield node.args[2]
+            match node.args:
+                case [_, ast.Constant("state"), value, *_] if "setattr" in names_in(node.func):
+                    yield value
 
 
 def test_every_event_of_the_table_happens():

@@ -132,7 +132,9 @@ def test_recurrent_modules_are_one_call(model):
     assert real.tuples.keys() == fake.tuples.keys()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "swin_t", "vit_b_32", "googlenet"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit_b_32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("swin_t", "googlenet"))]
+)
 def test_a_prediction_on_meta_is_what_runs(name):
     model, image = catalog.build(name, device="cpu"), catalog.example_inputs(name, device="cpu")
     seen = verify_on_device(model, image, "cpu")

@@ -34,7 +34,9 @@ class Twice(nn.Module):
         return inputs
 
 
-@pytest.mark.parametrize("name", ["resnet18", "googlenet", "swin_t", "vit_b_32", "shufflenet_v2_x0_5"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "googlenet", pytest.param("swin_t", marks=pytest.mark.slow), "vit_b_32", "shufflenet_v2_x0_5"]
+)
 @pytest.mark.parametrize(("mode", "grad_enabled"), [("eval", False), ("train", True)])
 def test_a_model_is_captured_as_if_all_of_it_had_run(name, mode, grad_enabled):
     model, inputs = catalog.build(catalog.variant(name, mode=mode)), catalog.example_inputs(catalog.variant(name, 2))

@@ -148,7 +148,7 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
 @pytest.mark.parametrize(
     ("model", "said", "loss"),
     [
-        ("googlenet", {}, "cross-entropy"),
+        pytest.param("googlenet", {}, "cross-entropy", marks=pytest.mark.slow),
         pytest.param("swin_t", {"input_size": 64}, "cross-entropy", marks=pytest.mark.slow),
         ("bert-base", {"length": 16, "layers": 2}, "cross-entropy of masked tokens"),
         ("gpt2", {"length": 16, "layers": 2, "optimizer": "adamw-fused"}, "cross-entropy of the next token"),
