@@ -4,8 +4,9 @@
   sum can only be compared with a whole that was measured at the same moments.
 - A subject runs in one thread, and the clock is that thread's CPU time. It stands still while other programs or other
   virtual machines use the core.
-- Each pass is timed by itself, in sections: a section begins with each call of a module. Of each section the fastest
-  passes count: other programs slow passes by their use of caches and memory, and seldom a whole pass of a model.
+- Each pass is timed by itself, in sections: a section begins with each call of a module and with each launch of a
+  generated kernel. Of each section the fastest passes count: other programs slow passes by their use of caches and
+  memory, and seldom a whole pass of a model.
 - Under `resident`, the inputs of an operator are written directly before it, as in a model.
 - The process keeps the memory that PyTorch frees. Otherwise each large output is new memory from the kernel, and the
   time of a pass depends on what the process freed before.
@@ -30,6 +31,7 @@ from farm.benchmark.cache import InPlacePass, write_again
 from farm.benchmark.clock import TimedRound
 from farm.benchmark.passes import Pass, applied
 from farm.benchmark.workload import Workload
+from farm.operators import kernels
 from farm.types.protocol import Protocol, Stopping
 
 TURNS = 22  # most turns: in a turn each subject has a visit
@@ -186,7 +188,7 @@ def fastest_us(rounds: Sequence[TimedRound]) -> float:
 
 @contextlib.contextmanager
 def _marked(marks: list[float]) -> Iterator[None]:
-    """Append the CPU time of this thread to `marks` at each call of a module in the block.
+    """Append the CPU time of this thread to `marks` at each call of a module, and at each launch of a C++ kernel.
 
     Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself.
     """
@@ -197,7 +199,9 @@ def _marked(marks: list[float]) -> Iterator[None]:
         return original(module, *arguments, **keywords)
 
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    kernels.at_launch = lambda: marks.append(time.thread_time())
     try:
         yield
     finally:
+        kernels.at_launch = None
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]

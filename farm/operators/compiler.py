@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from farm.errors import CaptureError, UsageError
+from farm.operators import kernels
 from farm.operators.capture import replaced
 from farm.settings import make_private, settings
 
@@ -344,6 +345,8 @@ class _CppKernel:
         self.model, self.function, self.source, self.name = model, function, source, ""
 
     def __call__(self, *args: Any) -> Any:
+        if kernels.at_launch is not None:
+            kernels.at_launch()
         if self.model._observer is None:
             return self.function(*args)
         return self.model._observer(self.kernel, args, functools.partial(self.function, *args))

@@ -22,7 +22,7 @@ from farm.errors import CaptureError
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
-from farm.operators.kernels import kernel_cost
+from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild
 from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, words
 
@@ -73,10 +73,8 @@ def cost_of_run(
         passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
         kept = {tensor.storage for tensor, arguments in passed if any(name != "self" for name, _ in arguments)}
         read = {storage: size for storage, size in read.items() if storage in kept}
-    if spec.operator.endswith(".out"):
-        kept = {
-            one.storage for one, of in zip(spec.tensors, tensor_arguments(spec), strict=True) if of != (("out", 0),)
-        }
+    if outputs := output_tensors(spec):
+        kept = {tensor.storage for index, tensor in enumerate(spec.tensors) if index not in outputs}
         read = {storage: size for storage, size in read.items() if storage in kept}
     if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)

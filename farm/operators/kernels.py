@@ -25,6 +25,8 @@ from farm.operators.allow_list import tensor_arguments
 from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
 
+#: Called at each launch of a C++ kernel; None: not called.
+at_launch: Callable[[], object] | None = None
 _launches: dict[str, Callable[..., Any]] = {}  # tuple id -> launches the kernel with the tuple's arguments
 
 
