@@ -168,10 +168,10 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     from farm.operators.capture import capture
 
     variant = Variant.from_json(subject.spec)
-    if variant.step:
-        return step_passes(variant, protocol, device)
     if variant.compile:
         return _compiled_passes(subject, protocol, device)
+    if variant.step:
+        return step_passes(variant, protocol, device)
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
@@ -196,16 +196,17 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
 
 def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
     """The passes of a compiled model. The graph of its rounds contains the launches of the compiled pass."""
-    compiled = compiled_pass(subject, device)
+    compiled = compiled_pass(subject, device, launch=protocol.launch)
     if protocol.data == "zeros":
-        _zero(compiled.arguments)
+        _zero(compiled.inputs)
     model = compiled.model
     parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return Passes(
         first=compiled.run,
         copy=None,
         weight_bytes=0,
-        activation_bytes=sum(entry.nbytes for entry in compiled.arguments if isinstance(entry, torch.Tensor)),
+        activation_bytes=sum(tensor.nbytes for tensor in compiled.inputs),
+        written=list(model.parameters()) if model.training else [],
         details=_working_set(compiled.run, parameter_bytes, protocol, device),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
@@ -339,10 +340,13 @@ def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module,
 _compiled: dict[tuple[str, str], CompiledPass] = {}  # at most one compiled variant
 
 
-def compiled_pass(subject: Subject, device: torch.device, *, again: bool = False) -> CompiledPass:
+def compiled_pass(
+    subject: Subject, device: torch.device, *, launch: str = "graph", again: bool = False
+) -> CompiledPass:
     """Compile the variant of a subject, or return it if this process has just compiled it.
 
     Args:
+        launch: of a training step, see `farm.training.extract.build_step`.
         again: compile it again, without the compiler's cache, with the choices of the subject.
 
     Raises:
@@ -350,7 +354,7 @@ def compiled_pass(subject: Subject, device: torch.device, *, again: bool = False
         UsageError: no compiler is installed.
     """
     from farm.operators import kernels
-    from farm.operators.compiled import CompiledPass
+    from farm.operators.compiled import CompiledPass, CompiledStep
 
     source = subject.compiled or {}
     variant = Variant.from_json(source.get("variant") or subject.spec)
@@ -358,10 +362,14 @@ def compiled_pass(subject: Subject, device: torch.device, *, again: bool = False
     if again or key not in _compiled:
         _compiled.clear()
         kernels.forget_all()
-        model, arguments = build_variant(variant, device)
-        _compiled[key] = CompiledPass(
-            model, arguments, variant.compile, device, source.get("choices"), cached=not again
-        )
+        how: Any = {"mode": variant.compile, "choices": source.get("choices"), "cached": not again}
+        if variant.step:
+            from farm.training.extract import build_step
+
+            with torch.enable_grad():
+                _compiled[key] = CompiledStep(build_step(variant, device, launch=launch), device, **how)
+        else:
+            _compiled[key] = CompiledPass(*build_variant(variant, device), device, **how)
     return _compiled[key]
 
 
@@ -397,7 +405,12 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
 
 
 def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
-    """Copy the values of the tensors from the running model, at the first launch of the tuple."""
+    """Copy the values of the tensors from the running model, at the first launch of the tuple.
+
+    An aten operator that changes its inputs keeps values that do not drift (`farm.operators.input_values`).
+    """
+    if rebuilt.spec.kind == "aten" and rebuilt.changed_memory:
+        return
     values = compiled.copies_of(rebuilt.spec.id)
     with torch.no_grad():
         for mine, value in zip(rebuilt.tensors, values or (), strict=bool(values)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ EAGER = "eager"  # `CapturedCall.owner` of an operator between two graphs
 
 #: Called before each launch with the tuple id and the arguments' tensors, in the order of the tuple's tensors.
 Look = Callable[[str, list[torch.Tensor]], None]
+#: Given the name of a stage of a training step, returns the context of the stage.
+Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 class CompiledOperators(WatchedOperators):
@@ -49,7 +51,7 @@ class LaunchRecorder(Recorder):
     def __init__(
         self,
         compiled: CompiledModel,
-        inputs: Iterable[Any],
+        held: Iterable[tuple[torch.Tensor, str, str]],
         device_type: str,
         around: Around | None = None,
         look: Look | None = None,
@@ -57,14 +59,14 @@ class LaunchRecorder(Recorder):
         super().__init__(compiled.model, device_type, around)
         self.compiled, self.look = compiled, look
         self.roles: dict[int, str] = {}
-        for role, found in (
-            ("parameter", compiled.model.named_parameters()),
-            ("buffer", compiled.model.named_buffers()),
-        ):
-            for name, tensor in found:
-                self._given(tensor, name, role)
-        for number, tensor in enumerate(tensors_in(list(inputs))):
-            self._given(tensor, f"input {number}", "activation")
+        self.now = ""  # the stage of a training step
+        for tensor, name, role in held:
+            self._given(tensor, name, role)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.now = "optimizer" if name == "zero_grad" else name
+        yield
 
     def _given(self, tensor: torch.Tensor, name: str, role: str) -> None:
         number = self.storages.add(tensor, name, role)
@@ -165,7 +167,14 @@ class LaunchRecorder(Recorder):
         writes = {stored.numbers[storage_key(tensor)] for tensor in (*written, *outputs)}
         self.slots[number] = index
         call = CapturedCall(
-            index, ", ".join(paths)[:1000], spec.id, tuple(reads), tuple(sorted(writes)), owner=owner[:200]
+            index,
+            ", ".join(paths)[:1000],
+            spec.id,
+            tuple(reads),
+            tuple(sorted(writes)),
+            part=self.now,
+            owner=owner[:200],
+            stage=self.now,
         )
         self.add_call(call, spec)
 
@@ -181,8 +190,9 @@ class CompiledPass:
         self,
         model: nn.Module,
         arguments: tuple[Any, ...],
-        mode: str,
         device: torch.device,
+        *,
+        mode: str,
         choices: dict[str, Any] | None = None,
         cached: bool = True,
     ) -> None:
@@ -197,14 +207,22 @@ class CompiledPass:
         """
         self.arguments, self.device, self._grad = arguments, device, torch.is_grad_enabled()
         self.compiled = CompiledModel(model, mode, device, choices, cached)
+        self._prepare()
         with self.compiled.compiling():
             self.run()
         self.run()
         self._ids = frozenset(self.capture().tuples)  # also registers the kernels
 
+    def _prepare(self) -> None:
+        pass
+
     @property
     def model(self) -> nn.Module:
         return self.compiled.model
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        return list(tensors_in(list(self.arguments)))
 
     def facts(self) -> dict[str, Any]:
         """What the database stores of a compilation: the choices of autotuning, and graph breaks by reason."""
@@ -213,18 +231,24 @@ class CompiledPass:
     def runs(self, tuple_id: str) -> bool:
         return tuple_id in self._ids
 
-    def run(self) -> Any:
+    def run(self, stage: Stage | None = None) -> Any:
         with torch.set_grad_enabled(self._grad):
             return self.compiled(*self.arguments)
 
+    def held(self) -> Iterator[tuple[torch.Tensor, str, str]]:
+        """The tensors that exist before a pass, each with its name and role."""
+        yield from ((tensor, name, "parameter") for name, tensor in self.model.named_parameters())
+        yield from ((tensor, name, "buffer") for name, tensor in self.model.named_buffers())
+        yield from ((tensor, f"input {number}", "activation") for number, tensor in enumerate(self.inputs))
+
     def capture(self, around: Around | None = None, look: Look | None = None) -> CapturedPass:
         """Run one pass and record its launches."""
-        recorder = LaunchRecorder(self.compiled, self.arguments, self.device.type, around, look)
+        recorder = LaunchRecorder(self.compiled, self.held(), self.device.type, around, look)
         with CompiledOperators(recorder.call_aten), self.compiled.observed(recorder.call_kernel):
-            self.run()
+            self.run(recorder.stage)
         return recorder.captured_pass(
             grad_enabled=self._grad,
-            training=self.compiled.model.training,
+            training=self.model.training,
             operators=Counter(recorder.tuples[call.tuple_id].operator for call in recorder.calls),
         )
 
@@ -238,3 +262,33 @@ class CompiledPass:
 
         self.capture(look=look)
         return found or None
+
+
+class CompiledStep(CompiledPass):
+    """A training step whose forward and backward are compiled. The loss and the optimizer run eagerly."""
+
+    def __init__(self, step: Any, device: torch.device, **how: Any) -> None:
+        """
+        Args:
+            step: a `farm.training.step.TrainingStep` that has run once.
+            how: see `CompiledPass`.
+        """
+        self.step = step
+        with torch.enable_grad():
+            super().__init__(step.model, step.inputs, device, **how)
+
+    def _prepare(self) -> None:
+        self.step.forward = self.compiled
+
+    def run(self, stage: Stage | None = None) -> Any:
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+            return self.step.run(stage) if stage is not None else self.step.run()
+
+    def held(self) -> Iterator[tuple[torch.Tensor, str, str]]:
+        yield from super().held()
+        for parameter, values in self.step.optimizer.state.items():
+            yield from ((one, "", "buffer") for one in values.values() if isinstance(one, torch.Tensor))
+            if parameter.grad is not None:
+                yield parameter.grad, "", "activation"
+        targets = self.step.loss.targets if self.step.loss else ()
+        yield from ((tensor, f"target {number}", "activation") for number, tensor in enumerate(targets))

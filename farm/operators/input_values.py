@@ -434,6 +434,8 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     name = spec.short_name
     if argument in _STATES:
         return _NOTHING
+    if argument == "out":
+        return _ANYTHING
     if name in _COMPUTE:
         return _ANYTHING
     if name == "div":

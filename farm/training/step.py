@@ -45,6 +45,7 @@ class TrainingStep:
     """A model with its inputs, optimizer and loss: everything that one training iteration needs.
 
     Attributes:
+        forward: runs the forward pass: the model, or the compiled model.
         loss: created from the model's output in the first step; None before.
     """
 
@@ -72,6 +73,7 @@ class TrainingStep:
             UsageError: the model has no parameters to train.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
+        self.forward: Callable[..., Any] = model
         self.optimizer = _optimizer(optimizer, model, capturable)
         self._device_type = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
@@ -84,7 +86,7 @@ class TrainingStep:
         for _ in range(self.accumulate):
             with torch.autocast(self._device_type, self.amp) if self.amp else contextlib.nullcontext():
                 with around("forward"):
-                    output = self.model(*self.inputs)
+                    output = self.forward(*self.inputs)
                 if self.loss is None:
                     self.loss = self._make_loss(output)
                 with around("loss"):
