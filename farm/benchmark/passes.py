@@ -380,7 +380,7 @@ def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:
         Unmeasurable: rejected: the compiler does not generate the kernel on this host.
     """
     compiled = compiled_pass(subject, device)
-    if not compiled.runs(subject.id):
+    if not compiled.runs(subject.id) and compiled.cached:
         compiled = compiled_pass(subject, device, again=True)
     if not compiled.runs(subject.id):
         raise Unmeasurable(

@@ -205,7 +205,8 @@ class CompiledPass:
             CaptureError: the compiler refuses the model.
             UsageError: no compiler is installed.
         """
-        self.arguments, self.device, self._grad = arguments, device, torch.is_grad_enabled()
+        self.arguments, self.device, self.cached = arguments, device, cached
+        self._grad = torch.is_grad_enabled()
         self.compiled = CompiledModel(model, mode, device, choices, cached)
         self._prepare()
         with self.compiled.compiling():

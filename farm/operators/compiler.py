@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import json
+import math
 import operator
 import os
 import re
@@ -44,6 +45,7 @@ PRIVATE_NAMES = {
 }
 _KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent_reduction", "tem": "template", "for": "foreach"}
 _KINDS |= {"mix": "mix_order_reduction", "split": "split_scan", "unk": "combo", "combo": "combo"}
+MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 
 
@@ -128,7 +130,8 @@ class CompiledModel:
 
     Attributes:
         choices: what autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an
-            operation -> key of the algorithm). Give them to another compilation to get the same kernels.
+            operation -> algorithm -> time in ms, for the fastest algorithms). Give them to another compilation to get
+            the same kernels.
     """
 
     def __init__(
@@ -147,8 +150,8 @@ class CompiledModel:
         self.model = model
         self.graphs: dict[int, Graph] = {}
         self.breaks: Counter[str] = Counter()
-        self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": {}}
         self.given: Mapping[str, Any] = choices or {}
+        self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
         self._observer: Observer | None = None
         self._graph: Graph | None = None
         self._met: Counter[tuple[int, str]] = Counter()
@@ -256,13 +259,16 @@ class CompiledModel:
 
         def look_up(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **more: Any) -> Any:
             key = hashlib.sha256(f"{op} {inputs}".encode()).hexdigest()[:32]
-            wanted = self.given.get("algorithms", {}).get(key)
-            if chosen := [one for one in choices if _short_hash(one.hash_key()) == wanted]:
-                times = {one: 1.0 if one is chosen[0] else float("inf") for one in choices}
-            else:
-                times = lookup(cache, choices, op, inputs, benchmark, *rest, **more)
+            known = self.given.get("algorithms", {}).get(key, {})
+            by_hash = {_short_hash(one.hash_key()): one for one in choices}
+            if known.keys() & by_hash.keys():
+                return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
+            times = lookup(cache, choices, op, inputs, benchmark, *rest, **more)
             if times:
-                self.choices["algorithms"][key] = _short_hash(min(times, key=times.__getitem__).hash_key())
+                measured = {hash_: times[one] for hash_, one in by_hash.items() if math.isfinite(times[one])}
+                self.choices["algorithms"][key] = dict(
+                    sorted(measured.items(), key=operator.itemgetter(1))[:MOST_TIMES]
+                )
             return times
 
         with contextlib.ExitStack() as stack:
@@ -318,7 +324,7 @@ class CompiledModel:
 
     def _use_given_config(self, autotuner: Any) -> None:
         """Before the first launch of a Triton kernel, choose the given configuration instead of the fastest one."""
-        if not self.given.get("kernels") or id(autotuner) in self._settled or len(autotuner.launchers) == 1:
+        if not self.given.get("kernels") or id(autotuner) in self._settled:
             return
         name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
         source = hashlib.sha256(_text_of(autotuner).replace(name, "triton_").encode()).hexdigest()[:32]
