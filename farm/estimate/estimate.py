@@ -265,7 +265,7 @@ def estimate(
     model = card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
-    needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch)
+    needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, model)
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
     if selected:
