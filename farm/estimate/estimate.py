@@ -165,8 +165,10 @@ class Estimate:
             seconds: card time to spend. At least one tuple is returned.
 
         Raises:
-            UsageError: every tuple has a reading.
+            UsageError: every tuple has a reading, or the model is compiled.
         """
+        if self.variant.compile:
+            raise UsageError("Generated kernels are measured with their model only.", "Omit --measure and --seconds.")
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")
@@ -276,7 +278,8 @@ def estimate(
         selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
     else:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
-        request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
+        data = "copied" if variant.compile else default_data(kind, variant.step)
+        request = Request(variant=variant, protocol=protocol.with_data(data))
         command = command_of(request).removesuffix(" --reuse none")
         raise NoReadings(
             f"No tuple of {variant} has a reading on {model}{about}, and {unfilled}.",

@@ -85,10 +85,10 @@ def tuples_of(
     if stored := stored_tuples(session, variant, device_type, launch, card_model):
         return stored
     if variant.compile:
-        request = Request(variant=variant, protocol=Protocol(launch="eager" if device_type == "cpu" else "graph"))
+        command = command_of(Request(variant=variant, protocol=Protocol(data="copied"))).partition(" --launch")[0]
         raise NoReadings(
-            f"The kernels of {variant} on {card_model} are unknown, because no such card has compiled it.",
-            f"Compile and measure it on such a card: {command_of(request).removesuffix(' --reuse none')}",
+            f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+            f"Compile and measure it on such a card: {command}",
         )
     from farm.training.extract import extract
 
@@ -115,7 +115,7 @@ def stored_tuples(
     if stored is None:
         return []
     calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(session, stored, "seen").items():
+    for (operator_id, data), number in classes(session, stored, "copied" if variant.compile else "seen").items():
         calls[operator_id][data] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows = fetch_values(session, [_OPERATOR[name] for name in columns], calls)

@@ -275,9 +275,10 @@ def calls(session: Session, selection: Selection) -> Batches:
     wanted = [_CALL[name] for name in names[:5]] + [_text(_CALL[name]) for name in ("data", "reads", "writes")]
     for row, columns in _captures_of(session, selection):
         query = sqlalchemy.select(*wanted).where(_CALL.capture_id == row.id).order_by(_CALL.call_index)
-        found = _columns(session.execute(query).all(), names)
-        if not found:
+        rows = session.execute(query).all()
+        if not rows:  # a compiled model, before a card listed its kernels
             continue
+        found = _columns(rows, names)
         ids, at = _places(found["operator_id"])
         known = operator_columns(session, ids)
         yield {

@@ -28,7 +28,6 @@ IN_WORK = (CLAIMED, CANCELLED)  # the states in which a worker may be measuring 
 CARD_LEFT = "card_left"
 #: The whole of a compiled model: it was compiled and its kernels were stored; the next round measures them with it.
 KERNELS_LISTED = "kernels_listed"
-LISTED_ROUND = "the card listed its kernels"  # the reason of that next round
 CARD_LEFT_MESSAGE = "The card left the farm before it measured this item."
 
 #: The reason of a predicted tuple that is not measured because the card does not run it.

@@ -450,7 +450,7 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     if newest not in (None, this.capture_id):
         counted = select(func.count()).select_from(Call).where(Call.capture_id == this.capture_id)
         compiled = not session.scalar(counted)
-        reason = item_state.LISTED_ROUND if compiled else "the card ran other operators than predicted"
+        reason = "the card listed its kernels" if compiled else "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
     # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type
     # makes it larger.

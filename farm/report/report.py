@@ -333,6 +333,7 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
     row = tables.Round
     its = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number).order_by(col(row.number))
     of_verdict = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
+    rounds = evidence.session.exec(its).all()
     views = [
         RoundView(
             found.number,
@@ -341,9 +342,10 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
             added[found.number],
             *(getattr(verdicts.get(found.number), name, None) for name in of_verdict),
         )
-        for found in evidence.session.exec(its)
+        for found in rounds
     ]
-    if len(views) > 1 and views[1].reason == item_state.LISTED_ROUND:
+    first = evidence.session.get(tables.Capture, rounds[0].capture_id) if views[1:] and rounds[0].capture_id else None
+    if first and first.card_model and first.compiled is None:
         views[0] = replace(views[0], outcome="listed")
     return tuple(views)
 
