@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 
 from cli import tables
 from cli.tables import Row, Text, cell, clipped
+from farm.report.kernels import few
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -29,7 +30,7 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report.compare import ComparedRow, Difference, SideComparison
+    from farm.report.compare import ComparedKernels, ComparedRow, Difference, SideComparison
     from farm.report.gate import JudgedRow, PairedComparison
 
 SHOWN = 20  # tuples of one side only, if no other tuples are shown
@@ -195,6 +196,8 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     if found.types:
         last = replace(found.sums[0], name="sum") if own else total
         parts += [Text(), Text(_WEIGHTS[found.weights]), _differences("operator", found.types, last)]
+    if found.kernels and limit:
+        parts += [Text(), _kernels(found.kernels, limit)]
     if limit and found.tuples:
         parts += [Text(), _differences("tuple", found.tuples[:limit])]
         if (left := len(found.tuples) - limit) > 0:
@@ -224,6 +227,28 @@ def _differences(head: str, rows: Sequence[ComparedRow], total: ComparedRow | No
     cells = [[*_difference_cells(row), *([row.covers] if marked else [])] for row in every]
     last = cells.pop() if total else ()
     return tables.ruled(heads, cells, ("calls", "energy A", "energy B", "time A"), last)
+
+
+def _kernels(rows: Sequence[ComparedKernels], most: int) -> RenderableType:
+    def operators(name: str) -> tables.Cell:
+        return lambda row: few([f"{what} ×{n}" for what, n in getattr(row, name).items()], 3) or NOTHING
+
+    text = "  Kernels match by source, else by module paths; a module counts with its first kernel."
+    table = tables.filled(
+        rows,
+        [
+            ("modules", lambda row: few(row.modules) or "without a match"),
+            ("operators of A", operators("a_operators")),
+            ("operators of B", operators("b_operators")),
+            (">time A", lambda row: quantity(row.row.time.a and row.row.time.a.value, TIME)),
+            (">time B", lambda row: quantity(row.row.time.b and row.row.time.b.value, TIME)),
+            (">saved", lambda row: quantity(row.saved(row.row.time), TIME)),
+            (">energy\nsaved", lambda row: quantity(row.saved(row.row.energy), ENERGY)),
+        ],
+        drops=("time A", "time B"),
+        most=most,
+    )
+    return Group(table, Text(text, style="dim"))
 
 
 def _difference_cells(entry: ComparedRow) -> list[Any]:

@@ -8,7 +8,7 @@ import typer
 
 from cli import lists
 from cli.options import AsJson, Model, VariantFields
-from cli.output import answer, emit_json, say, show
+from cli.output import answer, emit_json, first_that_knows, say, show
 
 if TYPE_CHECKING:
     from farm.models.entry import ModelEntry
@@ -81,19 +81,27 @@ def operators(
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
     from farm.models import catalog
+    from farm.report.operators import compiled_operators
     from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import DEFAULTS, default_dtype
+    from farm.training.version import versioned
 
     catalog.find(model)  # before looking for cards
     kind = kind_of_cards() if batch is None else ""
     options = {"dtype": default_dtype(model, kind or "cuda"), **given}
-    listed = list_operators(catalog.variant(model, DEFAULTS[kind].batch if batch is None else batch, **options))
+    variant = catalog.variant(model, DEFAULTS[kind].batch if batch is None else batch, **options)
+    if variant.compile:
+        variant = versioned(variant)
+        listed = first_that_knows(lambda session: compiled_operators(session, variant, kind or "cuda"))
+    else:
+        listed = list_operators(variant)
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:
         emit_json(listed.to_json())
     elif listed.rows:
         default = f" (the default batch on {_KINDS[kind]})" if kind else ""
-        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{default}"))
+        card = f", kernels of {listed.card_model}" if listed.card_model else ""
+        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{card}{default}"))
     if listed.refusal is not None:
         raise listed.refusal

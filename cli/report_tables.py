@@ -14,6 +14,7 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
+from farm.report.kernels import few
 from farm.report.layers import sizes_text
 from farm.report.report import remarks
 from farm.types.format import (
@@ -33,6 +34,7 @@ from farm.types.format import (
 
 if TYPE_CHECKING:
     from farm.report import Report
+    from farm.report.kernels import CompiledJob
     from farm.report.layers import LayerRow, Layers
     from farm.verdict.verdict import TupleRow, Verdict
 
@@ -41,6 +43,7 @@ _ON_A_GPU = "tmcks4gd"  # the packaged job that shows a result of a GPU
 _MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
 _MOST_PLACEMENTS = 60
+_MOST_KERNELS = 30
 _MOST_LAYERS = 2000
 _LONGEST_PATH = 34  # of a module in a table; CSV and JSON have all of it
 
@@ -53,6 +56,7 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         _header(report),
         None if sweep else _types(report),
         _owners(report) if report.owners and not sweep else None,
+        _kernels(report.compiled) if report.compiled else None,
         _tuples(report, tuples) if tuples else None,
         None if sweep else _comparison(verdict),
         _placements(report) if report.placements else None,
@@ -159,6 +163,27 @@ def _owners(report: Report) -> RenderableType:
         ],
         drops=("energy",),
     )
+
+
+def _kernels(job: CompiledJob) -> RenderableType:
+    """The kernels of a compiled model, the most expensive first."""
+    table = tables.filled(
+        job.kernels,
+        [
+            ("kernel", lambda row: f"{'* ' if row.improvable else ''}{row.operator}"),
+            ("fused from", lambda row: few(row.fused)),
+            ("modules", lambda row: few(row.modules)),
+            (">calls", "calls"),
+            (">time\nper call", "time_us", TIME),
+            (">share", "time_share", percent),
+            (">B/s", "bytes_per_s", "B/s"),
+            (">FLOP/s", lambda row: count_of(row.flops_per_s, "FLOP/s") if row.flops_per_s else NOTHING),
+            (">roofline", "roofline_share", percent),
+        ],
+        drops=("calls", "FLOP/s", "B/s", "modules", "fused from"),
+        most=_MOST_KERNELS,
+    )
+    return Group(table, tables.hanging(job.rule, "dim"))
 
 
 def _tuples(report: Report, most: int) -> RenderableType:

@@ -31,6 +31,7 @@ _CLIPPED = 10  # the least width of a text that is cut to one line
 # A line below the head and above a section.
 _BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 _OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
+_OUTCOMES |= {"listed": ("lists the kernels", "")}
 _STATES = {
     "open": "cyan",
     "done": "green",

@@ -165,8 +165,10 @@ class Estimate:
             seconds: card time to spend. At least one tuple is returned.
 
         Raises:
-            UsageError: every tuple has a reading.
+            UsageError: every tuple has a reading, or the model is compiled.
         """
+        if self.variant.compile:
+            raise UsageError("Generated kernels are measured with their model only.", "Omit --measure and --seconds.")
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")
@@ -265,7 +267,7 @@ def estimate(
     model = card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
-    needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch)
+    needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, model)
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
     if selected:
@@ -276,7 +278,8 @@ def estimate(
         selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
     else:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
-        request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
+        data = "copied" if variant.compile else default_data(kind, variant.step)
+        request = Request(variant=variant, protocol=protocol.with_data(data))
         command = command_of(request).removesuffix(" --reuse none")
         raise NoReadings(
             f"No tuple of {variant} has a reading on {model}{about}, and {unfilled}.",

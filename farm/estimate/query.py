@@ -84,7 +84,9 @@ class EstimateQuery:
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
         unfilled = "`--fill none` excludes predictions"
-        if self.fill == "roofline":
+        if variant.compile:
+            unfilled = "generated kernels are never predicted"
+        elif self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes = self._stored_predictor(session, model, protocol)

@@ -14,15 +14,17 @@ from typing import Any, Self
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.errors import Ambiguous, UsageError, did_you_mean
+from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.exchange.filters import NO_READINGS
 from farm.operators.roofline import Roofline, roofline_of
 from farm.prediction.stored_predictor import NeededTuple
+from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.content import classes, tells_others
 from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
+from farm.types.request import Request
 from farm.verdict.figures import Part, ReadingView, Whole
 
 _READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
@@ -68,14 +70,26 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
     return cards[0].kind, roofline_of(cards[0].kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
 
 
-def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
+def tuples_of(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
     """Return the tuples of a stored capture, with the data classes of their calls. Without one, extract the tuples.
+
+    Args:
+        card_model: only the kernels of a compiled model depend on it.
 
     Raises:
         CaptureError: the model cannot be extracted.
+        NoReadings: no card of this model has compiled the model.
     """
-    if stored := stored_tuples(session, variant, device_type, launch):
+    if stored := stored_tuples(session, variant, device_type, launch, card_model):
         return stored
+    if variant.compile:
+        command = command_of(Request(variant=variant, protocol=Protocol(data="copied"))).partition(" --launch")[0]
+        raise NoReadings(
+            f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+            f"Compile and measure it on such a card: {command}",
+        )
     from farm.training.extract import extract
 
     extracted = extract(variant, device_type=device_type)
@@ -86,18 +100,22 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     return found
 
 
-def stored_tuples(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
+def stored_tuples(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
     """Return the tuples of a stored capture of a model, preferably with the same launch; [] if there is none."""
     imported = _CAPTURE.origin.like(tables.IMPORTED + "%")
+    kernels = [_CAPTURE.card_model == card_model, _CAPTURE.origin.like("%observed")] if variant.compile else []
     stored = session.scalars(
         sqlalchemy.select(_CAPTURE.id)
         .where(_CAPTURE.variant_id == variant.id, _CAPTURE.device_type == device_type, _CAPTURE.grad.is_(False))
+        .where(*kernels)
         .order_by(_CAPTURE.launch != launch, imported, _CAPTURE.origin, _CAPTURE.id.desc())
     ).first()
     if stored is None:
         return []
     calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(session, stored, "seen").items():
+    for (operator_id, data), number in classes(session, stored, "copied" if variant.compile else "seen").items():
         calls[operator_id][data] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows = fetch_values(session, [_OPERATOR[name] for name in columns], calls)

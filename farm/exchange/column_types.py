@@ -124,6 +124,7 @@ Verified = document(
 )
 #: One entry for each activation, buffer or parameter of a call: the numbers that decide its data class.
 Seen = document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen)
+Compiled = document(_some("compiled", choices=dict[str, dict[str, Any]], graph_breaks=dict[str, Count]))
 VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
 MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)
 Tuple = Annotated[Any, PlainValidator(_tuple)]

@@ -284,7 +284,7 @@ READINGS = (
 _CAPTURE_ID = Column(
     "capture_id",
     "text",
-    "hash of variant, device type, grad mode, torch, launch and the column captured",
+    "hash of variant, device type, grad mode, torch, launch, the column captured and, if not empty, compiled_for",
     "",
     accept.Id,
 )
@@ -352,6 +352,8 @@ CAPTURES = (
         ("card_id", "text", "the card that observed the pass; empty: predicted", "", accept.text(80)),
         ("verification", "json", "observation on a card: kernels, operators, time of each call", "", accept.Verified),
         ("created_at_s", "number", "time of the capture", "s since 1970", accept.Number),
+        ("compiled_for", "text", "of a compiled model: the card model of its kernels; empty: not compiled"),
+        ("compiled", "json", "choices of autotuning, and graph breaks by reason", "", accept.Compiled | None),
     ),
     _ORIGIN,
 )
@@ -500,7 +502,7 @@ _OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
     "readings": _OF_A_VARIANT | {"placement": "", "output_shapes": None},
-    "captures": _OF_A_VARIANT,
+    "captures": _OF_A_VARIANT | {"compiled_for": "", "compiled": None},
     "calls": _OF_A_VARIANT | {"part": "", "owner": "", "output_shapes": None},
 }
 

@@ -362,11 +362,14 @@ def _reading(row: Row, origin: str) -> Checked:
 def _capture(row: Row, origin: str) -> Checked:
     variant = _variant(row)
     same = _columns(row, ("device_type", "grad", "torch", "launch"))
-    if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"]]):
+    kernels_of = [row["compiled_for"]] if row["compiled_for"] else []
+    if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"], *kernels_of]):
         raise ValueError("capture_id is not the hash of the row's description")
     found = {
         "variant_id": variant.id,
         **same,
+        "card_model": row["compiled_for"],
+        "compiled": row["compiled"],
         "origin": tables.IMPORTED + row["captured"],
         "card_id": row["card_id"] or None,
         "verification": {**row["verification"], ORIGIN: row["origin"] or origin},
@@ -462,7 +465,7 @@ def _write_captures(session: Session, records: Sequence[Checked]) -> int:
     for record in records:
         row = record.row
         record.store_variant(session)
-        same = [_CAPTURE[name] == row[name] for name in ("variant_id", "device_type", "grad", "torch", "launch")]
+        same = [_CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
         origins = (row["origin"], row["origin"].removeprefix(tables.IMPORTED))
         if session.scalar(sqlalchemy.select(_CAPTURE.id).where(*same, _CAPTURE.origin.in_(origins))) is None:
             session.add(tables.Capture(**{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}))
@@ -473,7 +476,7 @@ def _write_captures(session: Session, records: Sequence[Checked]) -> int:
 
 def _write_calls(session: Session, records: Sequence[Checked]) -> int:
     content.store_operators(session, {one.subject: one.cost for one in records})
-    columns = (_CAPTURE[name] for name in ("id", "variant_id", "device_type", "grad", "torch", "launch", "origin"))
+    columns = (_CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
     imported = session.execute(sqlalchemy.select(*columns).where(_CAPTURE.origin.startswith(tables.IMPORTED)))
     ids = {capture_key(row): row.id for row in imported}
     own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]

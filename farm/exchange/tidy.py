@@ -255,7 +255,8 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
 def capture_key(row: Any) -> str:
     """Return the id of a capture, which is the same on every farm. `row` is a row of the table of captures."""
     captured = row.origin.removeprefix(tables.IMPORTED)
-    return content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])
+    about = (row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured)
+    return content_id([*about, row.card_model] if row.card_model else list(about))
 
 
 ORIGIN = "imported_from"  # key for the farm's name in an imported capture's verification
@@ -265,6 +266,7 @@ def captures(session: Session, selection: Selection) -> Batches:
     for row, columns in _captures_of(session, selection):
         seen = {name: value for name, value in (row.verification or {}).items() if name != ORIGIN}
         rest = {"card_id": row.card_id, "verification": json.dumps(seen), "created_at_s": row.created_at_s}
+        rest |= {"compiled_for": row.card_model, "compiled": row.compiled and json.dumps(row.compiled)}
         yield {name: [value] for name, value in (columns | rest).items()}
 
 
@@ -273,9 +275,10 @@ def calls(session: Session, selection: Selection) -> Batches:
     wanted = [_CALL[name] for name in names[:5]] + [_text(_CALL[name]) for name in ("data", "reads", "writes")]
     for row, columns in _captures_of(session, selection):
         query = sqlalchemy.select(*wanted).where(_CALL.capture_id == row.id).order_by(_CALL.call_index)
-        found = _columns(session.execute(query).all(), names)
-        if not found:
+        rows = session.execute(query).all()
+        if not rows:  # a compiled model, before a card listed its kernels
             continue
+        found = _columns(rows, names)
         ids, at = _places(found["operator_id"])
         known = operator_columns(session, ids)
         yield {

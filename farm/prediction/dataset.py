@@ -163,8 +163,10 @@ def datasets(session: Session, model: str) -> list[Dataset]:
 
     for row in _sound_readings(session, model, "operator"):
         conditions = conditions_of(row.method, row.software_id, row.protocol_id)
-        if row.time_us > 0 and not conditions.protocol.placement:  # predictions cover fast memory only
-            newest[conditions][row.subject_id, protocols[row.protocol_id]["data"]] = row
+        data = protocols[row.protocol_id]["data"]
+        # Predictions cover fast memory only; the values of data that was copied from a compiled model are unknown.
+        if row.time_us > 0 and not conditions.protocol.placement and data != "copied":
+            newest[conditions][row.subject_id, data] = row
     specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
     found = []
     for conditions, rows in newest.items():
@@ -175,12 +177,14 @@ def datasets(session: Session, model: str) -> list[Dataset]:
 
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
-    """Return stored operators by id: rows with name, spec, FLOPs and bytes."""
+    """Return stored operators by id, without generated kernels: rows with name, spec, FLOPs and bytes."""
     columns = [_OPERATOR[name] for name in ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")]
     return {
         row.id: row
         for batch in in_batches(sorted(ids))
-        for row in session.execute(sqlalchemy.select(*columns).where(_OPERATOR.id.in_(batch)))
+        for row in session.execute(
+            sqlalchemy.select(*columns).where(_OPERATOR.id.in_(batch), _OPERATOR.kind != "kernel")
+        )
     }
 
 
@@ -259,7 +263,9 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
     chosen = {row.variant_id: row.id for row in reversed(captures)}
     names = [field.name for field in dataclasses.fields(Variant)]
     found = []
-    for row in session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(list(chosen)))):
+    for row in session.execute(
+        sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(list(chosen)), _VARIANT.compile == "")
+    ):
         variant = Variant(**{name: getattr(row, name) for name in names})
         query = sqlalchemy.select(_CALL.operator_id).where(_CALL.capture_id == chosen[row.id])
         numbers = Counter(session.scalars(query))

@@ -257,7 +257,7 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
         None if there is no capture of the complete model.
     """
     whole = replace(variant, layers=0)
-    wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch)
+    wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch, capture.card_model)
     if not wanted:
         return None
     try:

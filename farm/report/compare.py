@@ -22,8 +22,10 @@ from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
+from farm.report import kernels
+from farm.report.report import Report, build
 from farm.store import tables
-from farm.store.content import counts
+from farm.store.content import counts, placed_calls
 from farm.store.database import fetch, fetch_values
 from farm.types.fields import names_of
 from farm.types.format import percent
@@ -122,6 +124,38 @@ class ComparedRow:
 
 
 @dataclass(frozen=True)
+class ComparedKernels:
+    """A part of a model in an eager and a compiled job, or in two compiled jobs.
+
+    Attributes:
+        modules: the module paths (``*``: several numbers); () for the calls of a side that have no match.
+        a_operators, b_operators: operator type -> number of calls.
+    """
+
+    modules: tuple[str, ...]
+    a_operators: Mapping[str, int]
+    b_operators: Mapping[str, int]
+    row: ComparedRow
+
+    def saved(self, found: Difference) -> float | None:
+        """What B saves in time or energy; None if a side's figure is unknown. A side without calls costs nothing."""
+        sides = ((self.a_operators, found.a), (self.b_operators, found.b))
+        costs = [figure.value if figure else None if operators else 0.0 for operators, figure in sides]
+        return None if costs[0] is None or costs[1] is None else costs[0] - costs[1]
+
+    def to_json(self) -> dict[str, Any]:
+        about = {name: getattr(self, name) for name in ("modules", "a_operators", "b_operators")}
+        return {
+            **self.row.to_json(),
+            **about,
+            **{
+                "saved_time_us": self.saved(self.row.time),
+                "saved_energy_mj": self.saved(self.row.energy),
+            },
+        }
+
+
+@dataclass(frozen=True)
 class SideComparison:
     """The comparison, largest changes of time first. `weights` says by which number of calls a tuple is multiplied."""
 
@@ -135,6 +169,7 @@ class SideComparison:
     tuples: tuple[ComparedRow, ...]
     tuples_only_a: tuple[ComparedRow, ...]  # tuples only on side A, the largest share first
     tuples_only_b: tuple[ComparedRow, ...]
+    kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
 
     @property
     def only_a(self) -> tuple[str, ...]:
@@ -147,7 +182,7 @@ class SideComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
-        listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b")
+        listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
         about = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
@@ -192,6 +227,7 @@ class _Found:
     every: Sequence[SideTuple]
     models: Sequence[_Model]
     fields: frozenset[str]
+    report: Report | None = None  # of a job
 
     @cached_property
     def tuples(self) -> list[SideTuple]:
@@ -298,13 +334,59 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         tuple(sorted((_summed(a, b, [x], [y], _name(x, y), x.short_name) for x, y in alike), key=largest_first)),
         alone(a, True, only_a, b),
         alone(b, False, only_b, a),
+        _kernels(session, a, b),
     )
 
 
+def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, ...]:
+    """Match the calls of two jobs of one model if at least one is compiled: an eager job by modules, the heaviest part
+    first; two compiled jobs by kernels, the kernel that became slower first."""
+    if not (a.report and b.report):
+        return ()
+    variants = [{**found.models[0].variant, "version": ""} for found in (a, b)]
+    modes = [variant.pop("compile", "") for variant in variants]
+    if not any(modes) or variants[0] != variants[1]:
+        return ()
+    calls = []
+    for report in (a.report, b.report):
+        capture_id = session.get_one(tables.Round, (report.job_id, report.round)).capture_id
+        calls.append(placed_calls(session, capture_id, report.protocol.data) if capture_id else [])
+    if all(modes):
+        ids = {call.operator_id for of_side in calls for call in of_side}
+        stored = fetch_values(session, (_OPERATOR.id, _OPERATOR.parameters), ids)
+        sources = {id_: row.parameters["source"] for id_, row in stored.items() if row.parameters.get("source")}
+        of_a, of_b = kernels.kernel_groups(calls[0], calls[1], sources)
+    elif modes[0]:
+        of_b, of_a = kernels.fused_groups(calls[1], calls[0])
+    else:
+        of_a, of_b = kernels.fused_groups(calls[0], calls[1])
+    by_key = [{row.key: row for row in found.every} for found in (a, b)]
+    made = []
+    for group in kernels.merged(calls[0], of_a, calls[1], of_b):
+        rows = [
+            [replace(known[key], calls=number) for key, number in side.items() if key in known]
+            for known, side in zip(by_key, (group.a, group.b), strict=True)
+        ]
+        operators: list[dict[str, int]] = [{}, {}]
+        for names, side in zip(operators, rows, strict=True):
+            for row in side:
+                names[row.short_name] = names.get(row.short_name, 0) + row.calls
+        read = [[row for row in side if row.time] for side in rows]
+        complete = [found if len(found) == len(side) else [] for found, side in zip(read, rows, strict=True)]
+        row = _summed(a, b, complete[0], complete[1], ", ".join(group.modules), "")
+        made.append(ComparedKernels(group.modules, operators[0], operators[1], row))
+
+    def order(one: ComparedKernels) -> float:
+        heaviest_us = max(figure.value if figure else 0.0 for figure in (one.row.time.a, one.row.time.b))
+        return one.saved(one.row.time) or 0.0 if all(modes) else -heaviest_us
+
+    return tuple(sorted(made, key=order))
+
+
 def _name(one: SideTuple, other: SideTuple) -> str:
-    """The label of a tuple, with the data class of each side if one is not `normal`."""
+    """The label of a tuple, with the data class of each side if it is not the usual one."""
     data = [one.data] if one.data == other.data else [one.data, other.data]
-    return one.label if data == ["normal"] else f"{one.label}, {' against '.join(data)}"
+    return one.label if data in (["normal"], ["copied"]) else f"{one.label}, {' against '.join(data)}"
 
 
 def _matched(
@@ -399,8 +481,6 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
 
 def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, ComparedRow]:
     """Compare the whole model, and the sum of its tuples, as given in the verdicts."""
-    from farm.report.report import build
-
     verdicts: list[Verdict] = []
     of_whole = [f"{side}: {model.note}" for side, model in (("A", a), ("B", b)) if model.note]
     of_sum = list(of_whole)
@@ -474,8 +554,6 @@ def _side(session: Session, text: str) -> _Found:
 
 
 def _of_job(session: Session, job_id: str) -> _Found:
-    from farm.report.report import build
-
     built = build(session, job_id)
     rows = []
     for row in built.tuples:
@@ -494,7 +572,7 @@ def _of_job(session: Session, job_id: str) -> _Found:
     model = _Model(job_id, built.title, _fields(variant) if variant else {}, built.verdict, note)
     cards = tuple(card.id for card in built.cards if card.readings)
     side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured, cards)
-    return _Found(side, rows, [model], frozenset(names_of(Variant)))
+    return _Found(side, rows, [model], frozenset(names_of(Variant)), built)
 
 
 def _measured_alone(session: Session, found: _Found) -> _Found:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sqlmodel import Session, col, select
+
 from farm.errors import FarmError
+from farm.estimate.readings import tuples_of
 from farm.operators.roofline import Roofline, roofline_of
+from farm.store import tables
 from farm.types.label import label_of, told_apart
 from farm.types.protocol import Variant
 
@@ -33,6 +37,7 @@ class Operators:
     model_flops: int
     gaps: tuple[str, ...] = ()
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
+    card_model: str = ""  # only of a compiled model: the card model for which its kernels were generated
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,3 +77,29 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     rows.sort(key=lambda row: (-row.estimated_cost_share, row.label))
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     return Operators(variant, tuple(rows), extracted.model_flops, gaps, refusal)
+
+
+def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
+    """Return the stored kernels and library calls of a compiled variant, of the card model that compiled it last.
+
+    Raises:
+        NoReadings: no card has compiled it.
+    """
+    capture = tables.Capture
+    observed = select(capture).where(capture.variant_id == variant.id, col(capture.compiled).is_not(None))
+    found = session.exec(observed.order_by(col(capture.id).desc())).first()
+    card_model, device_type = (found.card_model, found.device_type) if found else ("", device_type)
+    needed = tuples_of(session, variant, device_type, "", card_model)
+    peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
+    shares = [one.all_calls * peaks.estimate_us(one.flops, one.bytes_moved) for one in needed]
+    labels = told_apart({one.operator_id: one.label for one in needed})
+    rows = [
+        OperatorRow(
+            *(one.operator_id, one.short_name, labels[one.operator_id], one.all_calls, one.flops, one.bytes_moved),
+            estimated_cost_share=share / sum(shares),
+        )
+        for one, share in zip(needed, shares, strict=True)
+    ]
+    rows.sort(key=lambda row: (-row.estimated_cost_share, row.label))
+    model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
+    return Operators(variant, tuple(rows), model_flops, card_model=card_model)

@@ -20,6 +20,7 @@ from sqlmodel import Session, col, select
 from farm.errors import NoSuchJob
 from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
+from farm.report.kernels import CompiledJob, compiled_job
 from farm.store import tables
 from farm.store.database import fetch
 from farm.store.tables import ItemState, JobState
@@ -80,7 +81,7 @@ class ReportCard:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round: its new operator types, why it was added, and its outcome."""
+    """One round: its new operator types, why it was added, and its outcome (``listed``: it lists the kernels)."""
 
     number: int
     reason: str
@@ -139,6 +140,7 @@ class Report:
     all_layers: AllLayers | None = None  # only if some layers of the model were measured
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
     placements: tuple[PlacementRow, ...] = ()  # only if tuples were measured with tensors in slow memory
+    compiled: CompiledJob | None = None  # only of a compiled model
 
     @property
     def per_token(self) -> PerToken:
@@ -157,6 +159,7 @@ class Report:
             "owners": [vars(row) for row in self.owners],
             "placements": [{**vars(row), "times_fast": row.times_fast} for row in self.placements],
             "all_layers": self.all_layers and self.all_layers.to_json(),
+            "compiled": self.compiled and self.compiled.to_json(),
         }
         return {
             "schema": SCHEMA,
@@ -225,6 +228,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         if evidence.capture_id and variant and variant.step
         else (),
         placements=placements(evidence) if job.asked.get("placements") else (),
+        compiled=compiled_job(session, capture, tuples, evidence.roofline) if capture else None,
     )
 
 
@@ -329,7 +333,8 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
     row = tables.Round
     its = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number).order_by(col(row.number))
     of_verdict = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
-    return tuple(
+    rounds = evidence.session.exec(its).all()
+    views = [
         RoundView(
             found.number,
             found.reason,
@@ -337,8 +342,12 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
             added[found.number],
             *(getattr(verdicts.get(found.number), name, None) for name in of_verdict),
         )
-        for found in evidence.session.exec(its)
-    )
+        for found in rounds
+    ]
+    first = evidence.session.get(tables.Capture, rounds[0].capture_id) if views[1:] and rounds[0].capture_id else None
+    if first and first.card_model and first.compiled is None:
+        views[0] = replace(views[0], outcome="listed")
+    return tuple(views)
 
 
 def _counts(evidence: Evidence) -> ReadingCounts:
@@ -392,6 +401,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "operators", _capture(report)
     if report.eagerly:
         yield "eagerly", _eager_changes(report)
+    if report.compiled:
+        yield "graph breaks", report.compiled.breaks
     if verdict.kernels:
         yield "kernels", _kernels(verdict.kernels, verdict.launch)
     if timed := report.verification.in_model:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
 #: The key of a capture: for a model, captures with equal values in these columns are interchangeable.
-_CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
+CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
@@ -143,14 +143,14 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
 
     Prefer an observed capture to a predicted one. Imported captures are not used. None if there is no capture.
     """
-    same = [getattr(tables.Capture, name) == getattr(like, name) for name in _CAPTURE_KEY]
+    same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
     own = col(tables.Capture.origin).in_(("observed", "predicted"))
     return session.exec(select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))).first()
 
 
 def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
     """Store a capture with its calls if it is new; return its id. The caller has stored its operators."""
-    same = [getattr(tables.Capture, name) == getattr(capture, name) for name in (*_CAPTURE_KEY, "origin")]
+    same = [getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")]
     if (known := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
         return known
     capture.created_at_s = database_now()  # type: ignore[assignment]
@@ -346,7 +346,7 @@ def store_observed(
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
         store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})
-        same = {name: getattr(predicted, name) for name in _CAPTURE_KEY}
+        same = {name: getattr(predicted, name) for name in CAPTURE_KEY}
         kept = tables.Capture(
             **same,
             origin="observed",

@@ -8,16 +8,31 @@ too long, it is cut and ends with the beginning of the id.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, plain, tensor_references
+from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, plain, tensor_references, words
 
 LENGTH = 80
 _MARK = 6  # characters of the id at the end of a label
 _LEAST = 6  # characters: if less of a text is left after a cut, it is left out
 _LISTED = 4  # largest number of inputs in a label
+# Names of aten operators that contain an underscore, without the leading one.
+_LONG_NAMES = words(
+    """
+    adaptive_avg_pool2d avg_pool2d bitwise_and bitwise_not bitwise_or clamp_max clamp_min constant_pad_nd copy_
+    fused_rms_norm full_like gelu_backward index_put leaky_relu log_softmax logical_and logical_not logical_or
+    low_memory_max_pool_with_offsets masked_fill max_pool2d_with_indices native_batch_norm
+    native_batch_norm_legit_functional native_batch_norm_legit_no_training native_group_norm native_layer_norm new_zeros
+    ones_like scalar_tensor scaled_dot_product_attention scaled_dot_product_cudnn_attention
+    scaled_dot_product_efficient_attention scaled_dot_product_flash_attention
+    scaled_dot_product_flash_attention_for_cpu select_scatter slice_scatter to_copy unsafe_index unsafe_view
+    upsample_bilinear2d upsample_nearest2d var_mean zeros_like
+    """
+)
+_FUSED = re.compile(rf"(?<![^_])_?(?:{'|'.join(sorted(_LONG_NAMES, reverse=True))}|[^_]+)(?![^_])")
 
 
 def label_of(spec: OperatorTuple) -> str:
@@ -49,10 +64,17 @@ def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
     return {id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()}
 
 
+def fused_names(text: str) -> list[str]:
+    """Split the names of aten operators that a generated kernel computes, which underscores join."""
+    return _FUSED.findall(text)
+
+
 def _inputs(spec: OperatorTuple) -> str:
     tensors = [
         spec.tensors[index] for tree in (*spec.arguments, *spec.keywords.values()) for index in tensor_references(tree)
     ]
+    if spec.kind == "kernel":  # its outputs: its inputs are many
+        tensors = [spec.tensors[index] for index in spec.parameters["writes"]]
     words = []
     for word, alike in itertools.groupby(map(_tensor, tensors)):
         number = len(list(alike))
@@ -86,7 +108,13 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
 
 
 def _call_words(spec: OperatorTuple) -> Iterator[str]:
-    """Yield the arguments that are not tensors. Arguments that are None or False are left out."""
+    """Yield the arguments that are not tensors. Arguments that are None or False are left out.
+
+    For a generated kernel, yield the names of the operators that it computes.
+    """
+    if spec.kind == "kernel":
+        yield "+".join(fused_names(spec.parameters["fused"]))
+        return
     arguments = list(spec.arguments)
     if spec.short_name in ("getitem", "setitem") and len(arguments) > 1:
         key, *value = arguments[1:]
