@@ -373,8 +373,8 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
                 names[row.short_name] = names.get(row.short_name, 0) + row.calls
         read = [[row for row in side if row.time] for side in rows]
         complete = [found if len(found) == len(side) else [] for found, side in zip(read, rows, strict=True)]
-        row = _summed(a, b, complete[0], complete[1], ", ".join(group.modules), "")
-        made.append(ComparedKernels(group.modules, operators[0], operators[1], row))
+        total = _summed(a, b, complete[0], complete[1], ", ".join(group.modules), "")
+        made.append(ComparedKernels(group.modules, operators[0], operators[1], total))
 
     def order(one: ComparedKernels) -> float:
         heaviest_us = max(figure.value if figure else 0.0 for figure in (one.row.time.a, one.row.time.b))

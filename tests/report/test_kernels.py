@@ -12,6 +12,7 @@ from farm.estimate.query import EstimateQuery
 from farm.estimate.readings import tuples_of
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
+from farm.prediction.dataset import datasets, measured_models
 from farm.report.compare import compare
 from farm.report.kernels import fused_groups, shortened
 from farm.report.operators import compiled_operators
@@ -143,6 +144,14 @@ def test_a_kernel_without_a_reading_is_missing_and_not_predicted(database):
         found = EstimateQuery(fill="roofline").estimate(session, COMPILED)
     assert [(one.label, one.predicted_us) for one in found.missing] == [("pointwise relu | 512x512 fp32", None)]
     assert found.predictor == ""
+
+
+def test_predictors_learn_nothing_from_a_compiled_model(jobs):
+    with jobs.read() as session:
+        found = datasets(session, MODEL)
+        models = measured_models(session, found[0].card, found[0].conditions)
+    assert {call.operator_id for one in found for call in one.calls} == {spec.id for _, spec, _ in EAGER_CALLS}
+    assert [one.variant for one in models] == [EAGER]
 
 
 def test_without_a_list_of_kernels_the_command_says_what_to_do(jobs, farm):  # noqa: F811
