@@ -13,7 +13,7 @@ from cli import output
 from cli.options import AsJson, Declared, Model, option
 from cli.output import answer, say
 
-Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step"))]
+Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile"))]
 
 
 @dataclass(frozen=True)
