@@ -39,7 +39,7 @@ from farm.jobs.rounds import close_known_rounds
 from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
-from farm.requests.partial_request import PartialRequest, check_operator_names, complete
+from farm.requests.partial_request import PartialRequest, check_kernel_names, check_operator_names, complete
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -91,8 +91,11 @@ def plan(partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: f
             with _located(partial):
                 planned.append(PlannedJob(partial, complete(partial, group[0].kind, target=target), group, alone=alone))
     requests = [job.request for job in planned]
-    names = {name for request in requests for name in named(request.operators)}
-    check_operator_names(names, [request.variant for request in requests if request.variant])
+    compiled = [request for request in requests if request.variant and request.variant.compile]
+    eager = [request for request in requests if request not in compiled]
+    check_kernel_names({name for request in compiled for name in named(request.operators)})
+    names = {name for request in eager for name in named(request.operators)}
+    check_operator_names(names, [request.variant for request in eager if request.variant])
     return planned
 
 

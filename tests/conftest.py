@@ -148,7 +148,7 @@ def _packaged_readings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_readings: Path) -> Iterator[None]:
     """Isolate the settings: no setting of the machine reaches a test, and state and locks belong to the test.
 
-    Only the database of the packaged readings, which no test changes, is shared.
+    Only the database of the packaged readings, which no test changes, and the compiler's cache are shared.
     """
     from farm.exchange import packaged
 
@@ -157,6 +157,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
         monkeypatch.delenv(name)
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("FARM_COMPILER_CACHE_DIR", str(_packaged_readings.with_name("compiler")))
     monkeypatch.setattr("farm.settings.SERVICE_LOCK_DIR", tmp_path / "no service is here")
     settings.cache_clear()
     yield

@@ -142,6 +142,7 @@ def measure_model(
     protocol: Protocol | None = None,
     stopping: Stopping | None = None,
     quick: bool = False,
+    compile: str = "",
     operators: tuple[str, ...] = ("all",),
     target: float = 0.95,
     reuse: Reuse = "model",
@@ -159,6 +160,7 @@ def measure_model(
         protocol: as in `measure_tuples`.
         stopping: as in `measure_tuples`.
         quick: as in `measure_tuples`.
+        compile: the mode of torch.compile: "default" or "max-autotune"; "": eager. Not for a `CapturedModel`.
         operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
         target: the accuracy that the outcome "pass" requires, such as 0.95.
         reuse: "model": reuse readings of every card of this card's model; "card": of this card only; "none": measure
@@ -171,12 +173,19 @@ def measure_model(
     """
     chosen = _card(card)
     captured = model if isinstance(model, CapturedModel) else None
+    if captured is not None and compile:
+        raise UsageError(
+            "A captured model cannot be compiled: the farm compiles only models that it can build on the card's host.",
+            "Give the model's name in the catalog, or name your function in FARM_MODELS.",
+        )
     if isinstance(model, str):
-        variant = complete(PartialRequest(model=model), chosen.kind, target=target).variant
+        variant = complete(PartialRequest(model=model, compile=compile), chosen.kind, target=target).variant
         assert variant is not None, "a model was named"
     else:
         variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
-    how, until = _how(chosen, protocol, stopping, quick=quick, data=default_data(chosen.kind, variant.step))
+        variant = dataclasses.replace(variant, compile=compile or variant.compile)
+    data = "copied" if variant.compile else default_data(chosen.kind, variant.step)
+    how, until = _how(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",

@@ -259,7 +259,12 @@ class BenchmarkProcess:
         software, card = self.wait_ready(), self.card
         verified: Verified | str | None = None
         if predicted is not None if verify is None else verify:
-            verified = self.verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
+            try:
+                verified = self.verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
+            except Unmeasurable as error:
+                if self._verifier is None or error.reason == "hung":
+                    raise
+                verified = f"{error.reason}: {error.message}"  # the variant can still be measured
         request = MeasureRequest(subject, protocol, stopping, predicted)
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         if verified is None:
@@ -269,12 +274,15 @@ class BenchmarkProcess:
             return Measured(reading.noting(unverified=verified), software, card)
         return Measured(reading, software, card, verified.observed, verified.verification)
 
-    def verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified | str:
-        """Verify a variant on the card. If this fails, return the reason: the variant can still be measured.
+    def verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified:
+        """Verify a variant on the card.
 
         On a GPU, a separate verifier process verifies and then ends. The reason: after a process has used PyTorch's
         profiler, each of its kernel launches takes 0.1 to 0.2 us longer. The verifier has less memory, because the
         measuring process uses the card, too; it fails if the card allows only one process.
+
+        Raises:
+            Unmeasurable: see `call`.
         """
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
@@ -284,10 +292,8 @@ class BenchmarkProcess:
                 try:
                     return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
                 except Unmeasurable as error:
-                    if error.reason == "hung":
-                        raise
                     if error.reason != "crashed" or lost:
-                        return f"{error.reason}: {error.message}"
+                        raise
                     lost = True  # the verifier may have crashed before the request: try once more
         finally:
             self._verifier.close()  # no other process may use the card during the measurement

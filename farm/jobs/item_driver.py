@@ -374,10 +374,12 @@ class ItemDriver:
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them and the model."""
         request = VerifyRequest(claimed.subject, claimed.protocol)
-        verified = self.benchmark.verify(request, settings().item_timeout_s, partial(self.phase, claimed))
-        if isinstance(verified, str):
-            reason, _, message = verified.partition(": ")
-            raise Unmeasurable(reason, message)
+        try:
+            verified = self.benchmark.verify(request, settings().item_timeout_s, partial(self.phase, claimed))
+        except Unmeasurable as error:  # an item has one line for the reason and the next step
+            raise Unmeasurable(error.reason, f"{error.message} {error.next_step}".strip()) from error
+        if verified.observed is None:
+            raise Unmeasurable("not_available", "A simulated card cannot compile a model. Choose another card.")
         assert claimed.capture_id is not None
         found = (claimed.capture_id, verified.observed, verified.verification)
         self.ask(store_observed, self.database, *found, card_id=self.card_id)

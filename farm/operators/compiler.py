@@ -43,8 +43,6 @@ PRIVATE_NAMES = {
     "torch._dynamo": "reset utils.counters",
     "torch.utils._python_dispatch": "TorchDispatchMode.ignore_compile_internals",
 }
-_KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent_reduction", "tem": "template", "for": "foreach"}
-_KINDS |= {"mix": "mix_order_reduction", "split": "split_scan", "unk": "combo", "combo": "combo"}
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 
@@ -179,7 +177,7 @@ class CompiledModel:
         try:
             with self._hooks():
                 yield
-        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+        except _REFUSALS as error:
             raise CaptureError(f"torch.compile cannot compile the model: {first_reason(error)}", _NEXT_STEP) from error
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
 
@@ -311,7 +309,7 @@ class CompiledModel:
                 return autotuner.run(*args, stream=torch.cuda.current_stream().cuda_stream)
 
             self._settled[id(autotuner)] = Kernel(
-                f"triton.{_KINDS.get(kind, 'user')}",
+                f"triton.{kernels.TRITON_KINDS.get(kind, 'user')}",
                 name,
                 _text_of(autotuner).replace(name, "triton_"),
                 "_".join(_without_number([one for one in fused if one != "fused"])),
@@ -412,28 +410,51 @@ def check_compiler(device: torch.device) -> None:
     """
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise UsageError("torch.compile needs Triton, which is not installed.", "Run `pip install triton`.")
-    if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", os.environ.get("CXX", "g++")))):
+    if device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise UsageError(
-            "torch.compile needs a C++ compiler, and none is installed.", "Install g++ (Debian: `apt install g++`)."
+            "torch.compile needs a C++ compiler, and none is installed.",
+            "Install g++ (Debian: `apt install g++`), or name another compiler in the variable CXX.",
         )
 
 
+_REFUSALS = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
 _NEXT_STEP = "Check that `torch.compile(model)(*inputs)` runs, or measure the model without --compile."
 
 
 def first_reason(error: BaseException) -> str:
-    """The first line of the compiler's reason."""
+    """The first line of the compiler's reason. Dynamo's own first line is general, so that of its cause is used."""
+    while isinstance(error, _REFUSALS):
+        cause = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+        if cause is None:
+            break
+        error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return " ".join([f"{type(error).__name__}:", *lines[:1]])[:400].removesuffix(":")
 
 
 # ------------------------------------------------------------------------------------------------ the compiler's cache
 
 
 def prepare_folder() -> Path:
-    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it."""
+    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it.
+
+    Raises:
+        UsageError: the folder cannot be created, or another user can write to it.
+    """
     folder = settings().compiler_cache_dir
-    make_private(folder)
+    try:
+        make_private(folder)
+        status = folder.stat()
+    except OSError as error:
+        raise UsageError(
+            f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}.",
+            "Name another folder in FARM_COMPILER_CACHE_DIR.",
+        ) from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UsageError(
+            f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files.",
+            f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
+        )
     limit_size(folder, settings().compiler_cache_bytes)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")

@@ -25,6 +25,20 @@ from farm.operators.allow_list import tensor_arguments
 from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
 
+#: Beginning of a Triton kernel's name after `triton_` -> its kind.
+TRITON_KINDS = {
+    "poi": "pointwise",
+    "red": "reduction",
+    "per": "persistent_reduction",
+    "tem": "template",
+    "for": "foreach",
+    "mix": "mix_order_reduction",
+    "split": "split_scan",
+    "unk": "combo",
+    "combo": "combo",
+}
+#: The kinds of kernels: the short names of their tuples. `user` is a Triton kernel of the model, `fused` is C++.
+KINDS = frozenset(TRITON_KINDS.values()) | {"user", "fused"}
 #: Called at each launch of a C++ kernel; None: not called.
 at_launch: Callable[[], object] | None = None
 _launches: dict[str, Callable[..., Any]] = {}  # tuple id -> launches the kernel with the tuple's arguments

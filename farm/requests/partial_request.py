@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.errors import CaptureError, UnknownOperator, UsageError
+from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
 from farm.models import own
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
@@ -200,6 +200,29 @@ def operator_names(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError("--operators has no names.", "Give --operators all, auto, or names such as Conv2d,Linear.")
     return names
+
+
+def check_kernel_names(names: Iterable[str]) -> None:
+    """Check that a compiled model can have operators with these short names: kinds of kernels, and aten operators.
+
+    Raises:
+        UnknownOperator: a compiled model has no operator with one of the names.
+    """
+    names = sorted({*names})
+    if not names:
+        return
+    from farm.operators.allow_list import ATEN_OVERLOADS
+    from farm.operators.kernels import KINDS
+
+    known = {short_name_of(name) for name in ATEN_OVERLOADS}
+    for name in names:
+        if name not in KINDS and name not in known:
+            raise UnknownOperator(
+                f"A compiled model has no operator named '{name}'.",
+                did_you_mean(name, KINDS)
+                or did_you_mean(name, known)
+                or f"Give kinds of kernels ({', '.join(sorted(KINDS))}), or aten operators such as convolution,addmm.",
+            )
 
 
 def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:

@@ -254,3 +254,46 @@ def test_an_aten_operator_is_named_with_its_overload():
     for name in ("torch.mul", "aten.mul", "aten.mul.Tensor.more"):
         with pytest.raises(TupleRejected, match="overload of aten"):
             parse(spec.to_json() | {"operator": name})
+
+
+def kernel(**changes) -> dict:
+    parameters = {"source": "0123456789abcdef" * 2, "fused": "relu", "config": {"dict": []}, "writes": [0]}
+    parameters |= {"outputs": []} | changes
+    memory = TensorSpec("activation", "", (4, 32), "float32", storage=0)
+    return OperatorTuple("cpp.fused", "kernel", parameters, ({"tensor": 0},), {}, (memory,)).to_json()
+
+
+def test_a_generated_kernel_is_named_by_the_hash_of_its_source():
+    spec = parse(kernel())
+    assert (spec.kind, spec.short_name) == ("kernel", "fused")
+    assert parse(kernel(compiler="3.1")).id != spec.id != parse(kernel(source="f" * 32)).id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "import os"},
+        {"source": "0" * 31},
+        {"source": "0" * 31 + "\n"},
+        {"source": None},
+        {"code": "import os"},
+        {"writes": [1]},
+        {"writes": [-1]},
+        {"writes": ["0"]},
+        {"outputs": None},
+        {"fused": ["relu"]},
+        {"config": {"call": "os.system"}},
+    ],
+)
+def test_a_forged_kernel_is_rejected_in_one_line(change):
+    with pytest.raises(TupleRejected) as caught:
+        parse(kernel(**change))
+    assert "\n" not in caught.value.message
+    assert "parameters" in caught.value.message
+
+
+def test_a_kernel_without_its_source_is_rejected():
+    data = kernel()
+    del data["parameters"]["source"]
+    with pytest.raises(TupleRejected):
+        parse(data)

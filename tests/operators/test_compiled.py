@@ -1,0 +1,277 @@
+"""Compiled models: which launches a pass has, and that a rebuilt kernel computes the same as in the model."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from farm.benchmark import passes
+from farm.benchmark.cache import InPlacePass
+from farm.errors import CaptureError, TupleRejected, UsageError
+from farm.operators import compiler, kernels
+from farm.operators.compiled import EAGER, CompiledPass
+from farm.operators.rebuild import rebuild
+from farm.settings import settings
+from farm.types.tuple import OperatorTuple, parse
+from tests.operators.compiled_models import Halves, Picked, Refused, Sorted, Two, needs_compiler
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+    kernels.forget_all()
+    torch._dynamo.reset()
+
+
+def compiled(model: nn.Module, *arguments: Any, **options: Any) -> CompiledPass:
+    return CompiledPass(model.eval(), arguments, "default", CPU, **options)
+
+
+def kernels_of(compiled_pass: CompiledPass) -> list[OperatorTuple]:
+    return [spec for spec in compiled_pass.capture().tuples.values() if spec.kind == "kernel"]
+
+
+# ------------------------------------------------------------------------------------------------ the capture
+
+
+@needs_compiler
+def test_each_launch_is_one_call_with_its_module_and_another_compilation_has_the_same_ids() -> None:
+    values = torch.randn(4, 16)
+    first = compiled(Two(), values)
+    capture = first.capture()
+    assert not capture.gaps
+    owners = [(capture.tuples[call.tuple_id].operator, call.module_path) for call in capture.calls]
+    assert owners[0] == ("aten.addmm.default", "first") or "addmm" in owners[0][0]
+    assert [operator for operator, _ in owners if operator.startswith("cpp.")] == ["cpp.fused"]
+    assert {path for _, path in owners} >= {"first", "second"}
+    assert len(capture.slots) == len(capture.calls)
+    assert sorted(one for one in capture.slots if one is not None) == list(range(len(capture.calls)))
+    assert first.facts()["graph_breaks"] == {}
+
+    again = compiled(Two(), values, choices=first.facts()["choices"], cached=False)
+    assert [call.tuple_id for call in again.capture().calls] == [call.tuple_id for call in capture.calls]
+    torch.testing.assert_close(first.run(), first.model(values))
+
+
+@needs_compiler
+def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_is_a_call() -> None:
+    broken = compiled(Halves(), torch.randn(4, 16))
+    breaks = broken.facts()["graph_breaks"]
+    assert sum(breaks.values()) == 1
+    assert "graph_break()" in " ".join(breaks)
+    assert len(kernels_of(broken)) == 2
+
+    between = compiled(Sorted(), torch.randn(4, 16))
+    capture = between.capture()
+    eager = [capture.tuples[call.tuple_id].operator for call in capture.calls if call.owner == EAGER]
+    assert eager == ["aten.sort.default"]
+    assert sum(between.facts()["graph_breaks"].values()) >= 1
+    positions = [call.owner == EAGER for call in capture.calls]
+    assert not positions[0]
+    assert not positions[-1]
+
+
+@needs_compiler
+def test_the_same_kernel_in_two_models_has_one_id() -> None:
+    class Deeper(Two):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(super().forward(values))
+
+    values = torch.randn(4, 16)
+    plain = {spec.id: spec for spec in kernels_of(compiled(Two(), values))}
+    deeper = {spec.id: spec for spec in kernels_of(compiled(Deeper(), values))}
+    (shared,) = plain.keys() & deeper.keys()
+    assert "relu" in plain[shared].parameters["fused"]
+    assert len(deeper) == 2
+
+
+@needs_compiler
+def test_the_capture_of_a_step_of_several_passes_does_not_change_the_results() -> None:
+    model, values = Two(), torch.randn(4, 16)
+    one = compiled(model, values)
+    seen: list[Any] = []
+    one.capture(look=lambda tuple_id, tensors: seen.append((tuple_id, len(tensors))))
+    assert [tuple_id for tuple_id, _ in seen] == [call.tuple_id for call in one.capture().calls]
+    torch.testing.assert_close(one.run(), model(values))
+
+
+# ------------------------------------------------------------------------------------------------ rebuilt kernels
+
+
+@needs_compiler
+@pytest.mark.parametrize("model", [Two, Picked])
+def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_model(model: type[nn.Module]) -> None:
+    arguments = torch.randint(10, (2, 3)) if model is Picked else torch.randn(4, 16)
+    whole = compiled(model(), arguments)
+    (spec,) = kernels_of(whole)
+    before = whole.copies_of(spec.id)
+    assert before is not None
+    rebuilt = rebuild(parse(spec.to_json()), CPU)
+    passes._copy_values(rebuilt, whole)
+    for index, (mine, value) in enumerate(zip(rebuilt.tensors, before, strict=True)):
+        if index not in kernels.output_tensors(spec):  # the memory of an output has any values
+            torch.testing.assert_close(mine, value)
+    if model is Picked:
+        (words,) = (one for one in rebuilt.tensors if one.dtype == torch.int64)
+        assert torch.equal(words.flatten(), arguments.flatten())
+    rebuilt.run()
+
+    after: list[torch.Tensor] = []
+    written = sorted(kernels.written_tensors(spec))
+
+    def after_launch(kernel: Any, args: tuple[Any, ...], launch: Any) -> Any:
+        found = launch()
+        after.extend(args[at].clone() for at in written)
+        return found
+
+    with whole.compiled.observed(after_launch):
+        whole.run()
+    for at, value in zip(written, after, strict=False):
+        torch.testing.assert_close(rebuilt.tensors[at], value)
+
+
+@needs_compiler
+def test_a_kernel_that_changes_its_inputs_gets_them_again_before_each_run() -> None:
+    whole = compiled(Two(), torch.randn(4, 16))
+    (spec,) = kernels_of(whole)
+    rebuilt = rebuild(spec, CPU)
+    passes._copy_values(rebuilt, whole)
+    assert rebuilt.changed_memory, "relu runs in the memory of the product"
+    call = passes._restoring(rebuilt)
+    assert isinstance(call, InPlacePass)
+    (memory,) = rebuilt.changed_memory
+    given = memory.clone()
+    call()
+    assert not torch.equal(memory, given)
+    call.restore()
+    assert torch.equal(memory, given)
+    memory.fill_(-1.0)
+    call()
+    assert memory.max() > 0
+
+
+@needs_compiler
+def test_a_kernel_that_was_not_compiled_here_is_refused_and_nothing_runs() -> None:
+    (spec,) = kernels_of(compiled(Two(), torch.randn(4, 16)))
+    forged = parse({**spec.to_json(), "parameters": {**spec.to_json()["parameters"], "source": "0" * 32}})
+    assert forged.id != spec.id
+    with pytest.raises(TupleRejected, match="does not generate the kernel") as caught:
+        rebuild(forged, CPU).run()
+    assert "\n" not in caught.value.message
+    assert "--compile" in caught.value.next_step
+
+
+# ------------------------------------------------------------------------------------------------ the compiler
+
+
+def test_this_pytorch_has_all_private_names_and_a_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = "torch._inductor.runtime.triton_heuristics"
+    expected = set()
+    if importlib.util.find_spec("triton") is None:
+        expected = {f"{triton}.{name}" for name in compiler.PRIVATE_NAMES[triton].split()}
+    assert set(compiler.missing_names()) <= expected
+    monkeypatch.setitem(compiler.PRIVATE_NAMES, "torch._dynamo", "reset of_no_version")
+    monkeypatch.setitem(compiler.PRIVATE_NAMES, "torch._no_module", "name")
+    assert {"torch._dynamo.of_no_version", "torch._no_module.name"} <= set(compiler.missing_names())
+    assert "torch._dynamo.reset" not in compiler.missing_names()
+
+
+def test_the_source_of_the_autotuner_has_the_names_and_arguments_that_the_farm_uses() -> None:
+    """Without Triton the module cannot be imported, so this reads its source."""
+    source = Path(torch.__file__).parent / "_inductor" / "runtime" / "triton_heuristics.py"
+    tree = ast.parse(source.read_text())
+    (autotuner,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "CachingAutotuner")
+    methods = {one.name: one for one in autotuner.body if isinstance(one, ast.FunctionDef)}
+    assert methods.keys() >= {"run", "precompile", "_precompile_config", "__init__"}
+    named = [one.arg for one in (*methods["run"].args.args, *methods["run"].args.kwonlyargs)]
+    assert {"stream", "benchmark_run"} <= set(named)
+    assert methods["run"].args.vararg is not None
+    assigned = {one.attr for one in ast.walk(autotuner) if isinstance(one, ast.Attribute)}
+    assert {"launchers", "inductor_meta", "triton_meta", "filename", "fn"} <= assigned
+    (made,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "TritonCompileResult")
+    assert "make_launcher" in {one.name for one in made.body if isinstance(one, ast.FunctionDef)}
+    assert "found_by_coordesc" in source.read_text()
+
+
+@needs_compiler
+def test_a_model_that_the_compiler_refuses_gives_one_line_with_the_reason() -> None:
+    with pytest.raises(CaptureError) as caught:
+        compiled(Refused(), torch.randn(2, 8))
+    assert caught.value.message == "torch.compile cannot compile the model: RuntimeError: no shape is known"
+    assert "without --compile" in caught.value.next_step
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UsageError, match="needs a C\\+\\+ compiler") as caught:
+        compiled(Two(), torch.randn(4, 16))
+    assert "Install g++" in caught.value.next_step
+
+
+# ------------------------------------------------------------------------------------------------ the compiler's cache
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("FARM_COMPILER_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    settings.cache_clear()
+    return tmp_path / "new" / "cache"
+
+
+def test_only_this_user_can_read_the_cache_folder(folder: Path) -> None:
+    assert compiler.prepare_folder() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_cache_folder_that_others_can_write_to_is_refused(folder: Path, mode: int) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    with pytest.raises(UsageError, match="Another user can write to the folder") as caught:
+        compiler.prepare_folder()
+    assert f"chmod 700 {folder}" in caught.value.next_step
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == ""
+    folder.chmod(0o755)
+    compiler.prepare_folder()
+
+
+def test_a_cache_folder_of_another_user_is_refused(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(UsageError, match="Another user can write to the folder"):
+        compiler.prepare_folder()
+
+
+def test_a_cache_folder_that_cannot_be_created_is_an_error_of_one_line(folder: Path) -> None:
+    folder.parent.write_text("a file")
+    with pytest.raises(UsageError, match="cannot be created") as caught:
+        compiler.prepare_folder()
+    assert "FARM_COMPILER_CACHE_DIR" in caught.value.next_step
+
+
+def test_the_files_that_were_used_longest_ago_are_removed(folder: Path) -> None:
+    (folder / "inner").mkdir(parents=True)
+    for age, name in enumerate(("newest", "inner/middle", "oldest")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    compiler.limit_size(folder, 250)
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {"newest", "middle"}
+    compiler.limit_size(folder, 100)
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {"newest"}
