@@ -54,8 +54,8 @@ class Settings(BaseSettings):
     """Folder of the default database, the spool, the results of studies and Flower's state."""
     compiler_cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("farm")) / "compiler")
     """Folder of the compiler's cache, for compiled models. PyTorch loads it as code: no other user may write to it."""
-    compiler_cache_bytes: int = Field(8 * 2**30, ge=0)
-    """Size limit of the compiler's cache, in bytes; at the start of a compilation the oldest files are removed."""
+    compiler_cache_gib: float = Field(8, ge=0)
+    """Size limit of the compiler's cache, in GiB; at the start of a compilation the oldest files are removed."""
     lock_dir: Path = Field(default_factory=_lock_dir)
     """Host-wide directory of the cards' locks; share it between all workers of a host."""
     host: str = Field(default_factory=socket.gethostname)

@@ -177,7 +177,7 @@ class CompiledModel:
         try:
             with self._hooks():
                 yield
-        except _REFUSALS as error:
+        except _refusals() as error:
             raise CaptureError(f"torch.compile cannot compile the model: {first_reason(error)}", _NEXT_STEP) from error
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
 
@@ -417,13 +417,17 @@ def check_compiler(device: torch.device) -> None:
         )
 
 
-_REFUSALS = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
+def _refusals() -> tuple[type[BaseException], ...]:
+    """The exceptions with which the compiler refuses a model. Not at import: Dynamo takes a second to load."""
+    return torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError
+
+
 _NEXT_STEP = "Check that `torch.compile(model)(*inputs)` runs, or measure the model without --compile."
 
 
 def first_reason(error: BaseException) -> str:
     """The first line of the compiler's reason. Dynamo's own first line is general, so that of its cause is used."""
-    while isinstance(error, _REFUSALS):
+    while isinstance(error, _refusals()):
         cause = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
         if cause is None:
             break
@@ -455,7 +459,7 @@ def prepare_folder() -> Path:
             f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files.",
             f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
         )
-    limit_size(folder, settings().compiler_cache_bytes)
+    limit_size(folder, round(settings().compiler_cache_gib * 2**30))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     return folder

@@ -115,11 +115,6 @@ class Request(ContentAddressed):
             )
         if not compiled and self.protocol.data == "copied":
             raise UsageError("--data copied needs a compiled model.", "Give --compile, or --data seen.")
-        if compiled and self.variant is not None and self.variant.step:
-            raise UsageError(
-                "--step does not work with --compile: the farm compiles forward passes only.",
-                "Omit --step, or --compile.",
-            )
         if compiled and self.placements != "none":
             raise UsageError(
                 "--placements does not work with --compile: the farm cannot put tensors of kernels in slow memory.",

@@ -35,7 +35,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def compiled(model: nn.Module, *arguments: Any, **options: Any) -> CompiledPass:
-    return CompiledPass(model.eval(), arguments, "default", CPU, **options)
+    return CompiledPass(model.eval(), arguments, CPU, mode="default", **options)
 
 
 def kernels_of(compiled_pass: CompiledPass) -> list[OperatorTuple]:
