@@ -24,6 +24,7 @@ from farm.benchmark import intervals
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.encoding import tensors_in
+from farm.operators.kernels import output_tensors
 from farm.types.reading import Place
 
 if TYPE_CHECKING:
@@ -98,8 +99,7 @@ class Player:
         outside: set[int] = set()
         wanted: dict[str, list[CapturedCall]] = defaultdict(list)
         for call in capture.calls:
-            # A generated kernel gets the memory of its outputs as arguments; it is allocated at this call.
-            if new := {storage for storage in call.reads if storage not in made and capture.tensors[storage].born < 0}:
+            if new := {storage for storage in call.reads if storage not in made} - self._outputs(call):
                 wanted[call.tuple_id].append(call)
             outside |= new
             made.update(new, call.writes)
@@ -145,7 +145,8 @@ class Player:
                 for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
             ]
             for number, base in zip(self._numbers(call), storages, strict=True):
-                memory.setdefault(number, base.untyped_storage())
+                if number in self._outputs(call):
+                    memory.setdefault(number, base.untyped_storage())
             operator = Rebuilt(shapes.spec, self.device, storages)
             counters = [
                 (base, base.clone())
@@ -167,6 +168,14 @@ class Player:
                 if self._last[storage] == call.index and storage not in self.given:
                     memory.pop(storage, None)
         before(len(self.capture.calls), memory)
+
+    def _outputs(self, call: CapturedCall) -> set[int]:
+        """The numbers of the storages that a call gets as arguments and only writes; the call allocates new ones."""
+        spec = self.capture.tuples[call.tuple_id]
+        if not (indices := output_tensors(spec)):
+            return set()
+        numbers = self._numbers(call)
+        return {numbers[spec.tensors[index].storage] for index in indices}
 
     def _numbers(self, call: CapturedCall) -> list[int]:
         """The numbers that the capture gives to a call's storages, in the order of the storages in the call's tuple."""

@@ -84,23 +84,19 @@ class LaunchRecorder(Recorder):
             written = [one for at, arg in enumerate(args) if kernel.written(at) for one in tensors_in(arg)]
             outputs = [one for at, arg in enumerate(args) if kernel.only_written(at) for one in tensors_in(arg)]
             table = self._table(tensors)
-            parameters: dict[str, Any] = {
-                "source": kernel.source,
-                "fused": kernel.fused[:200],
-                "config": {"dict": [[name, value] for name, value in sorted(kernel.config.items())]},
-                "writes": sorted({table.add(one) for one in written}),
-                "outputs": sorted({table.add(one) for one in outputs}),
-            }
-            if kernel.operator.startswith("triton"):
-                import triton
-
-                parameters["compiler"] = triton.__version__
-            table = self._table(tensors)  # in the order of the arguments
             try:
-                order = [table.add(one) for one in tensors]
-                places = {id(one): place for one, place in zip(tensors, order, strict=True)}
-                parameters["writes"] = sorted({places[id(one)] for one in written})
-                parameters["outputs"] = sorted({places[id(one)] for one in outputs})
+                places = {id(one): table.add(one) for one in tensors}
+                parameters: dict[str, Any] = {
+                    "source": kernel.source,
+                    "fused": kernel.fused[:200],
+                    "config": {"dict": [[name, value] for name, value in sorted(kernel.config.items())]},
+                    "writes": sorted({places[id(one)] for one in written}),
+                    "outputs": sorted({places[id(one)] for one in outputs}),
+                }
+                if kernel.operator.startswith("triton"):
+                    import triton
+
+                    parameters["compiler"] = triton.__version__
                 given = self.describe(kernel.operator, "kernel", args, {}, table, parameters)
             except NotEncodable as error:
                 self.gaps.append(f"{kernel.name} at '{', '.join(paths)}': {error}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
+import importlib.util
 import json
 import math
 import operator
@@ -31,7 +31,7 @@ from farm.operators import kernels
 from farm.operators.capture import replaced
 from farm.settings import make_private, settings
 
-#: Module -> the private names in it that this module uses.
+#: Module -> the private names in it that this module uses; a test names those that a version of PyTorch lacks.
 PRIVATE_NAMES = {
     "torch._inductor.compile_fx": "compile_fx",
     "torch._inductor.output_code": "CompiledFxGraph.__call__",
@@ -45,18 +45,6 @@ PRIVATE_NAMES = {
 }
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
-
-
-def missing_names() -> list[str]:
-    """The private names that this version of PyTorch lacks."""
-    missing = []
-    for module, names in PRIVATE_NAMES.items():
-        for name in names.split():
-            try:
-                operator.attrgetter(name)(importlib.import_module(module))
-            except (ImportError, AttributeError):
-                missing.append(f"{module}.{name}")
-    return missing
 
 
 @dataclass(frozen=True)
@@ -305,6 +293,12 @@ class CompiledModel:
             config = _config_of(autotuner.launchers[0].config) if len(autotuner.launchers) == 1 else {}
             _, kind, *fused = name.split("_") if name.startswith("triton_") else ("", "user", name)
 
+            mutated = set(autotuner.inductor_meta.get("mutated_arg_names") or ())
+
+            def named(parameter: str) -> str:  # a user's kernel has its own names
+                changed = parameter in mutated and not parameter.startswith(("in_out_ptr", "out_ptr"))
+                return f"in_out_ptr_{parameter}" if changed else parameter
+
             def launch(*args: Any) -> Any:
                 return autotuner.run(*args, stream=torch.cuda.current_stream().cuda_stream)
 
@@ -314,7 +308,7 @@ class CompiledModel:
                 _text_of(autotuner).replace(name, "triton_"),
                 "_".join(_without_number([one for one in fused if one != "fused"])),
                 config,
-                tuple(autotuner.triton_meta.get("signature", ())),
+                tuple(map(named, autotuner.triton_meta.get("signature", ()))),
                 launch,
             )
             self.choices["kernels"][self._settled[id(autotuner)].source] = config
