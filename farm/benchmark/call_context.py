@@ -144,9 +144,10 @@ class Player:
                 _on(memory.get(storage), base, self.device)
                 for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
             ]
-            for number, base in zip(self._numbers(call), storages, strict=True):
-                if number in self._outputs(call):
-                    memory.setdefault(number, base.untyped_storage())
+            if outputs := self._outputs(call):
+                for number, base in zip(self._numbers(call), storages, strict=True):
+                    if number in outputs:
+                        memory.setdefault(number, base.untyped_storage())
             operator = Rebuilt(shapes.spec, self.device, storages)
             counters = [
                 (base, base.clone())

@@ -71,7 +71,7 @@ class Kernel:
 
     @functools.cached_property
     def source(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+        return _source_id(self.text)
 
     def written(self, position: int) -> bool:
         return self.parameters[position].startswith(("out_ptr", "in_out_ptr")) if self.knows(position) else False
@@ -95,7 +95,7 @@ class Graph:
     launches: dict[str, list[list[str]]] = field(default_factory=dict)
 
     def read_provenance(self, text: str | None) -> None:
-        """Read the compiler's JSON: names of launches with their number -> nodes after and before autograd."""
+        """Read the compiler's JSON: for each launch, the nodes of the model's graph that the launch computes."""
         data = json.loads(text) if text else {}
         before = data.get("postToPre", {})
         found: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
@@ -289,7 +289,7 @@ class CompiledModel:
 
     def _triton_kernel(self, autotuner: Any) -> Kernel:
         if id(autotuner) not in self._settled:
-            name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
+            name, text = _name_and_text(autotuner)
             config = _config_of(autotuner.launchers[0].config) if len(autotuner.launchers) == 1 else {}
             _, kind, *fused = name.split("_") if name.startswith("triton_") else ("", "user", name)
 
@@ -305,7 +305,7 @@ class CompiledModel:
             self._settled[id(autotuner)] = Kernel(
                 f"triton.{kernels.TRITON_KINDS.get(kind, 'user')}",
                 name,
-                _text_of(autotuner).replace(name, "triton_"),
+                text,
                 "_".join(_without_number([one for one in fused if one != "fused"])),
                 config,
                 tuple(map(named, autotuner.triton_meta.get("signature", ()))),
@@ -318,9 +318,8 @@ class CompiledModel:
         """Before the first launch of a Triton kernel, choose the given configuration instead of the fastest one."""
         if not self.given.get("kernels") or id(autotuner) in self._settled:
             return
-        name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
-        source = hashlib.sha256(_text_of(autotuner).replace(name, "triton_").encode()).hexdigest()[:32]
-        if (wanted := self.given["kernels"].get(source)) is None:
+        _, text = _name_and_text(autotuner)
+        if (wanted := self.given["kernels"].get(_source_id(text))) is None:
             return
         if not autotuner.launchers:
             autotuner.precompile()
@@ -368,6 +367,10 @@ def _without_number(words: list[str]) -> list[str]:
     return words[:-1] if words and words[-1].isdigit() else words
 
 
+def _source_id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -377,11 +380,14 @@ def _config_of(config: Any) -> dict[str, Any]:
     return {**plain, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
-def _text_of(autotuner: Any) -> str:
+def _name_and_text(autotuner: Any) -> tuple[str, str]:
+    """The name of a Triton kernel, and its source without the name."""
+    name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
     try:
-        return Path(autotuner.filename).read_text()
+        text = Path(autotuner.filename).read_text()
     except (OSError, TypeError):
-        return str(autotuner.fn.src)
+        text = str(autotuner.fn.src)
+    return name, text.replace(name, "triton_")
 
 
 def _path_of(text: str) -> str:
