@@ -120,7 +120,7 @@ class ModelEntry:
         if given.get("step"):
             if phase == "decode":
                 raise UsageError(f"{self.name} cannot be trained in the phase decode.", "Omit --phase.")
-            optimizer = _optimizer(given.get("optimizer") or "sgd", given.get("amp") or "")
+            optimizer = _optimizer(given.get("optimizer") or "sgd", given.get("amp") or "", given.get("compile") or "")
             return found | {"mode": "train", "optimizer": optimizer}
         for name in ("optimizer", "amp", "recompute", "accumulate"):
             if given.get(name, _DEFAULTS[name]) not in (_DEFAULTS[name], None):
@@ -168,8 +168,14 @@ class ModelEntry:
             )
 
 
-def _optimizer(name: str, amp: str) -> str:
-    """The optimizer of a step; raises `UsageError` if it does not work with a gradient scaler in a CUDA graph."""
+def _optimizer(name: str, amp: str, compile_mode: str) -> str:
+    """The optimizer of a step; raises `UsageError` if it is compiled and the model is not, or if it does not work with
+    a gradient scaler in a CUDA graph."""
+    if name.endswith("-compiled") and not compile_mode:
+        plain = name.removesuffix("-compiled")
+        raise UsageError(
+            f"The optimizer {name} is compiled together with the model.", f"Add --compile, or give --optimizer {plain}."
+        )
     if amp != "float16" or name.endswith("-fused"):
         return name
     if "-" in name:

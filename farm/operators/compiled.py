@@ -262,7 +262,8 @@ class CompiledPass:
 
 
 class CompiledStep(CompiledPass):
-    """A training step whose forward and backward are compiled. The loss and the optimizer run eagerly."""
+    """A training step whose forward and backward are compiled. The loss runs eagerly, and the optimizer unless the user
+    chose its compiled form."""
 
     def __init__(self, step: Any, device: torch.device, **how: Any) -> None:
         """
@@ -276,6 +277,8 @@ class CompiledStep(CompiledPass):
 
     def _prepare(self) -> None:
         self.step.forward = self.compiled
+        if self.step.compiles_optimizer:
+            self.step.optimizer.step = self.compiled.compile(self.step.optimizer.step)
 
     def run(self, stage: Stage | None = None) -> Any:
         with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):

@@ -37,6 +37,11 @@ PRIVATE_NAMES = {
     "torch._inductor.output_code": "CompiledFxGraph.__call__",
     "torch._inductor.async_compile": "AsyncCompile.cpp_pybinding AsyncCompile.wait",
     "torch._inductor.codecache": "LambdaFuture PersistentCache.lookup",
+    "torch._inductor.debug": (
+        "dump_inductor_provenance_info create_node_mapping_kernel_to_post_grad "
+        "_inductor_triton_kernel_to_post_grad_node_info"
+    ),
+    "torch._inductor.virtualized": "V",
     "torch._inductor.runtime.triton_heuristics": (
         "CachingAutotuner.run CachingAutotuner.precompile CachingAutotuner._precompile_config"
     ),
@@ -87,28 +92,51 @@ class Kernel:
 Observer = Callable[[Kernel, tuple[Any, ...], Callable[[], Any]], Any]
 
 
-@dataclass
 class Graph:
-    """One compiled graph: the module path of each of its nodes, and the nodes of each launch by the launch's name."""
+    """One compiled graph.
 
-    modules: dict[str, str]
-    launches: dict[str, list[list[str]]] = field(default_factory=dict)
+    Attributes:
+        launches: name of a launch -> for each launch with this name, the paths of the modules that it computes.
+        backward: it computes gradients.
+    """
 
-    def read_provenance(self, text: str | None) -> None:
-        """Read the compiler's JSON: for each launch, the nodes of the model's graph that the launch computes."""
-        data = json.loads(text) if text else {}
-        before = data.get("postToPre", {})
-        found: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
+    def __init__(self, provenance: str | None, modules: Mapping[str, str]) -> None:
+        """
+        Args:
+            provenance: the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for a
+                backward, the paths of the modules (`_provenance_with_paths`).
+            modules: the module path of each node of the model's graph.
+        """
+        data = json.loads(provenance) if provenance else {}
+        before, found = data.get("postToPre", {}), data.get("module_paths", {})
+        self.backward = "module_paths" in data
         for key, nodes in data.get("cppCodeToPost", {}).items():
-            name, _, number = key.rpartition(":")
-            found[name].append((int(number), [one for node in nodes for one in before.get(node, ())]))
-        self.launches = {name: [nodes for _, nodes in sorted(entries)] for name, entries in found.items()}
+            found[key] = [modules.get(one) for node in nodes for one in before.get(node, ())]
+        self.launches: dict[str, list[list[str]]] = defaultdict(list)
+        for name, _, number in sorted((key.rpartition(":") for key in found), key=lambda key: int(key[2])):
+            self.launches[name].append([one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None])
 
     def paths(self, name: str, number: int) -> list[str]:
-        """The module paths of the nodes that launch ``number`` of this name computes."""
+        """The paths of the modules that launch ``number`` of this name computes."""
         entries = self.launches.get(name, [])
-        nodes = entries[number] if number < len(entries) else []
-        return list(dict.fromkeys(path for node in nodes if (path := self.modules.get(node))))
+        return entries[number] if number < len(entries) else []
+
+
+def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The compiler's provenance of the graph that it compiles. A backward has none: add the paths of its modules."""
+    from torch._inductor import debug
+    from torch._inductor.virtualized import V
+
+    data = original()
+    if "cppCodeToPost" in data:
+        return data
+    paths = {}
+    for node in V.graph.module.graph.nodes:
+        if stack := node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack"):
+            paths[node.name] = _path_of(list(stack.values())[-1][0])
+    launches = debug.create_node_mapping_kernel_to_post_grad(debug._inductor_triton_kernel_to_post_grad_node_info)
+    found = launches.get("cppCodeToPost", {}).items()
+    return {**data, "module_paths": {key: [paths.get(node) for node in nodes] for key, nodes in found}}
 
 
 class CompiledModel:
@@ -140,7 +168,11 @@ class CompiledModel:
         self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
         self._observer: Observer | None = None
         self._graph: Graph | None = None
-        self._met: Counter[tuple[int, str]] = Counter()
+        #: For each forward graph of a pass, in order, the path of the module that it belongs to, and a dot.
+        self._beginnings = [""]
+        self._modules = frozenset(path for path, _ in model.named_modules(remove_duplicate=False) if path)
+        self._owners = {id(one): name.rpartition(".")[0] for name, one in model.named_parameters()}
+        self._met: Counter[str] = Counter()  # launches of the running graph
         self._settled: dict[int, Kernel] = {}  # id of a Triton kernel -> the kernel
         self._options = {
             **torch._inductor.list_mode_options("max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"),
@@ -149,10 +181,14 @@ class CompiledModel:
         }
         prepare_folder()
         torch._dynamo.reset()
-        self._compiled = torch.compile(model, backend=self._backend, dynamic=False)
+        self._compiled = self.compile(model)
 
     def __call__(self, *args: Any) -> Any:
         return self._compiled(*args)
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile a function whose launches belong to the model's passes. The first call compiles it."""
+        return torch.compile(function, backend=self._backend, dynamic=False)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -173,7 +209,7 @@ class CompiledModel:
     def observed(self, observer: Observer) -> Iterator[None]:
         """While active, each launch of a generated kernel goes through ``observer``."""
         self._observer = observer
-        self._met.clear()
+        self._beginnings = []
         try:
             with self._hooks():
                 yield
@@ -181,12 +217,15 @@ class CompiledModel:
             self._observer = self._graph = None
 
     def paths_of(self, name: str) -> list[str]:
-        """The module paths of the next launch with this name in the graph that runs; [] between graphs."""
-        if self._graph is None:
+        """The module paths of the next launch with this name in the graph that runs.
+
+        They are [] between graphs, and in a backward if there are several forward graphs: each has its own beginning.
+        """
+        if self._graph is None or (self._graph.backward and len(self._beginnings) > 1):
             return []
-        key = (id(self._graph), name)
-        self._met[key] += 1
-        return self._graph.paths(name, self._met[key] - 1)
+        self._met[name] += 1
+        paths = [f"{self._beginnings[-1]}{path}" for path in self._graph.paths(name, self._met[name] - 1)]
+        return [path for one in paths if (path := one.removesuffix(".")) in self._modules]
 
     def paths_of_library(self, operator: str) -> list[str]:
         """As `paths_of`, for a library call: the compiler names it by the aten operator or by its own wrapper."""
@@ -209,26 +248,36 @@ class CompiledModel:
         for node in graph.graph.nodes:
             if stack := node.meta.get("nn_module_stack"):
                 modules[node.name] = _path_of(list(stack.values())[-1][0])
-        self._newest = Graph(modules)
-        return compile_fx(graph, inputs, config_patches=self._options)
+        self._newest = modules
+        given = [modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"]
+        compiled = compile_fx(graph, inputs, config_patches=self._options)
+
+        def run(*args: Any) -> Any:
+            if self._observer is not None:  # one graph can serve several modules with the same code
+                owners = ((path, self._owners.get(id(arg), "")) for path, arg in zip(given, args, strict=False))
+                found = (owner.removesuffix(path) for path, owner in owners if path and owner.endswith(path))
+                self._beginnings.append(next(found, ""))
+            return compiled(*args)
+
+        return run
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        from torch._inductor import async_compile, codecache, output_code
+        from torch._inductor import async_compile, codecache, debug, output_code
 
         graph_class, compile_class = output_code.CompiledFxGraph, async_compile.AsyncCompile
         call, binding, wait = graph_class.__call__, compile_class.cpp_pybinding, compile_class.wait
-        lookup = codecache.PersistentCache.lookup
+        lookup, provenance = codecache.PersistentCache.lookup, debug.dump_inductor_provenance_info
 
         def run_graph(graph: Any, inputs: Any) -> Any:
             if id(graph) not in self.graphs:
-                found = self.graphs[id(graph)] = Graph(self._newest.modules)
-                found.read_provenance(graph.inductor_provenance_mapping_str)
-            outer, self._graph = self._graph, self.graphs[id(graph)]
+                self.graphs[id(graph)] = Graph(graph.inductor_provenance_mapping_str, self._newest)
+            outer = self._graph, self._met
+            self._graph, self._met = self.graphs[id(graph)], Counter()
             try:
                 return call(graph, inputs)
             finally:
-                self._graph = outer
+                self._graph, self._met = outer
 
         def bind(compiler: Any, argument_types: Any, source: str) -> Any:
             made = binding(compiler, argument_types, source)
@@ -263,6 +312,7 @@ class CompiledModel:
                 (compile_class, "cpp_pybinding", bind),
                 (compile_class, "wait", wait_for),
                 (codecache.PersistentCache, "lookup", look_up),
+                (debug, "dump_inductor_provenance_info", functools.partial(_provenance_with_paths, provenance)),
             ):
                 stack.enter_context(replaced(owner, name, value))
             if has_triton():

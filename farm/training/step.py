@@ -46,6 +46,7 @@ class TrainingStep:
 
     Attributes:
         forward: runs the forward pass: the model, or the compiled model.
+        compiles_optimizer: a compiled step compiles the optimizer, too.
         loss: created from the model's output in the first step; None before.
     """
 
@@ -63,7 +64,7 @@ class TrainingStep:
         """
         Args:
             optimizer: sgd, adam or adamw. The suffix -fused or -foreach selects the implementation; without it PyTorch
-                does.
+                does. -compiled is foreach until `farm.operators.compiled` compiles it.
             amp: the dtype of autocast. float16 uses a gradient scaler and needs a fused optimizer, which checks for
                 infinite gradients on the card, without waiting.
             accumulate: forward and backward passes per optimizer step.
@@ -74,6 +75,7 @@ class TrainingStep:
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
         self.forward: Callable[..., Any] = model
+        self.compiles_optimizer = optimizer.endswith("-compiled")
         self.optimizer = _optimizer(optimizer, model, capturable)
         self._device_type = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
@@ -122,7 +124,7 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("The model has no parameters to train.", "Choose a model with parameters, or omit --step.")
-    chosen: dict[str, Any] = {implementation: True} if implementation else {}
+    chosen: dict[str, Any] = {implementation.replace("compiled", "foreach"): True} if implementation else {}
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, **chosen)
     adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
