@@ -352,7 +352,8 @@ class ItemDriver:
                 return self._list_kernels(claimed)
             answer = self.measure(claimed)
         except Unmeasurable as error:
-            log.warning("%s was not measured (%s): %s", claimed.label, error.reason, error.message)
+            said = error.message.partition("\n")[0]
+            log.warning("%s was not measured (%s): %s", claimed.label, error.reason, said)
             crashed = error.reason == "crashed"
             failure = (error.reason, error.message)
             self.follow_up(self.ask(items.fail, self.database, claimed, *failure, again=crashed))
@@ -376,8 +377,9 @@ class ItemDriver:
         request = VerifyRequest(claimed.subject, claimed.protocol)
         try:
             verified = self.benchmark.verify(request, settings().item_timeout_s, partial(self.phase, claimed))
-        except Unmeasurable as error:  # an item has one line for the reason and the next step
-            raise Unmeasurable(error.reason, f"{error.message} {error.next_step}".strip()) from error
+        except Unmeasurable as error:  # the first line of an item's message has the reason and the next step
+            line, _, more = error.message.partition("\n")
+            raise Unmeasurable(error.reason, f"{line} {error.next_step}".strip() + f"\n{more}".rstrip()) from error
         if verified.observed is None:
             raise Unmeasurable("not_available", "A simulated card cannot compile a model. Choose another card.")
         assert claimed.capture_id is not None

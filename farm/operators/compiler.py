@@ -19,7 +19,7 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +195,15 @@ class CompiledModel:
         """While active, the first calls of the model may compile it.
 
         Raises:
-            CaptureError: the compiler refuses the model.
+            CaptureError: the compiler refuses the model. The lines after the first one contain its whole reason.
         """
         torch._dynamo.utils.counters.clear()
         try:
             with self._hooks():
                 yield
         except _refusals() as error:
-            raise CaptureError(f"torch.compile cannot compile the model: {first_reason(error)}", _NEXT_STEP) from error
+            why = f"torch.compile cannot compile the model: {first_reason(error).removesuffix('.')}."
+            raise CaptureError(f"{why}\n{str(error).strip()[:1500]}", _NEXT_STEP) from error
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
 
     @contextlib.contextmanager

@@ -492,7 +492,7 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
             found = Verdict.from_json(details) if stored else build(session, model.job_id).verdict
         verdicts.append(found)
         if not found.time.whole:
-            reasons = dict.fromkeys(whole.reason for whole in found.wholes if whole.reason)
+            reasons = dict.fromkeys(whole.short_reason for whole in found.wholes if whole.reason)
             of_whole.append(f"{side}: no reading{''.join(f' ({reason})' for reason in reasons)}")
         if found.measured < found.parts:
             outside = sum(entry.reason == NOT_IN_SCOPE for entry in found.unmeasured)

@@ -20,7 +20,9 @@ from farm.types.value_profiles import is_class
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
 #: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation.
-OPTIMIZERS = tuple(f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused", "-compiled"))
+OPTIMIZERS = tuple(
+    f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused", "-compiled")
+)
 #: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs: the farm records one.
 COMPILE_MODES = ("", "default", "max-autotune")
 #: Called at the start of each phase of a measurement, with the phase's name and details.

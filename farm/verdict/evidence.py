@@ -135,7 +135,7 @@ class Evidence:
         for item in (item for item in self.items if item.role == "whole"):
             row = found.get(item.reading_id or "")
             if row is None:
-                wholes.append(Whole(item.card_id, None, _reason(item, True), launch))
+                wholes.append(Whole(item.card_id, None, _reason(item, True, whole=True), launch))
                 continue
             wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
             wholes += self._with_other_launch(row)
@@ -291,13 +291,14 @@ def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     return chosen
 
 
-def _reason(item: Any, in_scope: bool) -> str:
-    """Say why a tuple has no reading. `item` is None if the tuple has no item."""
+def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
+    """Say why a tuple has no reading, in one line, or why a whole model has none. `item` is None if it has no item."""
     if item is None:
         return "not planned" if in_scope else NOT_IN_SCOPE
     if item.state == ItemState.FAILED:
-        lines = item.message.strip().splitlines()
-        return f"{item.reason}: {lines[0][:200]}" if lines else item.reason or "failed"
+        message = item.message.strip()
+        text = message if whole else message.partition("\n")[0][:200]
+        return f"{item.reason}: {text}" if text else item.reason or "failed"
     return _STATES.get(ItemState(item.state), item.state)
 
 

@@ -129,12 +129,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole model on one card; `reason` says why there is no reading."""
+    """The whole model on one card; `reason` says why there is no reading: in its first line, with details below."""
 
     card_id: str
     reading: ReadingView | None = None
     reason: str = ""
     launch: str = ""  # "": the launch of the verdict
+
+    @property
+    def short_reason(self) -> str:
+        return self.reason.partition("\n")[0]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def _nothing_to_judge(found: Verdict) -> Iterator[str]:
     if not wholes:
         yield "There is no reading of the whole model to compare the sum with."
     elif found.time.gap is None:
-        failures = "; ".join(sorted({f"{whole.card_id}: {whole.reason or 'not measured'}" for whole in wholes}))
+        failures = "; ".join(sorted({f"{whole.card_id}: {whole.short_reason or 'not measured'}" for whole in wholes}))
         yield f"The whole model was not measured ({failures})."
     if found.parts and not found.measured:
         yield "None of the operators was measured."
@@ -113,7 +113,9 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
         )
     if about.looped_alone:
         yield f"{about.looped_alone} of {found.measured} tuples were measured in loops only, not among other operators."
-    missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in _wholes(found) if not whole.reading]
+    missing = [
+        f"{whole.card_id} ({whole.short_reason or 'no reading'})" for whole in _wholes(found) if not whole.reading
+    ]
     if missing:
         yield f"The whole model was not measured on {', '.join(missing)}."
     yield from _contradicting_wholes(found)

@@ -40,12 +40,14 @@ def test_a_compiled_model_ends_with_a_verdict_and_its_list_of_kernels_is_used_ag
 
     # The other model of the file fails in one line, with the compiler's reason and the next step.
     assert refused["verdict"]["outcome"] == "none"
-    reasons = [line for line in json.dumps(refused).split('"') if "cannot compile the model" in line]
-    assert reasons
-    for why in reasons:
-        assert "RuntimeError: no shape is known" in why
-        assert "second line" not in why
-        assert "without --compile" in why
+    (whole,) = refused["verdict"]["wholes"]
+    first, *more = whole["reason"].splitlines()
+    assert "RuntimeError: no shape is known. Check" in first
+    assert "without --compile" in first
+    assert "and this is the second line" in " ".join(more)  # only the JSON has the whole reason
+    (reason,) = refused["verdict"]["reasons"]
+    assert first in reason
+    assert "second line" not in reason
 
     said = farm("run", "two", "--compile", "--reuse", "none", *QUICK)
     (again,) = json.loads(said.stdout)["reports"]

@@ -26,9 +26,9 @@ class Two(nn.Module):
 class Halves(nn.Module):
     """Two layers with a graph break between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)
+        self.first, self.second = nn.Linear(width, 32), nn.Linear(32, 8)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         values = torch.relu(self.first(values))

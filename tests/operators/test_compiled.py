@@ -19,13 +19,15 @@ from farm.benchmark import passes
 from farm.benchmark.cache import InPlacePass
 from farm.errors import CaptureError, TupleRejected, UsageError
 from farm.operators import compiler, kernels
-from farm.operators.compiled import EAGER, CompiledPass
+from farm.operators.compiled import EAGER, CompiledPass, CompiledStep
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
+from farm.training.step import Loss, TrainingStep
 from farm.types.tuple import OperatorTuple, parse
 from tests.operators.compiled_models import Halves, Picked, Refused, Sorted, Two, needs_compiler
 
 CPU = torch.device("cpu")
+PARTS = ("forward", "loss", "backward", "optimizer")
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +70,14 @@ def test_each_launch_is_one_call_with_its_module_and_another_compilation_has_the
 
 @needs_compiler
 def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_is_a_call() -> None:
-    broken = compiled(Halves(), torch.randn(4, 16))
+    blocks = nn.Sequential(Halves(8), Halves(8))
+    broken = compiled(blocks, torch.randn(4, 8))
     breaks = broken.facts()["graph_breaks"]
-    assert sum(breaks.values()) == 1
+    assert sum(breaks.values()) >= 1
     assert "graph_break()" in " ".join(breaks)
-    assert len(kernels_of(broken)) == 2
+    capture = broken.capture()
+    libraries = [call.module_path for call in capture.calls if "addmm" in capture.tuples[call.tuple_id].operator]
+    assert libraries == ["0.first", "0.second", "1.first", "1.second"]  # one graph serves both blocks
 
     between = compiled(Sorted(), torch.randn(4, 16))
     capture = between.capture()
@@ -82,6 +87,39 @@ def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_i
     positions = [call.owner == EAGER for call in capture.calls]
     assert not positions[0]
     assert not positions[-1]
+
+
+@needs_compiler
+def test_the_backward_has_module_paths_and_a_compiled_optimizer_computes_as_the_eager_one() -> None:
+    values = torch.randn(4, 16)
+
+    def step(optimizer: str) -> TrainingStep:
+        torch.manual_seed(0)
+        loss = Loss("mean", (), lambda output, _: output.square().mean())
+        made = TrainingStep(Two().train(), (values,), optimizer=optimizer, make_loss=lambda _: loss)
+        with torch.enable_grad():
+            made.run()
+        return made
+
+    chosen, eager = step("adamw-compiled"), step("adamw-foreach")
+    whole = CompiledStep(chosen, CPU, mode="default")
+    runs = int(next(iter(chosen.optimizer.state.values()))["step"].item())
+    with torch.enable_grad():
+        for _ in range(runs - 1):
+            eager.run()
+    for mine, reference in zip(chosen.model.parameters(), eager.model.parameters(), strict=True):
+        for name, value in eager.optimizer.state[reference].items():
+            torch.testing.assert_close(chosen.optimizer.state[mine][name], value)
+
+    capture = whole.capture()
+    assert not capture.gaps
+    kinds = {
+        part: {capture.tuples[call.tuple_id].kind for call in capture.calls if call.part == part} for part in PARTS
+    }
+    assert kinds["optimizer"] == {"kernel"}
+    assert kinds["loss"] == {"aten"}
+    paths = {path for call in capture.calls if call.part == "backward" for path in call.module_path.split(", ")}
+    assert paths >= {"first", "second"}
 
 
 @needs_compiler
@@ -222,7 +260,9 @@ def test_the_source_of_the_autotuner_has_the_names_and_arguments_that_the_farm_u
 def test_a_model_that_the_compiler_refuses_gives_one_line_with_the_reason() -> None:
     with pytest.raises(CaptureError) as caught:
         compiled(Refused(), torch.randn(2, 8))
-    assert caught.value.message == "torch.compile cannot compile the model: RuntimeError: no shape is known"
+    first, *more = caught.value.message.splitlines()
+    assert first == "torch.compile cannot compile the model: RuntimeError: no shape is known."
+    assert "and this is the second line" in " ".join(more)
     assert "without --compile" in caught.value.next_step
 
 
