@@ -31,7 +31,7 @@ INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
 _NAMES = (  # in the order in which a new user needs them
     "run submit worker status report publish jobs resume retry cancel cards models operators memory trace compare "
-    "lookup estimate export import flower doctor settings help significant study predict db"
+    "calibrate lookup estimate export import flower doctor settings help significant study predict db"
 )
 COMMANDS = _NAMES.split()
 #: Command -> its module in `cli`, if that has another name.

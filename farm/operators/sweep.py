@@ -7,19 +7,22 @@ such an operator. Names are checked without torch: a wrong measurement file is r
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.operators.sweep_recipes import DTYPES, RECIPES, REQUIRED
-from farm.types.request import Sweep
+from farm.types.request import CALIBRATION, Sweep
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
     from farm.types.tuple import OperatorTuple
 
 _PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
+_CALIBRATION_FILE = Path(__file__).parent.parent / "data" / "calibration.json"
 #: Combinations per batch. The first batch is small, so that a card soon has work.
 FIRST_BATCH, BATCH = 100, 1000
 
@@ -61,6 +64,12 @@ class Expansion:
         """
         from farm.operators.sweep_builder import Builder, Impossible
 
+        if self.sweep.operator == CALIBRATION:
+            from farm.operators.cost import cost
+
+            self.tried = 1
+            yield {spec: cost(spec) for spec in calibration_tuples()}
+            return
         recipe = RECIPES[self.sweep.operator]
         builder = Builder(self.sweep.operator, recipe)
         step = round(self.sweep.size * 0.618) if self.sweep.size > FIRST_BATCH else 1  # near the golden ratio
@@ -97,6 +106,13 @@ class Expansion:
             )
 
 
+def calibration_tuples() -> list[OperatorTuple]:
+    """Return the operator tuples whose readings calibrate predictions for a card, the most useful one first."""
+    from farm.types.tuple import parse
+
+    return [parse(spec) for spec in json.loads(_CALIBRATION_FILE.read_text(encoding="utf-8"))]
+
+
 def check_names(sweep: Sweep) -> None:
     """Check the operator, the grid's names and the kinds of its values; needs no torch.
 
@@ -104,6 +120,10 @@ def check_names(sweep: Sweep) -> None:
         UnknownOperator: there is no sweep of that operator; suggests the nearest name.
         UsageError: the operator has no parameter of that name, or does not accept a value.
     """
+    if sweep.operator == CALIBRATION:
+        if sweep.grid:
+            raise UsageError("The calibration measures a fixed list of operator tuples.", "Remove the grid.")
+        return
     if sweep.operator not in RECIPES:
         step = did_you_mean(sweep.operator, RECIPES) or f"Choose one of {', '.join(RECIPES)}."
         raise UnknownOperator(f"There is no sweep of the operator '{sweep.operator}'.", step)

@@ -89,7 +89,7 @@ def _entry_models() -> dict[str, type[BaseModel]]:
     grid = dict[str, _list_of(Annotated[Any, AfterValidator(_grid_value)])]  # type: ignore[misc, valid-type]
     return {
         "model": _model_of(VARIANT, many=True, model=(_list_of(text), ...), **of_a_model),
-        "sweep": _model_of({}, sweep=(text, ...), name=(text, ""), grid=(grid, ...), **common),
+        "sweep": _model_of({}, sweep=(text, ...), name=(text, ""), grid=(grid, {}), **common),
         "defaults": _model_of(VARIANT, **of_a_model),
     }
 
@@ -287,7 +287,7 @@ class _File:
     def _sweep(self, given: dict[str, Any], place: Place) -> Sweep:
         from farm.operators.sweep import check_names
 
-        grid = {name: tuple(values) for name, values in given.pop("grid").items()}
+        grid = {name: tuple(values) for name, values in given.pop("grid", {}).items()}
         sweep = Sweep(given["sweep"], grid, given.pop("name", ""))
         if sweep.size > MAX_COMBINATIONS:
             message = f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Reuse = Literal["model", "card", "imported", "none"]
+CALIBRATION = "calibration"  # `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
 
 
 @dataclass(frozen=True)

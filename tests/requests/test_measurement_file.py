@@ -140,7 +140,7 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- model: &a [*a]", "contains itself"),
         ("- model: {a: b}", "entries[0].model must be a single value"),
         ("- model: a\n  <<: 3", "merges ('<<') a value that is not a mapping"),
-        ("- sweep: Conv2d", "has no 'grid'"),
+        ("- sweep: Conv2d", "The grid of a Conv2d sweep needs in_channels"),
         ("- sweep: Conv2\n  grid: {batch: 1}", "There is no sweep of the operator 'Conv2'"),
         ("- sweep: Conv2d\n  grid: {kernel: 1}", "A sweep of Conv2d has no parameter or size 'kernel'"),
         ("- sweep: Linear\n  grid: {in_features: [a], out_features: 1}", "it must be a whole number"),
