@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 DATABASE_PATIENCE_S = 120.0
 PLAIN_LINE_S = 5.0  # least time between two lines of progress, without a terminal
+PLAIN_LINE_OF_SEVERAL_S = 60.0  # the same for several jobs, which also have one line each at their end
 
 
 @contextlib.contextmanager
@@ -82,18 +83,23 @@ def follow(
 
 
 def _plain_lines() -> Callable[[list[Progress]], None]:
-    """A function that prints a line for each job that has changed, every few seconds and at the end."""
-    last: dict[str, str] = {}
-    said_at_s = 0.0
+    """A function that prints a line for each job that has ended and, from time to time, one for the jobs that run."""
+    said: set[str] = set()
+    said_at_s, last = 0.0, ""
 
     def lines(progresses: list[Progress]) -> None:
-        nonlocal said_at_s
-        if ended(progresses) or time.monotonic() - said_at_s >= PLAIN_LINE_S:
-            for job in progresses:
-                if (text := progress_line(job)) != last.get(job.job_id):
-                    say(text)
-                    last[job.job_id] = text
-            said_at_s = time.monotonic()
+        nonlocal said_at_s, last
+        for job in progresses:
+            if job.over and job.job_id not in said:
+                said.add(job.job_id)
+                say(progress_line(job))
+        several, running = len(progresses) > 1, [job for job in progresses if not job.over]
+        if running and time.monotonic() - said_at_s >= (PLAIN_LINE_OF_SEVERAL_S if several else PLAIN_LINE_S):
+            first = max(running, key=lambda job: job.closed / max(1, job.total))
+            text = f"{len(said)} of {len(progresses)} jobs ended; " if several else ""
+            if (text := text + progress_line(first)) != last:
+                say(text)
+            said_at_s, last = time.monotonic(), text
 
     return lines
 

@@ -157,6 +157,17 @@ def test_progress_shows_items_cards_and_time_left():
     assert follow.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
 
 
+def test_without_a_terminal_several_jobs_have_a_line_each_at_their_end_and_one_line_in_a_minute(capsys):
+    jobs = [progress(job_id=name) for name in ("ab12", "cd34", "ef56")]
+    lines = follow._plain_lines()
+    for done in range(len(jobs) + 1):
+        for _ in range(3):
+            lines([progress("done", job_id=job.job_id) for job in jobs[:done]] + jobs[done:])
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("0 of 3 jobs ended; resnet50 32x224 float32 [ab12] 31/61")
+    assert ["[ab12]" in said[1], "[cd34]" in said[2], "[ef56]" in said[3], len(said)] == [True, True, True, 4]
+
+
 def test_lists_bear_what_is_missing_and_what_is_long():
     card = {"id": rows.CARD, "model": "A very long name of a card with 24 cores", "host": "h" * 40, "index": 3}
     assert "GPU-aaaa0000…" in text(lists.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}]))
