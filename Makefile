@@ -1,7 +1,7 @@
 # One-line targets. `make demo` and `make test` need nothing but make and Python 3.11 or later.
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(if $(shell $(name) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>&1 || echo no),,$(name))))
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TESTS ?=
 
 .PHONY: demo test lint types docs format check clean
@@ -32,9 +32,12 @@ clean:
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Name one: make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP_INSTALL) --editable .
+	@sed '/^# Extras/,$$d' constraints.txt > .venv/requirements.txt
+	$(PIP_INSTALL) --no-deps --requirement .venv/requirements.txt
+	$(PIP_INSTALL) --constraint constraints.txt torch torchvision  # the CUDA libraries of this build of torch, if any
+	$(PIP_INSTALL) --no-deps --editable .
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(PIP_INSTALL) --editable ".[dev]"
+	$(PIP_INSTALL) --no-deps --requirement constraints.txt
 	@touch $@
