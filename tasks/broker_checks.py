@@ -147,13 +147,11 @@ def _listeners(current: Settings) -> Iterator[Check]:
 
 def _waiting(current: Settings) -> int:
     """Return the number of items that wait; 0 if the database does not answer, which another check reports."""
-    with contextlib.suppress(FarmError):
-        database = Database(current.database)
-        with contextlib.closing(database):
-            if not database.missing:
-                database.check_schema()
-                with database.read() as session:
-                    return sum(waiting_items(session).values())
+    with contextlib.suppress(FarmError), contextlib.closing(Database(current.database)) as database:
+        if not database.missing:
+            database.check_schema()
+            with database.read() as session:
+                return sum(waiting_items(session).values())
     return 0
 
 

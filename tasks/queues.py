@@ -24,14 +24,13 @@ from redis import RedisError
 from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
-from farm.errors import BrokerUnreachable, FarmError
+from farm.errors import FarmError
 from farm.jobs.items import Closed
-from farm.safe_text import shown_url
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
-from tasks.app import EMBEDDED_VARIABLE, app, broker_problem
+from tasks.app import EMBEDDED_VARIABLE, app, broker_unreachable
 from tasks.message_filter import CONTROL_QUEUE
 
 
@@ -295,8 +294,5 @@ def _publishing() -> Iterator[None]:
     try:
         yield
     except (OperationalError, RedisError) as error:
-        problem, step = broker_problem(error)
-        raise BrokerUnreachable(
-            f"The broker {shown_url(settings().broker_url)} {problem}",
-            f"{step} The job is in the database: the control worker continues it then, or `farm resume JOB` at once.",
-        ) from error
+        then = "The job is in the database: the control worker continues it then, or `farm resume JOB` at once."
+        raise broker_unreachable(settings().broker_url, error, then=then) from error

@@ -190,17 +190,15 @@ def stop_grace_s(current: Settings) -> float:
 
 def _hand_back(supervisor: Supervisor, current: Settings) -> None:
     """Let the unfinished items of the stopped workers wait again; the interrupted attempts do not count."""
-    database = Database(current.database)
-    try:
-        spooled = Spool(current.state_dir / "spool").items()
-        for card_id, worker in supervisor.holders(current.host).items():
-            if items.hand_back(database, worker, spooled=spooled):
-                log.info("The unfinished item of card %s waits for a worker again", card_id)
-            cards.stopped(database, worker)
-    except FarmError as error:
-        log.warning(
-            "Unfinished items cannot be handed back now; they wait again when their leases have ended: %s",
-            error.message,
-        )
-    finally:
-        database.close()
+    with contextlib.closing(Database(current.database)) as database:
+        try:
+            spooled = Spool(current.state_dir / "spool").items()
+            for card_id, worker in supervisor.holders(current.host).items():
+                if items.hand_back(database, worker, spooled=spooled):
+                    log.info("The unfinished item of card %s waits for a worker again", card_id)
+                cards.stopped(database, worker)
+        except FarmError as error:
+            log.warning(
+                "Unfinished items cannot be handed back now; they wait again when their leases have ended: %s",
+                error.message,
+            )

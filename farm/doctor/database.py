@@ -97,18 +97,14 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
         name = f"card {card.host}:{card.index}"
         if view.state == "quarantined":
             message = f"{card.id} is quarantined: {card.state_reason or 'no reason is stored'}"
-            yield problem(
-                name, message, f"Correct the cause, then run `farm cards release {card.id}` (docs/operate.md)."
-            )
+            yield problem(name, message, _NEXT_STEPS[view.state].format(card))
         elif card.id in gone or (view.state == "lost" and farms[card.id]):
-            message = (
-                f"the `farm run` on {card.id} has ended unexpectedly; {view.waiting} of its items are not measured"
-            )
+            message = f"the `farm run` on {card.id} has ended unexpectedly"
+            message += f"; {view.waiting} of its items are not measured"
             yield warning(name, message, "Run the same command again: it continues where it stopped.")
         elif view.state == "lost":
-            message = (
-                f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s; {view.waiting} items wait for this card"
-            )
+            message = f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s"
+            message += f"; {view.waiting} items wait for this card"
             yield problem(name, message, f"{look}. If the card will not return, run `farm cards drain {card.id}`.")
         elif view.state == "stopped" and card.state_reason:
             message = f"no worker serves {card.id}: {card.state_reason}"
@@ -119,7 +115,7 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
             restart = again if current.deaf_after_s else "Restart the worker"
             yield problem(name, f"{card.id} {silent}", f"{look} and check the broker. {restart}.")
         elif view.state == "draining":
-            yield warning(name, f"{card.id} is draining", f"`farm cards resume {card.id}` gives it work again.")
+            yield warning(name, f"{card.id} is draining", _NEXT_STEPS[view.state].format(card))
     if serving:
         hosts = len({view.card.host for view in serving})
         message = f"; {starting} more starting" if starting else ""

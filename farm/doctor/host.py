@@ -78,11 +78,8 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
             if card.kind == "cpu" and (busy := _load()).level != "ok":
                 yield busy
             elif card.kind == "cuda":
-                device = open_device(card)
-                try:
+                with contextlib.closing(open_device(card)) as device:
                     yield from _foreign(f"card {card.index}", card, device.compute_processes(), current)
-                finally:
-                    device.close()
 
 
 def _driver() -> tuple[str, tuple[int, int], str]:
@@ -159,7 +156,7 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
     except FarmError as error:
         yield problem(name, error.message, error.next_step)
         return
-    try:
+    with contextlib.closing(device):
         if card.kind == "simulated" or "energy_counter_mj" in device.capabilities:
             yield ok(name, str(card))
         elif device.capabilities & {"power_instant_w", "power_average_w"}:
@@ -173,8 +170,6 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
             step = rapl if card.kind == "cpu" else "Read the output of `nvidia-smi -q -d POWER`."
             yield warning(name, f"{card} reports neither energy nor power: only time is measured", step)
         yield from _foreign(name, card, device.compute_processes(), current)
-    finally:
-        device.close()
 
 
 def _load() -> Check:

@@ -14,19 +14,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.exchange.columns import (
-    CARD,
-    FIGURES,
-    IN_DETAILS,
-    OPERATOR,
-    PROTOCOL,
-    SOFTWARE,
-    VARIANT,
-    VARIANT_FIELDS,
-    VERDICTS,
-    Column,
-    arrow_schema,
-)
+from farm.exchange import columns as declared
+from farm.exchange.columns import Column
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -71,15 +60,15 @@ def _spread(rows: Sequence[Mapping[str, Any]], at: Sequence[int], columns: Seque
     """Build columns from `rows`: element i has the values of row `at[i]`."""
     import pyarrow as pa
 
-    taken = pa.RecordBatch.from_pylist(list(rows), arrow_schema(columns)).take(pa.array(at, pa.int64()))
+    taken = pa.RecordBatch.from_pylist(list(rows), declared.arrow_schema(columns)).take(pa.array(at, pa.int64()))
     return dict(zip(taken.schema.names, taken.columns, strict=True))
 
 
 # ------------------------------------------------------------------------------------------- readings
 
 _DTYPE = Column("dtype", "text", "")
-_OF_SUBJECT = tuple({column.name: column for column in (_DTYPE, *OPERATOR, *VARIANT)}.values())
-_DIRECT = ("subject_kind", "subject_id", "method", "origin", *(column.name for column in FIGURES))
+_OF_SUBJECT = tuple({column.name: column for column in (_DTYPE, *declared.OPERATOR, *declared.VARIANT)}.values())
+_DIRECT = ("subject_kind", "subject_id", "method", "origin", *(column.name for column in declared.FIGURES))
 _REFERRING = ("card_id", "software_id", "protocol_id")
 _JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
 
@@ -111,12 +100,12 @@ def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dic
         "card_time_s": [cost.get("total", math.fsum(cost.values())) if cost else None for cost in costs_s],
     }
     details = [json.loads(text) for text in found["details"]]
-    for name, (part, key) in IN_DETAILS.items():
+    for name, (part, key) in declared.IN_DETAILS.items():
         found[name] = [((entry.get(part) or {}) if part else entry).get(key) for entry in details]
     for key, rows, columns in (
-        ("software_id", references.software, SOFTWARE),
-        ("protocol_id", references.protocols, PROTOCOL),
-        ("card_id", references.cards, CARD),
+        ("software_id", references.software, declared.SOFTWARE),
+        ("protocol_id", references.protocols, declared.PROTOCOL),
+        ("card_id", references.cards, declared.CARD),
     ):
         ids, at = _places(read[key])
         found |= _spread([rows[id_] for id_ in ids], at, columns)
@@ -235,7 +224,7 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
         for batch in in_batches(subjects):
             wanted.update(session.scalars(sqlalchemy.select(_CALL.capture_id).where(_CALL.operator_id.in_(batch))))
             wanted.update(session.scalars(sqlalchemy.select(_CAPTURE.id).where(_CAPTURE.variant_id.in_(batch))))
-    of_variant = (*VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
+    of_variant = (*declared.VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
     query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in of_variant)).join(
         tables.ModelVariant, _VARIANT.id == _CAPTURE.variant_id
     )
@@ -284,7 +273,7 @@ def calls(session: Session, selection: Selection) -> Batches:
         yield {
             **{name: [value] * len(at) for name, value in columns.items()},
             **found,
-            **_spread([known[id_] for id_ in ids], at, OPERATOR),
+            **_spread([known[id_] for id_ in ids], at, declared.OPERATOR),
         }
 
 
@@ -309,7 +298,8 @@ def verdicts(session: Session, selection: Selection) -> Batches:
     imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
     for row in session.scalars(imported):
         if wanted is None or row.job_id in wanted:
-            yield _one(**{**dict.fromkeys(column.name for column in VERDICTS), **row.row, "origin": row.origin})
+            empty = dict.fromkeys(column.name for column in declared.VERDICTS)
+            yield _one(**{**empty, **row.row, "origin": row.origin})
 
 
 def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:

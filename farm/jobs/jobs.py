@@ -137,12 +137,10 @@ def find(session: Session, job_or_prefix: str) -> Job:
     raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
 
 
-def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
-    """Return the present progress of a job. ``heartbeat_s``: the interval of heartbeats; None: from the settings."""
+def progress(session: Session, job_id: str) -> Progress:
+    """Return the present progress of a job."""
     job = session.get_one(Job, job_id)
     now = read_clock_s(session)
-    if heartbeat_s is None:
-        heartbeat_s = settings().heartbeat_s
     query = (
         sqlalchemy.select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))  # type: ignore[call-overload]
         .where(Item.job_id == job_id)
@@ -169,7 +167,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         cut = f"its planning was interrupted: `farm retry {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
-        message = waits_for(session, job_id, heartbeat_s)
+        message = waits_for(session, job_id, settings().heartbeat_s)
     elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id, _ in current) and not gone:
         message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
@@ -196,7 +194,6 @@ def cancel(database: Database, job_id: str) -> int:
         if job is None or job.state != JobState.OPEN:
             return 0
         job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
-        session.add(job)
         its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
         lock_items(session, *its_open)
         return session.exec(item_state.CANCEL.update(*its_open)).rowcount
@@ -224,7 +221,6 @@ def retry_failed(database: Database, job_id: str) -> int:
         newest = session.get(tables.Round, (job_id, job.round))
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
-            session.add(job)
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
             verdicts = select(tables.VerdictRow).where(
                 tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
@@ -250,7 +246,6 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         ):
             return False
         job.farm = farm
-        session.add(job)
         return True
 
 

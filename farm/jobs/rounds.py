@@ -23,22 +23,10 @@ from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
+from farm.store import tables
 from farm.store.content import classes, find_capture, find_readings, store_protocol
 from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, locked, read_clock_s
-from farm.store.tables import (
-    OPEN,
-    Call,
-    Capture,
-    CardRow,
-    Item,
-    ItemState,
-    Job,
-    JobState,
-    Operator,
-    Round,
-    SignificantOperator,
-    VerdictRow,
-)
+from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.aggregate import aggregate, next_operators
@@ -113,7 +101,6 @@ def add_round(
     request = Request.from_json(job.request)
     cards = chosen_cards(session, job.request["cards"])
     job.round += 1
-    session.add(job)
     now = database_now()
     about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
     planned_at_s = now if whole else None
@@ -280,7 +267,8 @@ def _operators(
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
     first = dict(reversed(pairs))  # tuple id -> data of its first call
-    columns = (Operator.id, Operator.short_name, Operator.flops, Operator.bytes_moved)
+    operator = tables.Operator
+    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved)
     found = fetch_values(session, columns, first)
     wanted = [(found[operator_id], protocol_id(data)) for operator_id, data in pairs]
     if request.placements != "none":
@@ -301,7 +289,7 @@ def _operators(
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
     """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left out."""
-    operator, tuples = Operator, {}
+    operator, tuples = tables.Operator, {}
     for batch in in_batches(operator_ids):
         for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
             with contextlib.suppress(TupleRejected):
@@ -405,7 +393,6 @@ def _close(session: Session, job: Job) -> ClosedRound:
         why = why or "No operator type was added, because the sum is already larger than the whole model."
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
-        session.add(row)
     if following is not None:
         return ClosedRound(Closing.NEXT, following, verdict.outcome)
     return _end(session, job, verdict)
@@ -420,7 +407,6 @@ def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
 
 def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
     job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
-    session.add(job)
     return ClosedRound(Closing.DONE, None, verdict.outcome)
 
 
@@ -445,10 +431,10 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
         return None
-    without = [defer(Capture.verification)]  # type: ignore[arg-type]
-    newest = find_capture(session, session.get_one(Capture, this.capture_id, options=without))
+    without = [defer(tables.Capture.verification)]  # type: ignore[arg-type]
+    newest = find_capture(session, session.get_one(tables.Capture, this.capture_id, options=without))
     if newest not in (None, this.capture_id):
-        counted = select(func.count()).select_from(Call).where(Call.capture_id == this.capture_id)
+        counted = select(func.count()).where(tables.Call.capture_id == this.capture_id)
         compiled = not session.scalar(counted)
         reason = "the card listed its kernels" if compiled else "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round

@@ -93,13 +93,11 @@ def store_variant(session: Session, variant: Variant, **costs: int) -> None:
 
 def other_versions(session: Session, variant: Variant) -> Sequence[str]:
     """Return the variant ids of the other versions of a user's own model; [] for a model of the catalog."""
-    names = names_of(Variant) if variant.version else ()
-    same = [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names if name != "version"]
-    return (
-        session.exec(select(tables.ModelVariant.id).where(*same, tables.ModelVariant.id != variant.id)).all()
-        if same
-        else []
-    )
+    if not variant.version:
+        return []
+    own = tables.ModelVariant
+    same = [getattr(own, name) == getattr(variant, name) for name in names_of(Variant) if name != "version"]
+    return session.exec(select(own.id).where(*same, own.id != variant.id)).all()
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
@@ -333,7 +331,6 @@ def store_observed(
         predicted = session.get_one(tables.Capture, capture_id)
         verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
         predicted.verification = verification.to_json()
-        session.add(predicted)
         if observed is None:
             return None
         seen = [CapturedCall(**call) for call in observed["calls"]]
