@@ -7,7 +7,6 @@ and protocols, because these tables are small. The database evaluates filters on
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import operator
 import re
@@ -24,7 +23,7 @@ from farm.exchange import columns
 from farm.exchange.columns import Column
 from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
-from farm.store.database import in_batches
+from farm.store.database import among, in_batches
 from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
@@ -311,8 +310,7 @@ def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
     """The ids of the operator tuples that some variants call."""
     call, capture = tables.Call.__table__.c, tables.Capture.__table__.c  # type: ignore[attr-defined]
     query = sqlalchemy.select(call.operator_id).distinct().where(call.capture_id == capture.id)
-    found = (session.scalars(query.where(capture.variant_id.in_(batch))) for batch in in_batches(variants))
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    return list(dict.fromkeys(id_ for (id_,) in among(session, query, capture.variant_id, variants)))
 
 
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:

@@ -19,7 +19,7 @@ from farm.exchange.columns import Column
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.database import AT_ONCE, in_batches
+from farm.store.database import among
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 
@@ -148,10 +148,10 @@ class _References:
             self._subjects.clear()
         missing = [id_ for id_ in ids if id_ not in self._subjects]
         self._subjects |= operator_columns(self.session, missing)
-        for batch in in_batches(id_ for id_ in missing if id_ not in self._subjects):
-            for row in self.session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(batch))):
-                per_byte = row.flops / row.bytes_moved if row.bytes_moved else None
-                self._subjects[row.id] = {**row._mapping, "flops_per_byte": per_byte}
+        variants = [id_ for id_ in missing if id_ not in self._subjects]
+        for row in among(self.session, sqlalchemy.select(*_VARIANT), _VARIANT.id, variants):
+            per_byte = row.flops / row.bytes_moved if row.bytes_moved else None
+            self._subjects[row.id] = {**row._mapping, "flops_per_byte": per_byte}
         return [self._subjects.get(id_) or {} for id_ in ids]
 
     def roofline_share(
@@ -200,11 +200,10 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return operator id -> its columns. JSON values are texts."""
     found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
-    for batch in in_batches(ids):
-        query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
-        for row in session.execute(query):
-            values = operator_values(row) | {"operator_spec": row.spec}
-            found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
+    query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW))
+    for row in among(session, query, _OPERATOR.id, ids):
+        values = operator_values(row) | {"operator_spec": row.spec}
+        found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
     return found
 
 
@@ -220,10 +219,9 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
             for conditions in selection.where()
             for subject in session.scalars(sqlalchemy.select(_READING.subject_id).where(*conditions).distinct())
         }
-        wanted = set()
-        for batch in in_batches(subjects):
-            wanted.update(session.scalars(sqlalchemy.select(_CALL.capture_id).where(_CALL.operator_id.in_(batch))))
-            wanted.update(session.scalars(sqlalchemy.select(_CAPTURE.id).where(_CAPTURE.variant_id.in_(batch))))
+        calling = among(session, sqlalchemy.select(_CALL.capture_id).distinct(), _CALL.operator_id, subjects)
+        of_variants = among(session, sqlalchemy.select(_CAPTURE.id), _CAPTURE.variant_id, subjects)
+        wanted = {capture_id for (capture_id,) in (*calling, *of_variants)}
     of_variant = (*declared.VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
     query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in of_variant)).join(
         tables.ModelVariant, _VARIANT.id == _CAPTURE.variant_id
@@ -312,10 +310,10 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
     rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
     ids = [of.id for _, of in rows]
     models: dict[str, set[str]] = {}
-    for batch in in_batches(ids, AT_ONCE):
-        on = sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).where(_ITEM.job_id.in_(batch)).distinct()
-        for job_id, model in session.execute(on):
-            models.setdefault(job_id, set()).add(model)
+    for job_id, model in among(
+        session, sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).distinct(), _ITEM.job_id, ids
+    ):
+        models.setdefault(job_id, set()).add(model)
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
     for found_verdict, of in rows:
         details = {name: value for name, value in (found_verdict.details or {}).items() if name != "tuples"}
@@ -345,12 +343,10 @@ _SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
     """Return job id -> (reading id, role, round, reused) of each item that has a reading."""
     found: dict[str, list[tuple[str, str, int, bool]]] = {}
-    for batch in in_batches(job_ids, AT_ONCE):
-        query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
-        for job_id, *entry in session.execute(
-            query.where(_ITEM.job_id.in_(batch), _ITEM.reading_id.is_not(None)).order_by(_ITEM.id)
-        ):
-            found.setdefault(job_id, []).append(tuple(entry))
+    query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
+    query = query.where(_ITEM.reading_id.is_not(None)).order_by(_ITEM.id)
+    for job_id, *entry in among(session, query, _ITEM.job_id, job_ids):
+        found.setdefault(job_id, []).append(tuple(entry))
     return found
 
 
@@ -358,13 +354,11 @@ def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], d
     """Return (job id, round number) -> the columns `operators` and `capture_id`."""
     rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
     found = {}
-    for batch in in_batches(job_ids, AT_ONCE):
-        query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE).outerjoin(
-            tables.Capture, _CAPTURE.id == rounds.capture_id
-        )
-        for row in session.execute(query.where(rounds.job_id.in_(batch))):
-            capture = None if row.id is None else capture_key(row)
-            found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
+    query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE)
+    query = query.outerjoin(tables.Capture, _CAPTURE.id == rounds.capture_id)
+    for row in among(session, query, rounds.job_id, job_ids):
+        capture = None if row.id is None else capture_key(row)
+        found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
     return found
 
 
@@ -379,14 +373,9 @@ def traces(session: Session, selection: Selection) -> Batches:
             tables.ReadingRow, _READING.id == trace.reading_id
         )
         for rows in session.execute(query.where(*conditions), execution_options={"yield_per": 200}).partitions(200):
-            found: dict[str, list[Any]] = {name: [] for name in _TRACE}
-            for reading_id, packed in rows:
-                unpacked = Trace.unpack(packed)
-                for name, (times_s, values) in unpacked.series.items():
-                    row = (reading_id, name, *unpacked.window_s, times_s, values)
-                    for column, value in zip(_TRACE, row, strict=True):
-                        found[column].append(value)
-            yield found
+            unpacked = [(reading_id, Trace.unpack(packed)) for reading_id, packed in rows]
+            found = [(id_, name, *one.window_s, *both) for id_, one in unpacked for name, both in one.series.items()]
+            yield {column: [row[place] for row in found] for place, column in enumerate(_TRACE)}
 
 
 _TRACE = ("reading_id", "series", "window_begin_s", "window_end_s", "times_s", "values")

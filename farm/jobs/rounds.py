@@ -25,7 +25,7 @@ from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.content import classes, find_capture, find_readings, store_protocol
-from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, locked, read_clock_s
+from farm.store.database import Database, among, database_now, fetch, fetch_values, locked, read_clock_s
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
@@ -116,8 +116,7 @@ def add_round(
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples)
         if len(busy) > 1:
-            heaviest = max(new, key=lambda item: item.expected_s)
-            subject = heaviest.model_dump(include=_SUBJECT)
+            subject = max(new, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
             extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
         listing = select(Item.card_id).where(Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED)
@@ -283,17 +282,16 @@ def _operators(
             for word in placements_of(specs[operator_id], request.placements)
         ]
     its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")
-    there = {pair for batch in in_batches(found) for pair in session.exec(its.where(col(Item.subject_id).in_(batch)))}
+    there = set(map(tuple, among(session, its, Item.subject_id, found)))
     return [pair for pair in wanted if (pair[0].id, pair[1]) not in there]
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
     """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left out."""
     operator, tuples = tables.Operator, {}
-    for batch in in_batches(operator_ids):
-        for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
-            with contextlib.suppress(TupleRejected):
-                tuples[id_] = parse(spec)
+    for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
+        with contextlib.suppress(TupleRejected):
+            tuples[id_] = parse(spec)
     return tuples
 
 

@@ -20,7 +20,7 @@ from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, read_clock_s
+from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import Item, Job, ReadingRow
 from farm.types.fields import names_of
 from farm.types.label import label_of
@@ -378,17 +378,15 @@ def find_readings(
     if request.reuse == "none":
         return [None] * len(items)
     candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
-    for subject_ids in in_batches(item.subject_id for item in items):
-        query = select(ReadingRow).where(
-            col(ReadingRow.subject_id).in_(subject_ids),
-            col(ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
-            ReadingRow.software_id == software_id,
-            col(ReadingRow.simulated).is_(False),
-        )
-        if request.reuse != "imported":
-            query = query.where(ReadingRow.origin == "")
-        for reading in session.exec(query):
-            candidates[reading.subject_id, reading.protocol_id].append(reading)
+    query = select(ReadingRow).where(
+        col(ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
+        ReadingRow.software_id == software_id,
+        col(ReadingRow.simulated).is_(False),
+    )
+    if request.reuse != "imported":
+        query = query.where(ReadingRow.origin == "")
+    for (reading,) in among(session, query, ReadingRow.subject_id, (item.subject_id for item in items)):
+        candidates[reading.subject_id, reading.protocol_id].append(reading)
     return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
 
 

@@ -452,14 +452,16 @@ def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]
         yield wanted[start : start + size]
 
 
+def among(session: Session, query: Any, column: Any, values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows of a query in which the column has one of the values."""
+    for batch in in_batches(values):
+        yield from session.execute(query.where(column.in_(batch)))
+
+
 def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, Row]:
     """Return rows by primary key ``id``."""
     identity = table.id  # type: ignore[attr-defined]
-    return {
-        row.id: row  # type: ignore[attr-defined]
-        for batch in in_batches(keys)
-        for row in session.exec(select(table).where(col(identity).in_(batch)))
-    }
+    return {row.id: row for (row,) in among(session, select(table), identity, keys)}
 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:

@@ -104,6 +104,3 @@ def _rounded(value: float, digits: int) -> str:
     if not value or not math.isfinite(value):
         return f"{value:.0f}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
-
-
-# ----- text from elsewhere: URLs without passwords, and text without control characters
