@@ -250,7 +250,7 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
     )
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    logs.silence_billiard()
+    os.environ.pop("_MP_FORK_LOGLEVEL_", None)  # with it, child processes log billiard's plain text at their start
     signal.signal(STOPPING, signal.SIG_IGN)  # a new pool process inherits this until it sets its handler
 
     @worker_shutting_down.connect(weak=False)

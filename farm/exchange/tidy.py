@@ -275,14 +275,6 @@ def calls(session: Session, selection: Selection) -> Batches:
         }
 
 
-_FROM_VERDICT = tuple(
-    f"{what}_{quantity}{half}_{unit}"
-    for quantity, unit in (("time", "us"), ("energy", "mj"))
-    for what in ("sum", "whole")
-    for half in ("", "_half_width")
-)
-
-
 def verdicts(session: Session, selection: Selection) -> Batches:
     """Yield the verdicts of jobs that accepted a selected reading; imported verdicts without a job only if all readings
     are selected. Cancelled jobs are left out, because they ended before they had all readings.
@@ -310,9 +302,8 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
     rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
     ids = [of.id for _, of in rows]
     models: dict[str, set[str]] = {}
-    for job_id, model in among(
-        session, sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).distinct(), _ITEM.job_id, ids
-    ):
+    on = sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).distinct()
+    for job_id, model in among(session, on, _ITEM.job_id, ids):
         models.setdefault(job_id, set()).add(model)
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
     for found_verdict, of in rows:
@@ -328,7 +319,7 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
             residency=protocol.get("residency"),
             data_policy=protocol.get("data"),
             **{name: getattr(found_verdict, name) for name in _SAME_IN_VERDICT},
-            **{name: details.get(name) for name in (*_FROM_VERDICT, "parts", "measured")},
+            **{name: details.get(name) for name in _FROM_DETAILS},
             details=json.dumps(details),
             request=json.dumps(of.asked),
             **rounds.get((of.id, found_verdict.round), {"capture_id": None, "operators": []}),
@@ -337,6 +328,8 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
         )
 
 
+_FROM_DETAILS = ["parts", "measured"]
+_FROM_DETAILS += [one.name for one in declared.VERDICTS if one.name.startswith(("sum_", "whole_"))]
 _SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "accuracy_energy", "created_at_s"]
 
 

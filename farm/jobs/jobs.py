@@ -258,24 +258,20 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         .group_by(col(Item.card_id))
         .order_by(col(Item.card_id))
     ).all()
-    idle = (
-        row
-        for row in rows
-        if row[0] in views and views[row[0]].state not in (tables.CardState.IDLE, tables.CardState.BUSY)
-    )
-    if (first := next(idle, None)) is None:
+    working = (tables.CardState.IDLE, tables.CardState.BUSY)
+    waiting = (row for row in rows if row[0] in views and views[row[0]].state not in working)
+    card_id, number = next(waiting, ("", 0))
+    if not number:
         return ""
-    card_id, number = first
     view = views[card_id]
     mend = {
         tables.CardState.STARTING: "its worker is starting",
         tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
         tables.CardState.QUARANTINED: f"`farm cards release {card_id}` ends its quarantine",
     }.get(tables.CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
-    plural = "items wait" if number != 1 else "item waits"
-    named = session.get_one(Job, job_id).asked.get("pinned")
-    other = "" if named else f" or a card of the same model ({view.card.model})"
-    return f"{number} {plural} for {card_id} ({view.state}){other}: {mend}."
+    pinned = session.get_one(Job, job_id).asked.get("pinned")
+    other = "" if pinned else f" or a card of the same model ({view.card.model})"
+    return f"{number} {'items wait' if number != 1 else 'item waits'} for {card_id} ({view.state}){other}: {mend}."
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:

@@ -432,8 +432,7 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     without = [defer(tables.Capture.verification)]  # type: ignore[arg-type]
     newest = find_capture(session, session.get_one(tables.Capture, this.capture_id, options=without))
     if newest not in (None, this.capture_id):
-        counted = select(func.count()).where(tables.Call.capture_id == this.capture_id)
-        compiled = not session.scalar(counted)
+        compiled = not session.scalar(select(func.count()).where(tables.Call.capture_id == this.capture_id))
         reason = "the card listed its kernels" if compiled else "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
     # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type

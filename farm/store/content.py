@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy
 from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
@@ -238,16 +239,10 @@ def store_values(
 
     A call without a match, or with another number of activations, gets an empty list: its values are unknown.
     """
-    call, operator = tables.Call, tables.Operator
-    query = (
-        select(call.call_index, call.module_path, operator.name, operator.spec)
-        .join(operator, col(operator.id) == col(call.operator_id))
-        .where(call.capture_id == capture_id)
-        .order_by(col(call.call_index))
-    )
     met: Counter[tuple[str, str]] = Counter()
     rows = []
-    for index, path, name, spec in session.exec(query).all():
+    query = _calls(capture_id, tables.Operator.spec, tables.Call.call_index)
+    for path, name, spec, index in session.execute(query).all():
         key = (path, name)
         there = seen.get(key, ())
         data = list(there[met[key]]) if met[key] < len(there) else []
@@ -258,19 +253,21 @@ def store_values(
         fits = len(data) in (activations, activations + held)
         rows.append({"capture_id": capture_id, "call_index": index, "data": data if fits else []})
     if rows:
-        session.execute(update(call), rows)
+        session.execute(update(tables.Call), rows)
+
+
+def _calls(capture_id: int, *columns: Any) -> Any:
+    """Return a query for the module path, operator and these columns of each call of a capture, in order."""
+    call, operator = tables.Call, tables.Operator
+    query: Any = sqlalchemy.select(call.module_path, operator.name, *columns)  # type: ignore[call-overload]
+    query = query.join(operator, col(operator.id) == col(call.operator_id))
+    return query.where(call.capture_id == capture_id).order_by(col(call.call_index))
 
 
 def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
-    call, operator = tables.Call, tables.Operator
-    query = (
-        select(call.module_path, operator.name, call.data)
-        .join(operator, col(operator.id) == col(call.operator_id))
-        .where(call.capture_id == capture_id, col(call.data).is_not(None))
-        .order_by(col(call.call_index))
-    )
+    known = _calls(capture_id, tables.Call.data).where(col(tables.Call.data).is_not(None))
     found: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
-    for path, name, data in session.exec(query):
+    for path, name, data in session.execute(known):
         found[path, name].append(list(data or []))
     return found
 

@@ -68,13 +68,16 @@ class Burst:
     Figures are for one pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`.
     """
 
-    time_us: float
-    time_half_width_us: float | None = None
-    power_w: float | None = None  # power during a pass, without the pauses
+    time_us: float = declared(
+        MISSING, "time of one pass in bursts at full clocks, if the loop reaches the power limit", unit="µs"
+    )
+    time_half_width_us: float | None = declared(None, "half-width of the 95 % interval of burst_time_us", unit="µs")
+    power_w: float | None = declared(None, "mean power in bursts", unit="W")  # during a pass, without the pauses
     power_half_width_w: float | None = None
-    energy_mj: float | None = None
-    energy_half_width_mj: float | None = None
-    sm_clock_mhz: float | None = None  # mean over both duty cycles
+    energy_mj: float | None = declared(None, "energy of one pass in bursts", unit="mJ")
+    energy_half_width_mj: float | None = declared(None, "half-width of the 95 % interval of burst_energy_mj", unit="mJ")
+    # The mean over both duty cycles:
+    sm_clock_mhz: float | None = declared(None, "mean clock of the multiprocessors in bursts", unit="MHz")
     pause_power_w: float | None = None  # power between two bursts
     duties: tuple[float, ...] | None = None  # duty cycles (share of time with work), the higher first
     duty_power_w: tuple[float, ...] | None = None  # mean power at each duty cycle
@@ -471,10 +474,6 @@ class Verification(_Stored):
     read_at_s: float | None = None
     simulated: bool | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
-
-    def without_the_card(self) -> Self:
-        """Return the part that is valid for any card. Kernels and times are removed: they depend on card and flags."""
-        return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
 
 #: Field -> type, for the fields of details and verifications that are records.

@@ -203,7 +203,7 @@ class Evidence:
             card_models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id).distinct()
             card = self.session.get(tables.CardRow, found.card)
             same = card is not None and card.model in set(self.session.exec(card_models))
-        return found if same else found.without_the_card()
+        return found if same else replace(found, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
     @property
     def tuples(self) -> tuple[TupleRow, ...]:
