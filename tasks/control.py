@@ -22,7 +22,7 @@ from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import cards, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.rounds import Closing, close_round, end_without_sum
+from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now
@@ -93,7 +93,7 @@ def aggregate(round_id: str) -> dict[str, str]:
         why = (
             str(error) if unreadable else f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
         )
-        closed = end_without_sum(database(), job_id, int(number), why[:1000])
+        closed = close_round(database(), job_id, int(number), failed=why[:1000])
     _raised.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
         queues.publish_round(database(), job_id, closed.next_round)

@@ -61,7 +61,7 @@ def _writes(database: Database) -> Iterator[Check]:
 
 
 def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
-    if sqlite and current.broker_url and not _is_local(current.broker_url):
+    if sqlite and current.broker_url and not is_local(current.broker_url):
         message = f"{shown} is a file on this host, but the broker is on another host"
         step = "The hosts of a farm share one PostgreSQL database: set FARM_DATABASE_URL to its URL."
         return warning("database", message, step)
@@ -194,7 +194,8 @@ def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check
         yield ok("versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver")
 
 
-def _is_local(url: str) -> bool:
+def is_local(url: str) -> bool:
+    """True if the URL of a broker names this host."""
     from urllib.parse import urlsplit
 
     try:

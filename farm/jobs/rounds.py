@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -344,18 +344,19 @@ class ClosedRound:
     outcome: str = ""
 
 
-def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
-    """Write the verdict of a round if all its items are closed; plan the next round or end the job."""
-    return _closing(database, job_id, number, _close)
+def close_round(database: Database, job_id: str, number: int, *, failed: str = "") -> ClosedRound:
+    """Write the verdict of a round if all its items are closed; plan the next round or end the job.
 
-
-def _closing(database: Database, job_id: str, number: int, close: Callable[[Session, Job], ClosedRound]) -> ClosedRound:
-    """Call ``close`` in a transaction if the round is the newest of an open job."""
+    Args:
+        failed: why the round cannot be aggregated. Then the verdict has only this reason, and the job ends; the
+            readings are kept.
+    """
     try:
         with database.write() as session:
             job = locked(session, Job, job_id)
-            open_round = job is not None and job.state == JobState.OPEN and number == job.round
-            return close(session, job) if job is not None and open_round else ClosedRound(Closing.ALREADY)
+            if job is None or job.state != JobState.OPEN or number != job.round:
+                return ClosedRound(Closing.ALREADY)
+            return _end_without_sum(session, job, failed) if failed else _close(session, job)
     except IntegrityError:
         return ClosedRound(Closing.ALREADY)
 
@@ -408,20 +409,15 @@ def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
     return ClosedRound(Closing.DONE, None, verdict.outcome)
 
 
-def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
-    """End a job whose round cannot be aggregated. The verdict gets the reason ``why``; the readings are kept."""
-
-    def end(session: Session, job: Job) -> ClosedRound:
-        try:
-            request = Request.from_json(job.request)
-            target, launch = request.target, request.protocol.launch
-        except Unreadable:
-            target, launch = 0.0, "graph"
-        verdict = aggregate((), target=target, launch=launch).withheld(why)
-        _add_verdict(session, job, verdict)
-        return _end(session, job, verdict)
-
-    return _closing(database, job_id, number, end)
+def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
+    try:
+        request = Request.from_json(job.request)
+        target, launch = request.target, request.protocol.launch
+    except Unreadable:
+        target, launch = 0.0, "graph"
+    verdict = aggregate((), target=target, launch=launch).withheld(why)
+    _add_verdict(session, job, verdict)
+    return _end(session, job, verdict)
 
 
 def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import json
 import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
-from farm.types.fields import declared, names_of
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 CPU_METHOD = 7  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU, 6 in one window
@@ -166,18 +162,11 @@ def _parsed(name: str, value: Any) -> Any:
     if value is None or name not in _PARTS:
         return tuple(value) if isinstance(value, list) else value
     try:
-        return _adapter(name).validate_python(value)
+        return adapter(_PARTS[name]).validate_python(value)
     except ValueError:
         if name in names_of(Verification):
             raise
         return None
-
-
-@functools.cache
-def _adapter(name: str) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # late: creating a reading does not need it
-
-    return TypeAdapter(_PARTS[name])
 
 
 @dataclass(frozen=True)
