@@ -167,11 +167,12 @@ def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
     """Return the tuples with the figures that the sum uses, the most expensive first."""
     rows = []
     for part, chosen in choices:
+        figures: dict[str, Any] = figure_json("time", "us", chosen.time if chosen else None)
+        figures |= figure_json("energy", "mj", chosen.energy if chosen else None)
         row = TupleRow(
             **{name: getattr(part, name) for name in _OF_PART.split()},
             calls=part.count,
-            **figure_json("time", "us", chosen.time if chosen else None),
-            **figure_json("energy", "mj", chosen.energy if chosen else None),
+            **figures,
             used=chosen.used if chosen else "",
             reading_id=part.reading.reading_id if part.reading else None,
             flags=part.reading.flags if part.reading else (),
