@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Group
 
 from cli import follow, output
 from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
+from cli.tables import sparkline
 from farm.errors import UsageError
 
 
@@ -56,8 +58,6 @@ def report(
         documents = [one.to_json() for one in (grouped or built)]
         emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
     elif html is None or readings or by:
-        from rich.console import Group
-
         from cli import report_tables
 
         shown = [report_tables.layer_table(one) for one in grouped]
@@ -95,7 +95,6 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Show power, clocks and temperature during one reading, with its window marked."""
-    from cli.tables import sparkline
     from farm.pages import plots
     from farm.report.lookup import find_traced
 

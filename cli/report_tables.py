@@ -14,7 +14,6 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
-from farm.report.kernels import few
 from farm.report.layers import sizes_text
 from farm.report.report import remarks
 from farm.types.format import (
@@ -23,6 +22,7 @@ from farm.types.format import (
     POWER,
     TIME,
     count_of,
+    few,
     gap,
     interval,
     part_of,

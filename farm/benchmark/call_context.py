@@ -16,26 +16,23 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
+from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.encoding import tensors_in
 from farm.operators.kernels import output_tensors
+from farm.operators.rebuild import Rebuilt, rebuild
 from farm.types.reading import Place
-
-if TYPE_CHECKING:
-    from farm.operators.captured import CapturedCall, CapturedPass
-    from farm.operators.rebuild import Rebuilt
 
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
 
 #: Runs a call's operator once or more, and returns the result of the first run.
-Step = Callable[["CapturedCall", "Rebuilt"], object]
+Step = Callable[[CapturedCall, Rebuilt], object]
 #: Called before each call with its index, after the last with the number of calls; and with the memory of each storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
@@ -89,8 +86,6 @@ class Player:
     """
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
-        from farm.operators.rebuild import rebuild
-
         self.capture, self.device = capture, device
         self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
@@ -134,8 +129,6 @@ class Player:
         Args:
             once: True if `step` runs the operator only once: counters then need no restoring.
         """
-        from farm.operators.rebuild import Rebuilt
-
         memory = dict(self.given)
         for call in self.capture.calls:
             before(call.index, memory)

@@ -26,7 +26,7 @@ from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes
-from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
+from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.window import (
     DRIFT,
@@ -75,7 +75,6 @@ WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request all
 TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
 TURNS_MEMORY_SHARE = 0.5  # of the free memory, for all of these subjects together
 TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
-NO_SAMPLES = SampledWindow(None, "", None, None, None, None, None, {}, frozenset())
 
 # Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
@@ -300,14 +299,8 @@ class Bench:
             workload=timer.workload,
             rounds=timer.rounds,
             power=WindowPower(None, None, "", 0.0, timer.elapsed_s),
-            seen=NO_SAMPLES,
             converged=timer.converged(),
             ceiling_s=timer.longest_s,
-            warm_up_s=0.0,
-            warm_up_slope_c_per_s=None,
-            unsettled=False,
-            foreign=frozenset(),
-            lacking=(),
             waited_share=timer.waited_share,
             fastest_us=timer.time_us(),
         ).reading(

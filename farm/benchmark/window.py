@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from farm.benchmark import intervals
@@ -125,14 +125,14 @@ class SteadyWindow:
     workload: Workload
     rounds: Sequence[TimedRound]  # the rounds that ended in the window
     power: WindowPower  # also has the begin and end of the window
-    seen: SampledWindow
     converged: bool  # the stopping rule was met within `ceiling_s`
     ceiling_s: float
-    warm_up_s: float
-    warm_up_slope_c_per_s: float | None  # rate of the chip's temperature at the end of the warm-up; None if unknown
-    unsettled: bool  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
-    foreign: frozenset[int]  # ids of other processes that were on the card before, during or after the window
-    lacking: tuple[str, ...]  # sensors that the card lacks and a good reading needs
+    seen: SampledWindow = field(default_factory=SampledWindow)
+    warm_up_s: float = 0.0
+    warm_up_slope_c_per_s: float | None = None  # rate of the chip's temperature at its end; None if unknown
+    unsettled: bool = False  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
+    foreign: frozenset[int] = frozenset()  # ids of other processes on the card before, during or after the window
+    lacking: tuple[str, ...] = ()  # sensors that the card lacks and a good reading needs
     waited_share: float | None = None  # share of the window in which a CPU did other work; None: not a CPU
     fastest_us: tuple[float, float] | None = None  # time and half-width of a CPU; None: from the rounds
 

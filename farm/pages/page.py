@@ -19,7 +19,6 @@ from farm.errors import UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
-from farm.report.kernels import few
 from farm.report.layers import layers
 from farm.report.report import Report, remarks
 from farm.requests.partial_request import command_of
@@ -157,7 +156,7 @@ def render(template: str, **values: Any) -> str:
         power=lambda value: format.quantity(value, format.POWER),
         interval=lambda figure, units: format.interval(figure, getattr(format, units)),
         count=format.count_of,
-        few=few,
+        few=format.few,
         day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
     )
     return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlmodel import Session, col, func, select
 
@@ -22,9 +22,6 @@ from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
 from farm.verdict.verdict import TupleRow, Unmeasured
-
-if TYPE_CHECKING:
-    pass
 
 OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
 

@@ -21,11 +21,11 @@ import sqlalchemy
 from sqlmodel import Session, col, select
 
 from farm.errors import BelowTarget, UsageError
-from farm.report.compare import ComparedRow, Side, SideComparison, compare
+from farm.report.compare import ComparedRow, Difference, Side, SideComparison, compare
 from farm.store import tables
 from farm.store.content import DOUBTFUL
 from farm.types.format import percent, plural
-from farm.verdict.figures import Figure, share_of
+from farm.verdict.figures import Figure, share_of, total_of
 
 Quantity = Literal["time", "energy"]
 Level = Literal["whole", "sum", "type", "tuple"]
@@ -246,22 +246,19 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
             math.fsum(figure.value for row in found.types if (figure := getattr(getattr(row, quantity), side)))
             for side in "ab"
         ]
-        added: dict[str, list[Figure]] = {}
+        added: dict[str, list[Difference]] = defaultdict(list)
         for name, row in _rows(found, level):
             difference = getattr(row, quantity)
             if difference.a and difference.b and difference.a.value > 0 and difference.b.value > 0:
-                before = added.get(name, [Figure(0.0), Figure(0.0)])  # tuples may have the same label
-                added[name] = [_plus(*pair) for pair in zip(before, (difference.a, difference.b), strict=True)]
-        for name, (a, b) in added.items():
+                added[name] += [difference]  # tuples may have the same label
+        for name, differences in added.items():
+            a, b = (total_of((getattr(one, side), 1) for one in differences) for side in "ab")
+            assert a and b, "differences without a figure are left out"
             shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
             share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
             if share >= gate.min_share:
                 values[quantity, level, name] = RowValue(a, b, share)
     return values
-
-
-def _plus(one: Figure, other: Figure) -> Figure:
-    return Figure(one.value + other.value, math.hypot(one.half_width, other.half_width))
 
 
 def _rows(found: SideComparison, level: Level) -> list[tuple[str, ComparedRow]]:

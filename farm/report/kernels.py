@@ -21,7 +21,6 @@ from farm.verdict.verdict import TupleRow
 
 # A kernel has room for improvement if it has at least this share of the sum, and less than this share of the roofline.
 LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
-SHOWN = 2  # names and paths of a kernel in a table
 
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -129,12 +128,6 @@ def shortened(paths: Iterable[str]) -> tuple[str, ...]:
     for path in paths:
         groups.setdefault(_NUMBER.sub("*", path), set()).add(path)
     return tuple(found.pop() if len(found) == 1 else pattern for pattern, found in groups.items())
-
-
-def few(names: Sequence[str], most: int = SHOWN) -> str:
-    """The first names, and the number of the others: ``add, relu + 2 more``."""
-    left = len(names) - most
-    return ", ".join(names[:most]) + (f" + {left} more" if left > 0 else "")
 
 
 # ------------------------------------------------------------------------------------------------ two jobs

@@ -59,16 +59,11 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
     slow_memory_of(device)
     one_stream(device)
     _last_step.clear()
-    with numeric_flags(protocol), torch.enable_grad(), _translated_out_of_memory():
+    with numeric_flags(protocol), _translated_out_of_memory():
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
-
-        def observe() -> CapturedPass:
-            with torch.enable_grad():
-                return capture_step(step, device_type=device.type, warmed_up=True)
-
-        with torch.no_grad():
-            capture = as_launched(observe, protocol, device)
+        observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
+        capture = as_launched(observe, protocol, device)
     if capture.gaps:
         raise Unmeasurable("rejected", f"The step cannot be run again call by call: {capture.gaps[0]}.")
     _last_step[subject.id, protocol.id] = capture
