@@ -110,13 +110,13 @@ class Player:
                         if integers is None or integers.device.type == "meta":
                             self.given[storage] = base.clone().untyped_storage()
                         else:
-                            self.given[storage] = _bytes_of(integers).to(device, copy=True).untyped_storage()
+                            self.given[storage] = bytes_of(integers).to(device, copy=True).untyped_storage()
 
     def with_copies(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
         """A player of the same calls, in which `copied` has copied the given `storages` of this device."""
         other = copy.copy(self)
         other.given = {
-            number: copied(_bytes_of(memory)).untyped_storage()
+            number: copied(bytes_of(memory)).untyped_storage()
             if number in storages and memory.device.type == self.device.type
             else memory
             for number, memory in self.given.items()
@@ -178,7 +178,8 @@ class Player:
         return [behind[number] for number in range(len(behind))]
 
 
-def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as a tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 

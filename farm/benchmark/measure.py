@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -341,7 +340,8 @@ class Bench:
             return {"places": time_in_order(passes.order(), pass_s, device)}
 
         def context() -> dict[str, Any]:
-            return {"context": time_among_others(passes.first, passes.inputs, self._others, pass_s, device)}
+            others = other_operators(device)
+            return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device)}
 
         for phase, applies, figures, missing in (
             ("burst", limited, lambda: {"burst": measure_bursts(workload, self.device)}, None),
@@ -360,10 +360,6 @@ class Bench:
         workload = arrange(Passes(call.restore, None, 0, 0), protocol, self.torch_device)
         with contextlib.closing(workload):
             return self._steady(workload, stopping, gate, silent)
-
-    @functools.cached_property
-    def _others(self) -> Callable[[], None]:
-        return other_operators(self.torch_device)
 
     def _with_figures(
         self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None

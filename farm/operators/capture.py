@@ -257,7 +257,6 @@ def predict(
 def run_with_owners(
     model: nn.Module,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
     *,
     device_type: str,
     grad_enabled: bool = False,
@@ -269,11 +268,9 @@ def run_with_owners(
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
     recorder = ForwardRecorder(model, device_type, around=around)
-    with (
-        torch.set_grad_enabled(grad_enabled),
-        recorder.watching_calls(),
-    ):  # in this order: set_grad_enabled is a watched function, too
-        model(*args, **(kwargs or {}))
+    # In this order: set_grad_enabled is a watched function, too.
+    with torch.set_grad_enabled(grad_enabled), recorder.watching_calls():
+        model(*args)
 
 
 def _captured(

@@ -129,7 +129,6 @@ def verify_on_device(
     model: nn.Module,
     args: tuple[Any, ...],
     device: torch.device | str,
-    kwargs: dict[str, Any] | None = None,
     *,
     grad_enabled: bool = False,
     record: Record | None = None,
@@ -145,8 +144,8 @@ def verify_on_device(
     device = torch.device(device)
     ForwardRecorder(model, device.type)  # builds the leaves on meta; the next recorder reuses them
     return compare_with_unwatched(
-        lambda: model(*args, **(kwargs or {})),
-        lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),
+        lambda: model(*args),
+        lambda: capture(model, args, device_type=device.type, grad_enabled=grad_enabled),
         device,
         grad_enabled=grad_enabled,
         record=record,

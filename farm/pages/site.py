@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,8 @@ class ModelPage:
     jobs: tuple[JobPage, ...]
 
 
-def publish(session: Session, folder: Path, progress: Callable[[str], object] = lambda page: None) -> int:
+def publish(session: Session, folder: Path) -> int:
     """Write the site; an earlier site in the folder is replaced. Return the number of pages.
-
-    Args:
-        progress: called with the name of each written page.
 
     Raises:
         UsageError: plotly is missing, the folder cannot be written, or it contains another program's files.
@@ -71,7 +68,6 @@ def publish(session: Session, folder: Path, progress: Callable[[str], object] = 
     write_whole(folder / _SCRIPT, script)
     for file, (template, values) in pages.items():
         write_whole(folder / file, render(template, script=_SCRIPT, **values))
-        progress(file)
     return len(pages)
 
 

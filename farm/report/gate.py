@@ -21,11 +21,11 @@ import sqlalchemy
 from sqlmodel import Session, col, select
 
 from farm.errors import BelowTarget, UsageError
-from farm.report.compare import ComparedRow, Difference, Side, SideComparison, compare
+from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
 from farm.store.content import DOUBTFUL
 from farm.types.format import percent, plural
-from farm.verdict.figures import Figure, share_of, total_of
+from farm.verdict.figures import Figure, share_of
 
 Quantity = Literal["time", "energy"]
 Level = Literal["whole", "sum", "type", "tuple"]
@@ -246,14 +246,16 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
             math.fsum(figure.value for row in found.types if (figure := getattr(getattr(row, quantity), side)))
             for side in "ab"
         ]
-        added: dict[str, list[Difference]] = defaultdict(list)
+        added: dict[str, list[tuple[Figure, Figure]]] = defaultdict(list)
         for name, row in _rows(found, level):
             difference = getattr(row, quantity)
             if difference.a and difference.b and difference.a.value > 0 and difference.b.value > 0:
-                added[name] += [difference]  # tuples may have the same label
-        for name, differences in added.items():
-            a, b = (total_of((getattr(one, side), 1) for one in differences) for side in "ab")
-            assert a and b, "differences without a figure are left out"
+                added[name].append((difference.a, difference.b))  # tuples may have the same label
+        for name, pairs in added.items():
+            a, b = (
+                Figure(math.fsum(one.value for one in side), math.hypot(*(one.half_width for one in side)))
+                for side in zip(*pairs, strict=True)
+            )
             shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
             share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
             if share >= gate.min_share:
