@@ -37,7 +37,8 @@ def report(
     """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or cost by layer."""
     from farm.jobs import jobs as rows_of
     from farm.pages import page
-    from farm.report import build, layers
+    from farm.report import layers
+    from farm.report.report import build
 
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:

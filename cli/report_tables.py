@@ -33,9 +33,9 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report import Report
     from farm.report.kernels import CompiledJob
     from farm.report.layers import LayerRow, Layers
+    from farm.report.report import Report
     from farm.verdict.verdict import TupleRow, Verdict
 
 _MOST_UNMEASURED = 10

@@ -54,11 +54,6 @@ class WindowPower:
             return 0.0
         return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
 
-    @property
-    def disagrees(self) -> bool:
-        """True if the counter and the instant sensor give different powers."""
-        return bool(self.power_w and self.integral_w and abs(self.integral_w / self.power_w - 1) > DISAGREE)
-
 
 def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
     """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor."""
@@ -146,6 +141,7 @@ class SteadyWindow:
         """The names of the conditions that make the figures doubtful, sorted."""
         power = self.power
         known = power.power_w is not None
+        apart = abs(power.integral_w / power.power_w - 1) if power.power_w and power.integral_w else 0.0
         holds = {
             "not_converged": not self.converged,
             "few_passes": len(self.rounds) < LEAST_ROUNDS,
@@ -160,7 +156,7 @@ class SteadyWindow:
             "throttled_other": self._throttled(*OTHER_SLOWDOWNS),
             "no_energy": not known,
             "lesser_power_source": known and power.source not in ("energy_counter", "rapl"),
-            "power_disagrees": power.disagrees,
+            "power_disagrees": apart > DISAGREE,
             "drifting": known and abs(power.drift) > DRIFT,
         }
         return tuple(sorted(name for name, so in holds.items() if so))

@@ -19,7 +19,7 @@ import yaml
 
 from farm.errors import FarmError
 from farm.estimate.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
-from farm.operators.sweep_recipes import RECIPES
+from farm.operators.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
 from farm.types.tuple import plain, tensor_references

@@ -217,7 +217,6 @@ def capture(
     Raises:
         CaptureError: the model is compiled or scripted, or raises an error.
     """
-    _refuse_opaque(model)
     return _captured(ForwardRecorder(model, device_type, watch), model, args, kwargs, grad_enabled)
 
 
@@ -240,9 +239,7 @@ def predict(
     Raises:
         CaptureError: see `capture`.
     """
-    if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
-        device_type = "cpu"
-    _refuse_opaque(model)
+    device_type = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
     with fake_pass(model, args, kwargs, device_type) as (fakes, fake_args, fake_kwargs):
 
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
@@ -280,6 +277,7 @@ def _captured(
     kwargs: dict[str, Any] | None,
     grad_enabled: bool,
 ) -> CapturedPass:
+    _refuse_opaque(model)
     try:
         with torch.set_grad_enabled(grad_enabled), WatchedOperators(recorder.call_aten), recorder.watching_calls():
             model(*args, **(kwargs or {}))

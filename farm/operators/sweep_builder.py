@@ -26,7 +26,7 @@ from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 if TYPE_CHECKING:
-    from farm.operators.sweep_recipes import SweepRecipe
+    from farm.operators.sweep import SweepRecipe
 
 #: Exceptions that PyTorch raises if it refuses a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)

@@ -165,22 +165,14 @@ class SideComparison:
     tuples_only_b: tuple[ComparedRow, ...]
     kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
 
-    @property
-    def only_a(self) -> tuple[str, ...]:
-        """The labels of the tuples that are only on side A."""
-        return tuple(row.name for row in self.tuples_only_a)
-
-    @property
-    def only_b(self) -> tuple[str, ...]:
-        return tuple(row.name for row in self.tuples_only_b)
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
         about = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
-        return {**about, **rows, "only_a": self.only_a, "only_b": self.only_b}
+        only = {f"only_{side}": [row["name"] for row in rows[f"tuples_only_{side}"]] for side in "ab"}
+        return {**about, **rows, **only}
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from farm.operators import sweep as sweeps
 from farm.operators.capture import capture
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild
-from farm.operators.sweep import Expansion, check_names
+from farm.operators.sweep import RECIPES, REQUIRED, Expansion, check_names
 from farm.operators.sweep_builder import Builder, Impossible, with_zeros
-from farm.operators.sweep_recipes import RECIPES, REQUIRED
 from farm.types.label import label_of
 from farm.types.request import Sweep
 
