@@ -124,8 +124,8 @@ def publish(
     ),
 ) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""
-    from farm.pages import site
+    from farm.pages import page
 
     with output.open_database().read() as session:
-        number = site.publish(session, folder)
+        number = page.publish(session, folder)
     say(f"{number} pages written; open {folder / 'index.html'}")

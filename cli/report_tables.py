@@ -33,8 +33,8 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report.kernels import CompiledJob
     from farm.report.layers import LayerRow, Layers
+    from farm.report.operators import CompiledJob
     from farm.report.report import Report
     from farm.verdict.verdict import TupleRow, Verdict
 

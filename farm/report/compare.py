@@ -22,7 +22,7 @@ from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
-from farm.report import kernels
+from farm.report import operators as kernels
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.content import counts, placed_calls

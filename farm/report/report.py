@@ -20,7 +20,7 @@ from sqlmodel import Session, col, select
 from farm.errors import NoSuchJob
 from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
-from farm.report.kernels import CompiledJob, compiled_job
+from farm.report.operators import CompiledJob, compiled_job
 from farm.store import tables
 from farm.store.database import fetch
 from farm.store.tables import CLOSED, ItemState, JobState
