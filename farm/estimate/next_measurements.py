@@ -102,7 +102,7 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
     grid = _grid(operator, spec) if operator in RECIPES else None
     if grid is None:
         return None
-    from farm.operators.sweep import Expansion
+    from farm.operators.sweep_builder import Expansion
 
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):

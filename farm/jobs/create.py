@@ -179,7 +179,7 @@ def _plan_sweep(
     begin: Callable[[Sequence[str]], PlannedRound],
     grown: Callable[[OpenedJob, int], None],
 ) -> OpenedJob:
-    from farm.operators.sweep import Expansion
+    from farm.operators.sweep_builder import Expansion
 
     assert request.sweep is not None, "only a sweep is planned in parts"
     expansion = Expansion(request.sweep)

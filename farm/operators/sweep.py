@@ -1,28 +1,18 @@
-"""Sweeps: a grid over one operator's parameters and input sizes, expanded to operator tuples.
-
-`RECIPES` say how each operator is built from the values of a grid. Each combination is built as a real module on the
-meta device and captured like a model, so a sweep's tuples equal those of a model with such an operator. Names are
-checked without torch: a wrong measurement file is refused before torch is imported.
-"""
+"""Sweeps: grids over one operator's parameters and input sizes. `RECIPES` say how each operator is built from the
+values of a grid; `farm.operators.sweep_builder` expands a grid to operator tuples. Names are checked without torch: a
+wrong measurement file is refused before torch is imported."""
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.types.request import Sweep
 
-if TYPE_CHECKING:
-    from farm.operators.cost import Cost
-    from farm.types.tuple import OperatorTuple
-
 _PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
-#: Combinations per batch. The first batch is small, so that a card soon has work.
-FIRST_BATCH, BATCH = 100, 1000
 DTYPES = ("float32", "float16", "bfloat16")
 #: Names that every grid may have: the dtype, and the share of zeros in the inputs.
 COMMON_NAMES: dict[str, Any] = {"dtype": "float32", "zeros": 0.0}
@@ -187,79 +177,6 @@ RECIPES: dict[str, SweepRecipe] = {
 }
 
 
-class Expansion:
-    """The expansion of a sweep to tuples.
-
-    Attributes:
-        tried: how many combinations have been built so far.
-    """
-
-    def __init__(self, sweep: Sweep) -> None:
-        """
-        Raises:
-            UnknownOperator, UsageError: see `check_names`.
-        """
-        check_names(sweep)
-        self.sweep = sweep
-        self.tried = 0
-        self._found: set[str] = set()
-        self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """How many combinations PyTorch refused, by reason with an example."""
-        return {
-            f"{reason} ({'such as ' if count > 1 else ''}{example})": count
-            for count, reason, example in self._skipped.values()
-        }
-
-    def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
-        """Yields batches of distinct tuples with their costs. No batch is empty.
-
-        A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
-        that a drift of the card does not correlate with a parameter of the sweep.
-
-        Raises:
-            UsageError: at the end, if no combination was possible.
-        """
-        from farm.operators.sweep_builder import Builder, Impossible
-
-        recipe = RECIPES[self.sweep.operator]
-        builder = Builder(self.sweep.operator, recipe)
-        step = round(self.sweep.size * 0.618) if self.sweep.size > FIRST_BATCH else 1  # near the golden ratio
-        while math.gcd(step, self.sweep.size) > 1:  # so that each combination is visited once
-            step += 1
-        batch: dict[OperatorTuple, Cost] = {}
-        for place in range(0, self.sweep.size * step, step):
-            values = dict(recipe.names)
-            for name, axis in reversed(self.sweep.grid.items()):  # the last axis varies fastest
-                place, index = divmod(place, len(axis))
-                values[name] = axis[index]
-            self.tried += 1
-            try:
-                spec, cost = builder.build(values)
-            except Impossible as refusal:
-                varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or self.sweep.grid
-                example = ", ".join(f"{name} {_size_text(values[name])}" for name in varied)
-                count, reason, example = self._skipped.get(refusal.kind, (0, str(refusal), example))
-                self._skipped[refusal.kind] = count + 1, reason, example
-            else:
-                if spec.id not in self._found:
-                    self._found.add(spec.id)
-                    batch[spec] = cost
-            if len(batch) >= (FIRST_BATCH if len(self._found) <= FIRST_BATCH else BATCH):
-                yield batch
-                batch = {}
-        if batch:
-            yield batch
-        if not self._found:
-            first = next(iter(self.skipped), "the grid is empty")
-            raise UsageError(
-                f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: {first}.",
-                "Change the values of the grid.",
-            )
-
-
 def check_names(sweep: Sweep) -> None:
     """Check the operator, the grid's names and the kinds of its values; needs no torch.
 
@@ -287,10 +204,6 @@ def check_names(sweep: Sweep) -> None:
             if problem := _problem(sweep.operator, name, value, names[name]):
                 text = f"{name} of a {sweep.operator} sweep is {value!r}; it must be {problem}."
                 raise UsageError(text, f"Change the values of {name} in the grid.")
-
-
-def _size_text(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _problem(operator: str, name: str, value: Any, default: Any) -> str:
