@@ -173,7 +173,6 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
-    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
@@ -185,7 +184,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         weight_bytes=0,
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=_working_set(lambda: model(*arguments), parameter_bytes, protocol, device),
+        details=_working_set(lambda: model(*arguments), model, protocol, device),
         order=lambda: as_launched(
             lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
         ),
@@ -198,14 +197,13 @@ def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device)
     if protocol.data == "zeros":
         _zero(compiled.inputs)
     model = compiled.model
-    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return Passes(
         first=compiled.run,
         copy=None,
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in compiled.inputs),
         written=list(model.parameters()) if model.training else [],
-        details=_working_set(compiled.run, parameter_bytes, protocol, device),
+        details=_working_set(compiled.run, model, protocol, device),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
 
@@ -219,9 +217,8 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     step = build_step(variant, device, launch=protocol.launch)
     if protocol.data == "zeros":
         _zero(tensors_in(step.inputs))
-    parameter_bytes = sum(tensor.nbytes for tensor in (*step.model.parameters(), *step.model.buffers()))
     memory = _memory_of_step(step.run, elsewhere_bytes, device)
-    details = _working_set(step.run, parameter_bytes, protocol, device)
+    details = _working_set(step.run, step.model, protocol, device)
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
     return Passes(
         first=step.run,
@@ -277,8 +274,9 @@ def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.d
     return found[0]
 
 
-def _working_set(run: Pass, parameter_bytes: int, protocol: Protocol, device: torch.device) -> Details:
+def _working_set(run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device) -> Details:
     """Measure the bytes that one pass of a model touches, and the share that the cache keeps until the next pass."""
+    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     if device.type != "cuda" or not protocol.measures_context:
         return Details(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run

@@ -90,10 +90,8 @@ def verify(
     variant, not_captured = Variant.from_json(subject.spec), None
     try:
         with numeric_flags(protocol):
-            if variant.compile:
-                compare, timed = _observe_compiled(subject, protocol, device)
-            else:
-                compare, timed = (_observe_step if variant.step else _observe_pass)(variant, protocol, device)
+            observe = _observe_compiled if variant.compile else _observe_step if variant.step else _observe_pass
+            compare, timed = observe(subject, protocol, device)
             try:
                 found = compare(record=record)
             except NotCaptured as error:
@@ -161,8 +159,8 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
 _Observation = tuple[Callable[..., WatchedPass], ObservedRun]
 
 
-def _observe_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Observation:
-    model, arguments = build_variant(variant, device, hand_over=True)
+def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
+    model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
     grad = protocol.grad
     return (
         functools.partial(verify_on_device, model, arguments, device, grad_enabled=grad),
@@ -179,11 +177,11 @@ def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device
     )
 
 
-def _observe_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Observation:
+def _observe_step(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
-    step = build_step(variant, device, launch=protocol.launch)
+    step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
 
     def plainly() -> None:
