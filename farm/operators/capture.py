@@ -38,11 +38,12 @@ from farm.operators.encoding import (
     costs_something,
     describe_leaf,
     encode,
+    is_changed,
     storage_key,
     tensors_in,
     written_tensors,
 )
-from farm.operators.fake_pass import RepeatedCalls, fake_pass, repeatable
+from farm.operators.fake_pass import RepeatedCalls, fake_pass
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
@@ -372,7 +373,7 @@ class ForwardRecorder(Recorder):
                 describe = functools.partial(
                     self._describe, call, f"torch.nn.{name}", args, kwargs, parameters=parameters, module=module
                 )
-                repeated = self.repeated if repeatable(module) else None
+                repeated = None if is_changed(module) else self.repeated
                 given = describe() if repeated is not None else None
                 found, out = self._run(call, given, functools.partial(original, module, *args, **kwargs))
                 if call.costly and (given := given or describe()):
