@@ -20,6 +20,7 @@ from typing import IO, Literal
 import psutil
 
 from farm.devices.device import Card
+from farm.devices.host import visible_only
 from farm.devices.lock import CardLock
 from farm.errors import FarmError
 from farm.jobs import cards, items
@@ -68,8 +69,8 @@ class Supervisor:
         self.log_dir = log_dir
         self.children = [Child("control", ("control",)), *(Child(card_id, ("card", card_id)) for card_id in card_ids)]
         for child in self.children:
-            gpu = child.name if child.name.startswith("GPU-") else ""  # pins the process to its GPU, or to none
-            child.environment = {**(environment or {}), "CUDA_VISIBLE_DEVICES": gpu}
+            gpus = [child.name] if child.name.startswith("GPU-") else []
+            child.environment = {**(environment or {}), **visible_only(gpus)}
 
     def start(self) -> None:
         for child in self.children:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farm import settings as farm_settings
+from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import Installed, discover, installed_torch, open_device
 from farm.doctor import Check, ok, problem, warning
@@ -42,8 +43,31 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
     torch = installed_torch()
     if torch is None:
         yield problem("torch", "torch is not installed", "Install torch, or install farm again with its dependencies.")
-    driver, cuda, trouble = _driver()
     cards = discover(current)
+    yield from _amd_driver(cards, torch.hip) if torch and torch.hip else _nvidia_driver(cards, torch, current)
+    for card in cards:
+        name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
+        if card.kind == "cpu" and not _worker_of(card, current):  # a worker's measurement would cause the load
+            yield _load()
+        if not card.refusal:
+            yield from _card_here(name, card, current)
+        elif all(other.refusal for other in cards):
+            step = "Correct the cause; until then, `--card cpu` measures on the CPU."
+            yield problem(name, f"the farm cannot measure on {card}: {card.refusal}", step)
+        else:
+            step = "Correct the cause, or use the other cards of this host only."
+            yield warning(name, f"the farm cannot measure on {card}: {card.refusal}", step)
+
+
+def _amd_driver(cards: Sequence[Card], rocm: str) -> Iterator[Check]:
+    yield ok("torch", f"built for ROCm {rocm}")
+    if driver := next((card.driver for card in cards if card.kind == "cuda" and card.driver), ""):
+        yield ok("driver", f"amdgpu {driver}")
+        yield warning("AMD", UNTESTED, "Compare readings with another tool before you use them (docs/devices.md).")
+
+
+def _nvidia_driver(cards: Sequence[Card], torch: Installed | None, current: Settings) -> Iterator[Check]:
+    driver, cuda, trouble = _driver()
     yield from _all_listed(cards, current)
     if driver:
         yield ok("driver", f"{driver}, supports CUDA up to {cuda[0]}.{cuda[1]}")
@@ -57,18 +81,6 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
         yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
     if torch is not None:
         yield torch_against_driver(torch, cuda if driver else None)
-    for card in cards:
-        name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
-        if card.kind == "cpu" and not _worker_of(card, current):  # a worker's measurement would cause the load
-            yield _load()
-        if not card.refusal:
-            yield from _card_here(name, card, current)
-        elif all(other.refusal for other in cards):
-            step = "Correct the cause; until then, `--card cpu` measures on the CPU."
-            yield problem(name, f"the farm cannot measure on {card}: {card.refusal}", step)
-        else:
-            step = "Correct the cause, or use the other cards of this host only."
-            yield warning(name, f"the farm cannot measure on {card}: {card.refusal}", step)
 
 
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
