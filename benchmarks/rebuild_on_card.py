@@ -84,7 +84,7 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
 
     from farm.benchmark.passes import build_variant, numeric_flags
     from farm.benchmark.verification import kernels_of_calls
-    from farm.operators.profiler import Profiled, verify_on_device
+    from farm.operators.profiler import profiled, verify_on_device
     from farm.operators.rebuild import rebuild
     from farm.operators.replay import mismatches
 
@@ -102,9 +102,7 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
             for tuple_id, spec in found.capture.tuples.items():
                 rebuilt = rebuild(parse(json.loads(json.dumps(spec.to_json()))), device)
                 rebuilt.run()  # exclude one-time work of cuDNN and cuBLAS
-                with Profiled(device) as profiled:
-                    rebuilt.run()
-                seen = profiled.counts
+                seen, _ = profiled(rebuilt.run, device)
                 if seen != expected[tuple_id]:
                     kernels.append(
                         f"{label_of(spec)}: only in the model {dict(expected[tuple_id] - seen)}, "

@@ -118,7 +118,7 @@ class Runs:
 
     def store(self, batch: int) -> list[str]:
         """Store the tuples of all grids; return their ids."""
-        from farm.operators.sweep import Expansion
+        from farm.operators.sweep_builder import Expansion
         from farm.store.content import store_operators
 
         ids: list[str] = []

@@ -12,6 +12,7 @@ from rich.table import Table
 from cli import lists, output
 from cli.options import AsJson
 from cli.output import answer, say
+from farm.errors import FarmUnavailable, NoSuchCard, UsageError
 
 
 def cards(
@@ -26,8 +27,6 @@ def cards(
     local: bool = typer.Option(False, "--local", help="List only the cards of this host. Needs no database."),
 ) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
-    from farm.errors import UsageError
-
     if words and words[0] in ("drain", "resume", "release"):
         if len(words) != 2:
             step = "Give the id of one card; `farm cards` lists the ids."
@@ -47,7 +46,6 @@ def cards(
 
 def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     """The cards of this host, and unless `local` those in the database, by id."""
-    from farm.errors import FarmUnavailable
     from farm.jobs import listing
     from farm.jobs.cards import all_own_cards
     from farm.settings import settings
@@ -76,7 +74,6 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
 def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
     """The rows of the cards that a word selects. `NoSuchCard` if none matches."""
     from farm.devices.device import Card
-    from farm.errors import NoSuchCard
     from farm.requests.card_selection import matching_cards
 
     names = ("id", "kind", "model", "memory_bytes", "index", "host")
@@ -88,7 +85,6 @@ def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str,
 
 def _changed(action: str, name: str) -> str:
     """Drain, resume or release a card. Returns what happened."""
-    from farm.errors import UsageError
     from farm.jobs import cards
 
     database = output.open_database()
@@ -136,8 +132,12 @@ def details(row: Mapping[str, Any]) -> Table:
 
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value with unit) of everything that is known of the card, its fingerprint included."""
+    from farm.devices.amd import UNTESTED
+
     refused, reason = row.get("state") == "refused", row.get("state_reason")
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
+    if row.get("kind") == "cuda" and "AMD" in found[0][1]:
+        found.append(("note", UNTESTED))
     if refused or reason:
         found.append(("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}"))
     if row.get("memory_bytes"):
@@ -154,11 +154,8 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("sensors", ", ".join(row["capabilities"])))
     fingerprint = row.get("fingerprint") or {}
     if not fingerprint:
-        return (
-            found
-            if refused
-            else [*found, ("fingerprint", "not measured yet; the card's worker measures it when it starts")]
-        )
+        unknown = ("fingerprint", "not measured yet; the card's worker measures it when it starts")
+        return found if refused else [*found, unknown]
     if rate := fingerprint.get("copy_bytes_per_s"):
         found.append(("copy within its memory", f"{rate / 1e9:.0f} GB/s, counting bytes read and bytes written"))
     for key, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():

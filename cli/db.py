@@ -8,6 +8,7 @@ import typer
 
 from cli import output
 from cli.output import emit
+from farm.errors import UsageError
 
 app = typer.Typer(help="Create, update and check the database's tables.", no_args_is_help=True)
 
@@ -46,7 +47,6 @@ def prune(
     yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
-    from farm.errors import UsageError
     from farm.store import pruning
     from farm.types.format import count_of, plural
 

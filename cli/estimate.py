@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cli import output
 from cli.options import Model, VariantFields, option
 from cli.output import answer, emit_json, say, show
+from farm.errors import NoReadings, NoSuchCard, UsageError
 
 if TYPE_CHECKING:
     from farm.estimate.estimate import Estimate
@@ -59,7 +60,6 @@ class EstimateOptions:
 
     def check(self, *, is_curve: bool, training: bool) -> None:
         """Raise `UsageError` if two options do not go together."""
-        from farm.errors import UsageError
         from farm.pages.plots import check_path
 
         measures = bool(self.measure or self.seconds)
@@ -130,7 +130,6 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:
     from cli import prediction_tables
-    from farm.errors import NoReadings
     from farm.estimate.estimate import too_large_from
 
     found: list[Estimate] = []
@@ -161,7 +160,6 @@ def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptio
 def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) -> None:
     """Measure the tuples that narrow an estimate most on a card of this host."""
     from farm.api.measure import measure_tuples
-    from farm.errors import NoSuchCard
     from farm.estimate.query import import_packaged
 
     own = [card for card in output.own_cards() if card.model == found.card_model]

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from cli import tables
 from cli.output import answer, console, emit, emit_json, say
 from cli.tables import Text
+from farm.errors import BelowTarget, DatabaseUnreachable
 from farm.types.format import plural, span
 
 if TYPE_CHECKING:
@@ -119,8 +120,6 @@ def ended(progresses: Iterable[Progress]) -> bool:
 
 def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
     """Return the progress of jobs. Retry for a while if the database is unreachable: the jobs go on meanwhile."""
-    from farm.errors import DatabaseUnreachable
-
     deadline_s = time.monotonic() + DATABASE_PATIENCE_S
     while True:
         try:
@@ -179,8 +178,6 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
 
 def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
     """Raise `BelowTarget` if a verdict did not pass, or if something was refused and has none."""
-    from farm.errors import BelowTarget
-
     # Neither a sweep nor a few operators of a model can be compared with a whole model, so neither can fail.
     failing = [one for one in reports if one.kind == "model" and one.verdict.missed]
     if failing:

@@ -11,6 +11,7 @@ from rich.console import Group
 
 from cli import tables
 from cli.output import show
+from farm.errors import UsageError, did_you_mean
 
 Entry = tuple[str, str]  # names, and what they mean
 
@@ -24,7 +25,6 @@ def help_(
     ),
 ) -> None:
     """Explain a word of a report: accuracy, coverage, a flag, a state."""
-    from farm.errors import UsageError, did_you_mean
     from farm.types.value_profiles import is_class
 
     known = entries()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 
 from cli import tables
 from cli.tables import Row, Text, cell, clipped
-from farm.report.kernels import few
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -21,6 +20,7 @@ from farm.types.format import (
     TIME,
     Units,
     count_of,
+    few,
     gap,
     part_of,
     percent,
@@ -156,9 +156,6 @@ def readings(rows: Sequence[Row]) -> RenderableType:
     )
 
 
-# ------------------------------------------------------------------------------------------------- progress
-
-
 # ----------------------------------------------------------------------------------------------- comparison
 
 
@@ -187,8 +184,7 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     elif models:
         names = ((whole, replace(row, name="  sum of its tuples")) for whole, row in models)
         parts += [Text(), _differences("whole model", [row for pair in names for row in pair])]
-        if left := len(found.sums) - len(models):
-            parts.append(Text(f"  {left} more {plural('model', left)}; a larger -n shows them.", style="dim"))
+        parts += _more(len(found.sums) - len(models), "model")
     elif found.a.job_id or found.b.job_id:
         parts += [Text(), Text(f"{'B' if found.a.job_id else 'A'} has no verdict of this model.")]
     if total is None:
@@ -200,23 +196,20 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         parts += [Text(), _kernels(found.kernels, limit)]
     if limit and found.tuples:
         parts += [Text(), _differences("tuple", found.tuples[:limit])]
-        if (left := len(found.tuples) - limit) > 0:
-            text = f"  {left} more {plural('tuple', left)} with smaller changes; a larger -n shows them."
-            parts.append(Text(text, style="dim"))
+        parts += _more(len(found.tuples) - limit, "tuple", " with smaller changes")
     every = (*found.wholes, *found.sums, *found.types, *found.tuples[:limit])
     if any(one.change and not one.apart for row in every for one in (row.time, row.energy)):
         parts += [Text(), Text("  A change in parentheses: the intervals of A and B overlap.", style="dim")]
-    sides: tuple[tuple[Literal["A", "B"], Sequence[ComparedRow]], ...] = (
-        ("A", found.tuples_only_a),
-        ("B", found.tuples_only_b),
-    )
-    for name, only in sides:
+    for name, only in (("A", found.tuples_only_a), ("B", found.tuples_only_b)):
         if only:
             parts += [Text(), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
-            parts += [_alone(row, name) for row in only[: limit or SHOWN]]
-            if (left := len(only) - (limit or SHOWN)) > 0:
-                parts.append(Text(f"  {left} more {plural('tuple', left)}; a larger -n shows them.", style="dim"))
+            parts += [*map(_alone, only[: limit or SHOWN]), *_more(len(only) - (limit or SHOWN), "tuple")]
     return Group(*parts)
+
+
+def _more(left: int, what: str, which: str = "") -> list[Text]:
+    text = f"  {left} more {plural(what, left)}{which}; a larger -n shows them."
+    return [Text(text, style="dim")] if left > 0 else []
 
 
 def _differences(head: str, rows: Sequence[ComparedRow], total: ComparedRow | None = None) -> RenderableType:
@@ -261,9 +254,9 @@ def _difference_cells(entry: ComparedRow) -> list[Any]:
     return [entry.name, calls, *cells(entry.time, TIME), *cells(entry.energy, ENERGY)]
 
 
-def _alone(entry: ComparedRow, side: Literal["A", "B"]) -> Text:
+def _alone(entry: ComparedRow) -> Text:
     """A tuple of one side: its share of that side's sum, its time and its label."""
-    share, time = (entry.a_share, entry.time.a) if side == "A" else (entry.b_share, entry.time.b)
+    share, time = entry.b_share if entry.a_share is None else entry.a_share, entry.time.a or entry.time.b
     note = f" ({entry.covers})" if entry.covers.startswith("no reading") else ""
     return Text(f"  {percent(share):>7}  {quantity(time.value if time else None, TIME):>8}  {entry.name}{note}")
 

@@ -124,7 +124,7 @@ def _reported_errors(ctx: Any = None) -> Iterator[None]:
     except Left as leaving:
         raise typer.Exit(INTERRUPTED) from leaving
     except KeyboardInterrupt as interruption:
-        complain("interrupted.", getattr(interruption, "hint", ""))
+        complain("interrupted.", *interruption.args)
         raise typer.Exit(INTERRUPTED) from interruption
     except BrokenPipeError:
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,12 +12,10 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text, sparkline
 from farm.memory_report.plans import plan_rows, sentences
+from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
+from farm.operators.captured import CapturedTensor
+from farm.slow_memory.offload_plan import OffloadPlans
 from farm.types.format import TIME, count_of, gap, interval, percent, quantity
-
-if TYPE_CHECKING:
-    from farm.memory_report.step_memory import StepMemory
-    from farm.operators.captured import CapturedTensor
-    from farm.slow_memory.offload_plan import OffloadPlans
 
 _LONGEST_PATH = 48
 _MOST_SLOW = 20
@@ -95,8 +92,6 @@ def _named(tensor: CapturedTensor) -> Text:
 
 
 def _periods(found: StepMemory) -> Table:
-    from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES
-
     both = tables.ruled(("inactive periods", ">number", ">size", ">byte-seconds"))
     by_length, by_size = found.life.by_length(LENGTHS_US), found.life.by_size(SIZES_BYTES)
     for rows, text in ((by_length, lambda least: quantity(least, TIME, 1)), (by_size, _size)):

@@ -33,11 +33,7 @@ class Left(KeyboardInterrupt):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while work continues elsewhere: the hint says what continues and how to return to it."""
-
-    def __init__(self, hint: str) -> None:
-        super().__init__(hint)
-        self.hint = hint
+    """Ctrl-C while work continues elsewhere. The argument says what continues and how to return to it."""
 
 
 @contextlib.contextmanager

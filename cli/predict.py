@@ -10,6 +10,7 @@ import typer
 from cli import output
 from cli.options import AsJson, Declared
 from cli.output import answer, emit, emit_json, say, show
+from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset, MeasuredModel
@@ -62,7 +63,6 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
-    from farm.errors import UsageError
     from farm.prediction import evaluation, stored_predictor
     from farm.prediction.predictors import predictor_spec
     from farm.prediction.regressors import needs_scikit_learn
@@ -153,7 +153,6 @@ def plan(
     """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""
     from cli import prediction_tables
     from cli.estimate import estimated
-    from farm.errors import UsageError
     from farm.estimate import next_measurements
     from farm.estimate.query import EstimateQuery
     from farm.models import catalog
@@ -188,7 +187,6 @@ def plan(
 
 def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
     """Compare a fitted predictor with readings outside its training data."""
-    from farm.errors import UsageError
     from farm.estimate import query
     from farm.prediction import evaluation, stored_predictor
     from farm.prediction.predictors import predictor_spec

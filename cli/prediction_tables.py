@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Score
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
-_SHARES = {
-    "measured": "measured",
-    "predicted": "predicted",
-    "unseen_types": "predicted for operator types without any reading",
-}
+_SHARES = {"unseen_types": "predicted for operator types without any reading"}
 
 # -- farm estimate
 
@@ -35,10 +31,7 @@ def generation(found: Generation) -> RenderableType:
     """A generated text: the sum, the prompt, and a decode at some lengths of the cache."""
     prompt, level = found.prefill.variant, found.level
     heads = "", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share"
-    rows = [
-        (str(one.variant), *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one)))
-        for one in found.phases
-    ]
+    rows = [_row(str(one.variant), one, level) for one in found.phases]
     text = f"prompt and {found.tokens} generated tokens"
     total = (text, *_cells(found.time, found.energy, not found.is_lower_bound), "")
     per_token = str(PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj))
@@ -85,7 +78,7 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         )
         bound = "" if found.total_time and found.total_time.low else "at least "
         lines["predicted"] = f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
-        shares = (f"{percent(share)} {_SHARES[name]}" for name, share in found.shares.items() if share)
+        shares = (f"{percent(share)} {_SHARES.get(name, name)}" for name, share in found.shares.items() if share)
         lines["shares of time"] = ", ".join(shares) if found.complete else ""
     if number:
         tuples = f"{number} {plural('tuple', number)} without a reading"
@@ -187,12 +180,12 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     too_large = too_large_from(found)
     rows = []
     for one in found:
-        cells = _cells(one.time_at(level), one.energy_at(level), one.complete)
+        *cells, measured_share = _row(str(one.variant), one, level)
         per_token = one.per_token.tokens_per_s
         tokens = [count_of(per_token, "").strip()] if one.per_token.tokens else []
         cards = [str(one.memory.cards) if one.memory else NOTHING] if too_large else []
         predicted_share = percent(1 - _measured(one)) if one.shares or one.whole_time else NOTHING
-        rows.append((str(one.variant), *cells, *tokens, percent(_measured(one)), predicted_share, *cards))
+        rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
     heads = ["", ">time", f">{percent(level, 0)} interval", ">energy", ">interval"]
     heads += [">tokens/s"] if found[0].per_token.tokens else []
     heads += [">measured share", ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
@@ -211,6 +204,10 @@ def _cells(time: PredictedValue, energy: PredictedValue | None, complete: bool) 
     return f"{least}{quantity(time.value, TIME)}", _ends(time, TIME), energies, _ends(energy, ENERGY)
 
 
+def _row(name: str, one: Estimate, level: float) -> tuple[str, ...]:
+    return name, *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one))
+
+
 def _measured(found: Estimate) -> float:
     """Return the measured share, 0 to 1: of the time if there are predictions, else of the estimated cost."""
     return 1.0 if found.whole_time else found.shares.get("measured", found.coverage)
@@ -224,10 +221,7 @@ def _ends(found: PredictedValue | None, units: Units) -> str:
 
 def narrowed(before: Estimate, after: Estimate, level: float) -> RenderableType:
     """An estimate before and after some measurements."""
-    rows = [
-        (name, *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one)))
-        for name, one in (("before", before), ("with the new readings", after))
-    ]
+    rows = [_row("before", before, level), _row("with the new readings", after, level)]
     heads = ("", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share")
     return Group(ruled(heads, rows), Text(""))
 

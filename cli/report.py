@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Group
 
 from cli import follow, output
 from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
+from cli.tables import sparkline
 from farm.errors import UsageError
 
 
@@ -35,7 +37,8 @@ def report(
     """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or cost by layer."""
     from farm.jobs import jobs as rows_of
     from farm.pages import page
-    from farm.report import build, layers
+    from farm.report import layers
+    from farm.report.report import build
 
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:
@@ -56,8 +59,6 @@ def report(
         documents = [one.to_json() for one in (grouped or built)]
         emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
     elif html is None or readings or by:
-        from rich.console import Group
-
         from cli import report_tables
 
         shown = [report_tables.layer_table(one) for one in grouped]
@@ -95,7 +96,6 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Show power, clocks and temperature during one reading, with its window marked."""
-    from cli.tables import sparkline
     from farm.pages import plots
     from farm.report.lookup import find_traced
 
@@ -124,8 +124,8 @@ def publish(
     ),
 ) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""
-    from farm.pages import site
+    from farm.pages import page
 
     with output.open_database().read() as session:
-        number = site.publish(session, folder)
+        number = page.publish(session, folder)
     say(f"{number} pages written; open {folder / 'index.html'}")

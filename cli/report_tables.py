@@ -6,7 +6,7 @@ Formatting, no logic; `farm.report` computes the values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,15 +14,16 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
-from farm.report.kernels import few
-from farm.report.layers import sizes_text
-from farm.report.report import remarks
+from farm.report.layers import LayerRow, Layers, sizes_text
+from farm.report.operators import CompiledJob
+from farm.report.report import Report, remarks
 from farm.types.format import (
     ENERGY,
     NOTHING,
     POWER,
     TIME,
     count_of,
+    few,
     gap,
     interval,
     part_of,
@@ -31,12 +32,7 @@ from farm.types.format import (
     quantity,
     span,
 )
-
-if TYPE_CHECKING:
-    from farm.report import Report
-    from farm.report.kernels import CompiledJob
-    from farm.report.layers import LayerRow, Layers
-    from farm.verdict.verdict import TupleRow, Verdict
+from farm.verdict.verdict import TupleRow, Verdict
 
 _MOST_UNMEASURED = 10
 _ON_A_GPU = "tmcks4gd"  # the packaged job that shows a result of a GPU

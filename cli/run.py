@@ -15,6 +15,7 @@ import typer
 from cli import follow, output
 from cli.options import CliOptions
 from cli.output import Interrupted, emit_json, say
+from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -130,7 +131,6 @@ def _run(options: CliOptions, ending: Ending) -> None:
 def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
     """Raise `UsageError` if a request places tensors in slow memory, and a card has none."""
     from farm.devices.host import no_slow_memory
-    from farm.errors import UsageError
 
     if any(one.request.placements != "none" for one in planned):
         for why in filter(None, map(no_slow_memory, cards)):
@@ -178,7 +178,6 @@ def submit(
     ),
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
-    from farm.errors import UsageError
     from farm.jobs.cards import serving_cards
     from farm.requests.card_selection import choose_cards
     from farm.settings import settings

@@ -14,6 +14,7 @@ from cli import output, tables
 from cli.options import AsJson
 from cli.output import answer, say
 from cli.tables import Text
+from farm.errors import UsageError
 from farm.study import STUDIES, Study
 from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 
@@ -85,7 +86,6 @@ def show_stored(
     as_json: AsJson = False,
 ) -> None:
     """List the studies of this host, or show one again."""
-    from farm.errors import UsageError
     from farm.pages import plots
     from farm.study import results
 

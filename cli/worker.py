@@ -11,6 +11,7 @@ import typer
 
 from cli import output
 from cli.output import said_through, say
+from farm.errors import CardUnavailable, NoSuchCard, UsageError
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -42,7 +43,6 @@ def worker(
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     """The cards to serve. `CardUnavailable` if a GPU's driver does not answer yet: a service tries again."""
-    from farm.errors import CardUnavailable, NoSuchCard
     from farm.jobs.cards import all_own_cards
     from farm.requests.card_selection import matching_cards
 
@@ -76,7 +76,6 @@ def flower(
     ),
 ) -> None:
     """Show queues, workers and tasks in the browser."""
-    from farm.errors import UsageError
     from farm.settings import settings
     from tasks.app import check_broker
 

@@ -6,9 +6,12 @@ A setting is documented here and in ``docs/settings.md``; a test compares the tw
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
+import signal
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -189,6 +192,18 @@ def make_private(folder: Path) -> None:
     if not folder.parent.exists():
         make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
+    """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
+
+    Args:
+        parent: the pid of the expected parent; if that process has already ended, this process exits. 0: any.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
+    if parent and os.getppid() != parent:
+        os._exit(0)
 
 
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:

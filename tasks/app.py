@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import kombu.pools
@@ -178,11 +178,12 @@ _CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code fr
 }
 
 
-def broker_problem(error: BaseException, about: str = "") -> tuple[str, str]:
-    """Return what an error of the broker means, as the end of a sentence that begins with "The broker", and a step.
+def broker_unreachable(url: str, error: BaseException, *, about: str = "", then: str = "") -> BrokerUnreachable:
+    """Return the error that says what an error of the broker's client means, and what to do.
 
     Args:
         about: is shown in place of the error's own text.
+        then: is added to the next step.
     """
     errors = (error, error.__cause__)
     found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
@@ -190,7 +191,24 @@ def broker_problem(error: BaseException, about: str = "") -> tuple[str, str]:
     code = next(found, reason.partition(" ")[0])
     code = "READONLY" if code == "UNBLOCKED" else code  # a BRPOP ends so if its server becomes a replica
     problem, step = _REFUSALS.get(code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL."))
-    return f"{problem}: {about or reason.rstrip('.')}.", step
+    message = f"The broker {shown_url(url)} {problem}: {about or reason.rstrip('.')}."
+    return BrokerUnreachable(message, f"{step} {then}".strip())
+
+
+@contextlib.contextmanager
+def broker_client(current: Settings) -> Iterator[Any]:
+    """Connect to the broker and provide a Redis client, with time limits for its answers.
+
+    Raises:
+        BrokerUnreachable: the broker does not answer.
+    """
+    try:
+        with app.connection_for_write(current.broker_url) as connection:
+            connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}
+            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
+            yield connection.default_channel.client
+    except (OperationalError, redis.RedisError, OSError) as error:
+        raise broker_unreachable(current.broker_url, error) from error
 
 
 def check_broker(current: Settings) -> None:
@@ -209,13 +227,8 @@ def check_broker(current: Settings) -> None:
     if not current.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
         raise SettingsError(f"The broker URL '{shown_url(current.broker_url)}' is not a Redis URL.", form)
     try:
-        with app.connection_for_write(current.broker_url) as connection:
-            connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}
-            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
-            connection.default_channel.client.ping()
-    except (OperationalError, redis.RedisError, OSError) as error:
-        problem, step = broker_problem(error)
-        raise BrokerUnreachable(f"The broker {shown_url(current.broker_url)} {problem}", step) from error
+        with broker_client(current) as client:
+            client.ping()
     except (ValueError, LookupError, TypeError):  # a malformed port or database, or an unknown option
         # Without the error: the malformed port may be a part of the password, and `--debug` shows it.
         if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:

@@ -13,7 +13,7 @@ from redis import RedisError
 
 from farm.devices.host import program_versions
 from farm.doctor import Check, ok, problem, warning
-from farm.doctor.database import waiting_items
+from farm.doctor.database import is_local, waiting_items
 from farm.errors import BrokerUnreachable, FarmError, SettingsError
 from farm.safe_text import shown_url
 from farm.settings import Settings
@@ -39,7 +39,7 @@ def broker_checks(current: Settings) -> Iterator[Check]:
         try:
             yield ok("broker", f"no broker is configured; `farm run` starts its own ({broker_program().name})")
         except BrokerUnreachable as error:
-            yield Check("broker", "problem", error.message, error.next_step)
+            yield problem("broker", error.message, error.next_step)
         return
     try:
         check_broker(current)
@@ -65,19 +65,16 @@ def broker_checks(current: Settings) -> Iterator[Check]:
 
 def _transport(url: str) -> Check:
     parts = urlsplit(url)
-    host = str(parts.hostname)
-    local = "+socket" in parts.scheme or host in ("localhost", "::1") or host.startswith("127.")
+    local = is_local(url)
     if not local and not (parts.scheme.startswith("rediss") and _checks_certificate(parts.query)):
-        return Check(
+        return warning(
             "broker",
-            "warning",
             f"{shown_url(url)} is on another host, and its certificate is not checked",
             "Use rediss:// with ssl_cert_reqs=required and ssl_ca_certs (docs/operate.md).",
         )
     if not local and not parts.password:
-        return Check(
+        return warning(
             "broker",
-            "warning",
             f"{shown_url(url)} is used without a password: everyone who reaches the broker can send work to the farm",
             "Add the users that deploy/make-secrets writes to the broker (docs/operate.md).",
         )
@@ -96,16 +93,15 @@ def _memory(memory: dict[str, Any]) -> Check:
     used_bytes, most_bytes = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
     used = f"{used_bytes / 2**20:.1f} MiB used" + (f" of {most_bytes / 2**20:.1f}" if most_bytes else "")
     if policy != "noeviction" and most_bytes:
-        return Check(
+        return problem(
             "broker memory",
-            "problem",
             f"{used}; with the policy '{policy}' a full broker drops messages",
             "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).",
         )
     if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
-        return Check(
+        result = problem if used_bytes >= most_bytes else warning
+        return result(
             "broker memory",
-            "problem" if used_bytes >= most_bytes else "warning",
             f"{used}: the broker {'accepts no more messages' if used_bytes >= most_bytes else 'is nearly full'}",
             "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or wait until the queues are empty.",
         )
@@ -131,9 +127,8 @@ def _listeners(current: Settings) -> Iterator[Check]:
         step = "Start `farm worker` on a host with cards, or read its log."
         yield result("workers", f"no worker listens to the broker{items}", step)
     elif not controls:
-        yield Check(
+        yield problem(
             "workers",
-            "problem",
             f"{len(found)} {plural('card worker', len(found))} listen, but no control worker: no job ends, and lost "
             "messages are not published again",
             "Every `farm worker` starts a control worker: look for its errors in the logs of the hosts.",
@@ -147,13 +142,11 @@ def _listeners(current: Settings) -> Iterator[Check]:
 
 def _waiting(current: Settings) -> int:
     """Return the number of items that wait; 0 if the database does not answer, which another check reports."""
-    with contextlib.suppress(FarmError):
-        database = Database(current.database)
-        with contextlib.closing(database):
-            if not database.missing:
-                database.check_schema()
-                with database.read() as session:
-                    return sum(waiting_items(session).values())
+    with contextlib.suppress(FarmError), contextlib.closing(Database(current.database)) as database:
+        if not database.missing:
+            database.check_schema()
+            with database.read() as session:
+                return sum(waiting_items(session).values())
     return 0
 
 
@@ -192,9 +185,8 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
     for worker, its in found.items():
         if versions := " ".join(f"{name} {its[name]}" for name in differing if name in its):
             hosts.setdefault(versions, set()).add(worker.rpartition("@")[2])
-    return Check(
+    return warning(
         "programs",
-        "warning",
         "; ".join(f"{', '.join(sorted(where))}: {versions}" for versions, where in hosts.items()),
         "Install the same versions on all hosts and restart their workers: another torchvision may build other models.",
     )

@@ -13,12 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
-from kombu.exceptions import OperationalError
 
-from farm.errors import BrokerUnreachable
-from farm.safe_text import shown_url
 from farm.settings import Settings
-from tasks.app import SOCKET_OPTIONS, app, broker_problem, check_broker
+from tasks.app import broker_client, broker_unreachable, check_broker
 
 
 def check_broker_works(current: Settings) -> None:
@@ -30,19 +27,12 @@ def check_broker_works(current: Settings) -> None:
         SettingsError: see `check_broker`.
     """
     check_broker(current)
-    shown = shown_url(current.broker_url)
-    try:
-        with app.connection_for_write(current.broker_url) as connection:
-            connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}
-            refused = _refused(connection.default_channel.client)
-    except (OperationalError, redis.RedisError, OSError) as error:
-        problem, step = broker_problem(error)
-        raise BrokerUnreachable(f"The broker {shown} {problem}", step) from error
+    with broker_client(current) as client:
+        refused = _refused(client)
     if refused:
         first = next(iter(refused.values()))
         denied = [name for name, one in refused.items() if isinstance(one, redis.exceptions.NoPermissionError)]
-        problem, step = broker_problem(first, ", ".join(denied))
-        raise BrokerUnreachable(f"The broker {shown} {problem}", step) from first
+        raise broker_unreachable(current.broker_url, first, about=", ".join(denied)) from first
 
 
 def _refused(client: Any) -> dict[str, redis.ResponseError]:

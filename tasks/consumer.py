@@ -17,9 +17,8 @@ from celery.worker.state import maybe_shutdown
 
 from farm.errors import BrokerUnreachable
 from farm.jobs.outage import Outage
-from farm.safe_text import shown_url
 from farm.settings import settings
-from tasks.app import broker_problem
+from tasks.app import broker_unreachable
 from tasks.broker_probe import check_broker_works
 
 #: The longest pause between two tries. A worker that has to stop notices it after `_STEP_S`. Unit: s.
@@ -72,8 +71,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
 
     def _note(self, error: Exception) -> None:
         self._failures = self._failures + 1 if time.monotonic() - self._connected_s < LONGEST_PAUSE_S else 1
-        problem, step = broker_problem(error)
-        self._outage.note(BrokerUnreachable(f"The broker {shown_url(settings().broker_url)} {problem}", step))
+        self._outage.note(broker_unreachable(settings().broker_url, error))
 
     def _pause(self, pause_s: float) -> None:
         until_s = time.monotonic() + pause_s

@@ -22,21 +22,13 @@ from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import cards, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.rounds import Closing, close_round, end_without_sum
+from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from tasks import queues
 from tasks.app import app
-from tasks.queues import (
-    follow_up,
-    own_farm,
-    publish_aggregate,
-    publish_items,
-    publish_round,
-    queue_depths,
-    stale_after_s,
-)
 
 log = logging.getLogger("farm.control")
 
@@ -84,7 +76,8 @@ def aggregate(round_id: str) -> dict[str, str]:
     current = settings()
     with database().read() as session:
         job = session.get(tables.Job, job_id)
-    if job is not None and job.farm != own_farm():  # this process would publish the next round on the wrong broker
+    # This process would publish the next round of another farm's job on the wrong broker.
+    if job is not None and job.farm != queues.own_farm():
         return {"round": round_id, "closing": str(Closing.OPEN), "outcome": ""}
     try:
         _close_exhausted(database(), current, job_id=job_id)
@@ -100,10 +93,10 @@ def aggregate(round_id: str) -> dict[str, str]:
         why = (
             str(error) if unreadable else f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
         )
-        closed = end_without_sum(database(), job_id, int(number), why[:1000])
+        closed = close_round(database(), job_id, int(number), failed=why[:1000])
     _raised.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
-        publish_round(database(), job_id, closed.next_round)
+        queues.publish_round(database(), job_id, closed.next_round)
     return {"round": round_id, "closing": str(closed.closing), "outcome": closed.outcome}
 
 
@@ -122,12 +115,12 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
     """
     views = _views(store, current, farm)
     with _continuing("returning deferred items to waiting"):
-        publish_items(store, items.wake_orphans(store, farm=farm))
+        queues.publish_items(store, items.wake_orphans(store, farm=farm))
     if may_move:
         with _continuing("closing items without attempts left"):
             _close_exhausted(store, current, farm=farm)
         with _continuing("moving items of absent cards"):
-            publish_items(store, _move_stranded(store, current, views, farm))
+            queues.publish_items(store, _move_stranded(store, current, views, farm))
         with _continuing("cancelling jobs with interrupted planning"):
             _cancel_interrupted_planning(store, farm)
         with _continuing("moving items to idle cards"):
@@ -135,14 +128,14 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
     with _continuing("publishing lost items"):
         _publish_lost(store, current, views, farm)
     with store.read() as session:
-        unpublished = _unpublished(session, farm, stale_after_s(current))
+        unpublished = _unpublished(session, farm, queues.stale_after_s(current))
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
         with _continuing(f"publishing job {job_id}"):
-            publish_round(store, job_id, number)
+            queues.publish_round(store, job_id, number)
             log.warning("Round %s of job %s was not fully published; the rest is published now", number, job_id)
     for job_id, number in _due(unfinished, current.reconcile_s):
-        publish_aggregate(job_id, number)
+        queues.publish_aggregate(job_id, number)
 
 
 def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> None:
@@ -184,7 +177,7 @@ def _views(store: Database, current: Settings, farm: str) -> list[CardStatus]:
 
 def _close_exhausted(store: Database, current: Settings, **which: str | None) -> None:
     closed = items.close_exhausted(store, max_attempts=current.max_attempts, after_s=current.lease_s, **which)
-    follow_up(store, closed)
+    queues.follow_up(store, closed)
 
 
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
@@ -208,7 +201,7 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
     """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     working = {view.card.id: view.state for view in views if view.state in WORKING}
-    for card_id, messages in queue_depths(list(working)).items():
+    for card_id, messages in queues.queue_depths(list(working)).items():
         lost = _without_holder(card_id, farm, idle_for_s)
         with store.read() as session:
             if working[card_id] != CardState.IDLE or messages:
@@ -218,7 +211,7 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
                     continue
             ids = list(session.scalars(lost.order_by(col(Item.id))))
         if ids:
-            publish_items(store, ids, unless_within_s=idle_for_s)
+            queues.publish_items(store, ids, unless_within_s=idle_for_s)
             log.warning("Items of card %s had no message left; %s are published again", card_id, len(ids))
 
 
@@ -264,7 +257,7 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
     for alike in kinds.values():
         if len(alike) > 1 and (moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)):
             log.info("%s items move to cards that would soon be idle", len(moved))
-            publish_items(store, moved)
+            queues.publish_items(store, moved)
 
 
 def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from sqlmodel import col, select
 
 from farm.devices.device import Card
-from farm.devices.host import is_installed
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
 from farm.jobs import cards as registry
@@ -25,7 +24,6 @@ from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState, JobState
-from farm.types.protocol import Software
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer, last_lines
 from tasks.supervisor import Supervisor
@@ -73,12 +71,7 @@ class EmbeddedFarm:
     def registered(self) -> bool:
         """True if the database has all cards with the installed software: jobs can then be planned without workers."""
         with self.database.read() as session:
-            for card in self.cards:
-                row = session.get(tables.CardRow, card.id)
-                software = session.get(tables.SoftwareRow, row.software_id) if row and row.software_id else None
-                if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
-                    return False
-        return True
+            return all(registry.has_installed_software(session, card) for card in self.cards)
 
     def start(self) -> None:
         """Start the broker and the workers unless they run; `wait_ready` waits for them.

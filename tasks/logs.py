@@ -75,11 +75,6 @@ def _instead_of_celery(**_: Any) -> None:
     set_up()
 
 
-def silence_billiard() -> None:
-    """Prevent child processes from logging billiard's plain text before they call `set_up`."""
-    os.environ.pop("_MP_FORK_LOGLEVEL_", None)
-
-
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     logging.getLogger("farm").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
 

@@ -26,18 +26,18 @@ from redis import RedisError
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import Card
-from farm.errors import BrokerUnreachable, CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
+from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
 from farm.jobs.item_driver import ItemDriver, Spool, log
 from farm.jobs.items import Claim, Closed
 from farm.jobs.outage import Outage
-from farm.settings import settings
+from farm.settings import die_with_parent, settings
 from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs  # noqa: F401 - a pool process logs in the same form as its worker
-from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, broker_problem
+from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, broker_unreachable
 from tasks.queues import card_queue, follow_up
-from tasks.servers import STOPPING, die_with_parent
+from tasks.servers import STOPPING
 
 
 @dataclass
@@ -75,8 +75,7 @@ class CardWorker(ItemDriver):
             self.task.send_event(kind, **fields)
             self._events.over()
         except (OperationalError, RedisError) as error:
-            problem, step = broker_problem(error)
-            self._events.note(BrokerUnreachable(f"The broker {problem}", step))
+            self._events.note(broker_unreachable(settings().broker_url, error))
 
     def ending(self) -> bool:
         return _ended.is_set() or self.stop_requested() or (_parent is not None and os.getppid() != _parent)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import json
 import logging
 import re
@@ -41,11 +40,6 @@ def carries_tasks(queue: str) -> bool:
     return queue == CONTROL_QUEUE or queue.startswith("card.")
 
 
-def carries_commands(queue: str) -> bool:
-    """True for queues of remote commands (`tasks.worker`), for example 'control@gpu1.celery.pidbox'."""
-    return queue.endswith(".celery.pidbox") and "@" in queue
-
-
 #: Name of each allowed task -> check of its only argument.
 ARGUMENTS: Mapping[str, Callable[[Any], object]] = {
     "measure": lambda value: type(value) is int and 0 < value <= MAXIMUM_ID,
@@ -66,29 +60,29 @@ _ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")
 _IDS = ("id", "root_id", "parent_id", "group")
 
 
-def _safely(check: Callable[..., str]) -> Callable[..., str]:
-    """Wrap a check: if a malformed message raises an error, return the error's text as the reason."""
-
-    @functools.wraps(check)
-    def checked(*message: Any) -> str:
-        try:
-            return check(*message)
-        except MALFORMED as error:
-            return f"{type(error).__name__}: {error}"
-
-    return checked
-
-
-@_safely
 def refusal(message: Any, queue: str) -> str:
-    """Return why a task message is not a message of the farm; '' if it is one. Never raises."""
+    """Return why a message is not a task of the farm or a valid remote command; '' if it is one. Never raises.
+
+    Messages in other queues are not checked. A queue of remote commands (`tasks.worker`) is, for example,
+    'control@gpu1.celery.pidbox'.
+    """
+    of_commands = queue.endswith(".celery.pidbox") and "@" in queue
+    if not of_commands and not carries_tasks(queue):
+        return ""
+    try:
+        if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
+            return "its content is not JSON"
+        return _command_refusal(message) if of_commands else _task_refusal(message, queue)
+    except MALFORMED as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _task_refusal(message: Any, queue: str) -> str:
     headers, properties = message["headers"], message["properties"]
     if (task := headers["task"]) not in ARGUMENTS:
         return "its task is not a task of the farm"
     if (task == "aggregate") != (queue == CONTROL_QUEUE):
         return "its task belongs to another queue"
-    if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
-        return "its content is not JSON"
     for name, kind in _HEADERS.items():
         if type(headers.get(name)) not in (kind, type(None)):
             return f"its header '{name}' has another type than in the farm's messages"
@@ -113,15 +107,12 @@ def refusal(message: Any, queue: str) -> str:
     return ""
 
 
-@_safely
-def command_refusal(message: Any) -> str:
-    """Return why a message is not a valid command to a worker; '' if it is valid. Never raises.
+def _command_refusal(message: Any) -> str:
+    """Return why a message is not a valid command to a worker.
 
     The arguments of the command are not checked: if they raise an error, Celery returns it to the sender.
     """
     properties = message["properties"]
-    if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
-        return "its content is not JSON"
     if not isinstance(properties["delivery_tag"], str) or properties.get("body_encoding") != "base64":
         return "its delivery tag or encoding is not the farm's"
     clock = message["headers"].get("clock") or 0
@@ -197,9 +188,7 @@ class Transport(redis.Transport):  # type: ignore[misc]
     Channel = Channel
 
     def _deliver(self, message: Any, queue: str) -> None:
-        reason = refusal(message, queue) if carries_tasks(queue) else ""
-        reason = command_refusal(message) if carries_commands(queue) else reason
-        if reason:
+        if reason := refusal(message, queue):
             log.warning("Dropped a message from queue %s: %.200s", queue, reason)
             return
         try:

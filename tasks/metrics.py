@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -32,7 +32,7 @@ from farm.jobs.listing import CardCounts
 from farm.jobs.outage import Outage
 from farm.settings import Settings
 from farm.store.database import Database
-from farm.store.tables import CardRow, CardState, ItemState
+from farm.store.tables import OPEN, CardRow, CardState
 from tasks.broker_probe import check_broker_works
 from tasks.queues import queue_depths
 from tasks.supervisor import state_of_supervisor
@@ -109,17 +109,11 @@ class FarmCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        spooled = GaugeMetricFamily(
-            "farm_spooled_readings", "Readings on this host's disk that wait for the database", labels=["host"]
-        )
-        spooled.add_metric([self._settings.host], len(self._spool))
-        yield spooled
-        problems = GaugeMetricFamily(
-            "farm_doctor_problems", "Problems that `farm doctor` would report", labels=["check"]
-        )
-        for check, number in self._problems_now().items():
-            problems.add_metric([check], number)
-        yield problems
+        host = [self._settings.host]
+        about = "Readings on this host's disk that wait for the database"
+        yield _gauge("farm_spooled_readings", about, ["host"], [(host, len(self._spool))])
+        problems = (([check], number) for check, number in self._problems_now().items())
+        yield _gauge("farm_doctor_problems", "Problems that `farm doctor` would report", ["check"], problems)
         try:
             with self._database.read() as session:
                 entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s)
@@ -135,10 +129,7 @@ class FarmCollector(Collector):
             "farm_open_jobs", "Open jobs of the whole farm (every host reports the same value)", value=jobs
         )
         about = "Time since the last heartbeat of a lost card of any host (every host reports the same values)"
-        unseen = GaugeMetricFamily("farm_card_unseen_seconds", about, labels=CARD)
-        for card, unseen_s in lost:
-            unseen.add_metric(_labels(card), unseen_s)
-        yield unseen
+        yield _gauge("farm_card_unseen_seconds", about, CARD, ((_labels(card), unseen_s) for card, unseen_s in lost))
         yield from _items(entries)
         yield from self._now(entries)
 
@@ -193,28 +184,32 @@ def _labels(card: CardRow) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
+def _gauge(name: str, about: str, labels: Sequence[str], values: Iterable[tuple[list[str], float]]) -> Metric:
+    """Return a metric with one value for each list of values of its labels."""
+    return _filled(GaugeMetricFamily(name, about, labels=labels), values)
+
+
+def _filled(metric: Any, values: Iterable[tuple[list[str], float]]) -> Metric:
+    for labels, value in values:
+        metric.add_metric(labels, value)
+    return metric  # type: ignore[no-any-return]
+
+
 def _items(entries: list[CardCounts]) -> Iterator[Metric]:
-    failed = GaugeMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
-    waiting = GaugeMetricFamily("farm_items_open", "Items that are not closed yet", labels=[*CARD, "state"])
-    state = GaugeMetricFamily(
-        "farm_card_state", "1 for the present state of the card, 0 for the other states", labels=[*CARD, "state"]
-    )
+    of_cards = [(_labels(entry.view.card), entry) for entry in entries]
+    for kind, metrics in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+        for name, about, value in metrics:
+            yield _filled(kind(name, about, labels=CARD), [(card, value(entry)) for card, entry in of_cards])
+    failed = (([*card, reason], number) for card, entry in of_cards for reason, number in entry.failed.items())
+    yield _gauge("farm_items_failed", "Items that ended without a reading", [*CARD, "reason"], failed)
+    waiting = (([*card, str(state)], entry.open[state]) for card, entry in of_cards for state in OPEN)
+    yield _gauge("farm_items_open", "Items that are not closed yet", [*CARD, "state"], waiting)
+    states = (([*card, str(state)], entry.view.state == state) for card, entry in of_cards for state in CardState)
+    about = "1 for the present state of the card, 0 for the other states"
+    yield _gauge("farm_card_state", about, [*CARD, "state"], states)
     took = HistogramMetricFamily("farm_item_seconds", "Duration of measured items", labels=CARD)
-    single: list[tuple[Any, Callable[[CardCounts], float]]] = [
-        *((CounterMetricFamily(name, text, labels=CARD), value) for name, text, value in COUNTERS),
-        *((GaugeMetricFamily(name, text, labels=CARD), value) for name, text, value in GAUGES),
-    ]
-    for entry in entries:
-        card = _labels(entry.view.card)
-        for metric, value in single:
-            metric.add_metric(card, value(entry))
-        for reason, number in entry.failed.items():
-            failed.add_metric([*card, reason], number)
-        for item_state in (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED):
-            waiting.add_metric([*card, str(item_state)], entry.open.get(item_state, 0))
-        for card_state in CardState:
-            state.add_metric([*card, str(card_state)], float(entry.view.state == card_state))
+    for card, entry in of_cards:
         bounds: list[Any] = [f"{bound:g}" for bound in listing.DURATION_BOUNDS_S]
         counts = [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)]
         took.add_metric(card, counts, entry.duration_s)
-    yield from (*(metric for metric, _ in single), failed, waiting, state, took)
+    yield took

@@ -24,14 +24,13 @@ from redis import RedisError
 from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
-from farm.errors import BrokerUnreachable, FarmError
+from farm.errors import FarmError
 from farm.jobs.items import Closed
-from farm.safe_text import shown_url
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, database_now, in_batches, lock_items
+from farm.store.database import Database, among, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
-from tasks.app import EMBEDDED_VARIABLE, app, broker_problem
+from tasks.app import EMBEDDED_VARIABLE, app, broker_unreachable
 from tasks.message_filter import CONTROL_QUEUE
 
 
@@ -246,14 +245,10 @@ def follow_up(database: Database, closed: Closed) -> None:
     if not closed.rounds and not closed.woken:
         return
     ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
-    job_ids: set[str] = set()
-    woken: list[int] = []
+    items: Any = select(Item.id).where(col(Item.job_id).in_(ours)).order_by(col(Item.id))
     with database.read() as session:
-        for batch in in_batches(job_id for job_id, _ in closed.rounds):
-            job_ids.update(session.exec(ours.where(col(tables.Job.id).in_(batch))))
-        for ids in in_batches(closed.woken):
-            query: Any = select(Item.id).where(col(Item.id).in_(ids), col(Item.job_id).in_(ours))
-            woken += session.exec(query.order_by(col(Item.id)))
+        job_ids = {job_id for (job_id,) in among(session, ours, tables.Job.id, (job_id for job_id, _ in closed.rounds))}
+        woken = [item_id for (item_id,) in among(session, items, Item.id, closed.woken)]
     for job_id, number in closed.rounds:
         if job_id in job_ids:
             publish_aggregate(job_id, number)
@@ -295,8 +290,5 @@ def _publishing() -> Iterator[None]:
     try:
         yield
     except (OperationalError, RedisError) as error:
-        problem, step = broker_problem(error)
-        raise BrokerUnreachable(
-            f"The broker {shown_url(settings().broker_url)} {problem}",
-            f"{step} The job is in the database: the control worker continues it then, or `farm resume JOB` at once.",
-        ) from error
+        then = "The job is in the database: the control worker continues it then, or `farm resume JOB` at once."
+        raise broker_unreachable(settings().broker_url, error, then=then) from error

@@ -1,4 +1,4 @@
-"""A private Redis or Valkey server for embedded farms and tests; functions that end a process with its parent.
+"""A private Redis or Valkey server for embedded farms and tests.
 
 Requirements on the private server:
 
@@ -13,7 +13,6 @@ The path of a Unix socket is limited to 107 bytes, so the folder is in the short
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import importlib.util
 import os
@@ -54,20 +53,6 @@ os.execv(command[0], command)
 
 #: A worker sends this signal to its pool process so that it stops. Celery itself only waits for the running task.
 STOPPING = signal.SIGUSR2
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
-
-    Args:
-        parent: the pid of the expected parent; if that process has already ended, this process exits.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-        if parent is not None and os.getppid() != parent:
-            os._exit(0)
 
 
 def start_tied(

@@ -12,29 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from farm import errors
 from farm.devices.device import Card
-from farm.errors import (
-    BrokerUnreachable,
-    CaptureError,
-    FarmError,
-    MeasurementFileError,
-    NoSuchCard,
-    NoSuchJob,
-    Refused,
-    UnknownOperator,
-    UsageError,
-)
-from farm.jobs import jobs
-from farm.jobs.create import (
-    JobPreview,
-    OpenedJob,
-    Tuples,
-    capture_all_layers,
-    continue_planning,
-    dry_running,
-    open_job,
-    tuples_of,
-)
+from farm.jobs import create, jobs
+from farm.jobs.create import OpenedJob
 from farm.jobs.rounds import close_known_rounds
 from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
@@ -104,10 +85,10 @@ def _located(partial: PartialRequest) -> Iterator[None]:
     """Add file and line to the error of a request from a file."""
     try:
         yield
-    except UsageError as error:
+    except errors.UsageError as error:
         if not partial.where:
             raise
-        raise MeasurementFileError(f"{partial.where}: {error.message}", error.next_step) from error
+        raise errors.MeasurementFileError(f"{partial.where}: {error.message}", error.next_step) from error
 
 
 @dataclass
@@ -150,7 +131,7 @@ class Submissions:
             Refused: a request was refused; the message lists all refused requests.
         """
         if lines := self.refusals(done):
-            raise Refused(lines, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
+            raise errors.Refused(lines, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
 
     def still_to_do(self, database: Database, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
         """Skip requests from files that are done already; return the other jobs with `PlannedJob.done_by` filled in."""
@@ -183,7 +164,7 @@ class Submissions:
 
     def previews(
         self, database: Database | None, planned: Sequence[PlannedJob], *, own: Sequence[Card] = ()
-    ) -> list[tuple[PlannedJob, JobPreview]]:
+    ) -> list[tuple[PlannedJob, create.JobPreview]]:
         """Return each job with the plan of its items, without writing to the database or starting workers.
 
         Args:
@@ -192,7 +173,7 @@ class Submissions:
         """
         left = list(planned) if database is None else self.still_to_do(database, planned)
         found = []
-        with dry_running(database, own) as rehearsal:
+        with create.dry_running(database, own) as rehearsal:
             for job in self.fitting(left):
                 with self._or_refused(job):
                     found.append((job, rehearsal.preview(job.request, job.card_ids)))
@@ -222,7 +203,7 @@ class Submissions:
                 variant = job.request.variant
                 # The kernels of a compiled model belong to a card model, and the card may not be registered yet.
                 first = named(job.request.operators) or (variant is not None and (variant.step or variant.compile))
-                tuples = tuples_of(database, job.request, job.card_ids, job.smallest_card) if first else None
+                tuples = create.tuples_of(database, job.request, job.card_ids, job.smallest_card) if first else None
                 ready.append((job, tuples))
         for job, tuples in ready:
             known = farm is not None and bool(job.done_by) and farm.registered()
@@ -256,12 +237,12 @@ class Submissions:
         """If a model cannot be built or captured, or does not fit on a card, leave it out; raise for the only job."""
         try:
             yield
-        except (CaptureError, UsageError) as error:
-            if job.alone or isinstance(error, NoSuchCard | UnknownOperator):  # these concern all jobs
+        except (errors.CaptureError, errors.UsageError) as error:
+            if job.alone or isinstance(error, errors.NoSuchCard | errors.UnknownOperator):  # these concern all jobs
                 raise
             where, title = f"{job.partial.where}: " if job.partial.where else "", job.request.title
             if job.request.variant is not None:
-                with contextlib.suppress(FarmError):  # a user's own model computes its title from its inputs
+                with contextlib.suppress(errors.FarmError):  # a user's own model computes its title from its inputs
                     title = title_of(job.request.variant)
             reason = error.message.removeprefix(where)
             self.refused.append({"title": title, "reason": reason})
@@ -280,7 +261,7 @@ def submit(
     request: Request,
     card_ids: Sequence[str],
     *,
-    tuples: Tuples | None = None,
+    tuples: create.Tuples | None = None,
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     known: bool = False,
@@ -302,8 +283,8 @@ def submit(
     ready = functools.cache(ready)  # only the first call waits: if a worker dies later, its supervisor restarts it
     if request.variant is not None:
         progress(f"Capturing {request.variant.model}", 0, 0)
-        capture_all_layers(database, request, card_ids)
-    opened = open_job(
+        create.capture_all_layers(database, request, card_ids)
+    opened = create.open_job(
         database,
         request,
         card_ids,
@@ -337,7 +318,7 @@ def _publishing_while_it_grows(
             ready()
             try:
                 publish_round(database, opened.job_id, opened.round)
-            except BrokerUnreachable:
+            except errors.BrokerUnreachable:
                 away = True  # planning continues; `submit` publishes at the end and raises if the broker is still away
 
     return grown
@@ -351,7 +332,7 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
     with database.read() as session:
         job = session.get(tables.Job, job_id)
     if job is None:
-        raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
+        raise errors.NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
     if job.state != JobState.OPEN:
         return 0
     current = settings()
@@ -360,7 +341,7 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
     with database.read() as session:
         newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None:
-        continue_planning(
+        create.continue_planning(
             database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, progress)
         )
     repair_job(database, current, own_farm(), job_id)

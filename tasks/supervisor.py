@@ -20,6 +20,7 @@ from typing import IO, Literal
 import psutil
 
 from farm.devices.device import Card
+from farm.devices.host import visible_only
 from farm.devices.lock import CardLock
 from farm.errors import FarmError
 from farm.jobs import cards, items
@@ -68,8 +69,8 @@ class Supervisor:
         self.log_dir = log_dir
         self.children = [Child("control", ("control",)), *(Child(card_id, ("card", card_id)) for card_id in card_ids)]
         for child in self.children:
-            gpu = child.name if child.name.startswith("GPU-") else ""  # pins the process to its GPU, or to none
-            child.environment = {**(environment or {}), "CUDA_VISIBLE_DEVICES": gpu}
+            gpus = [child.name] if child.name.startswith("GPU-") else []
+            child.environment = {**(environment or {}), **visible_only(gpus)}
 
     def start(self) -> None:
         for child in self.children:
@@ -190,17 +191,15 @@ def stop_grace_s(current: Settings) -> float:
 
 def _hand_back(supervisor: Supervisor, current: Settings) -> None:
     """Let the unfinished items of the stopped workers wait again; the interrupted attempts do not count."""
-    database = Database(current.database)
-    try:
-        spooled = Spool(current.state_dir / "spool").items()
-        for card_id, worker in supervisor.holders(current.host).items():
-            if items.hand_back(database, worker, spooled=spooled):
-                log.info("The unfinished item of card %s waits for a worker again", card_id)
-            cards.stopped(database, worker)
-    except FarmError as error:
-        log.warning(
-            "Unfinished items cannot be handed back now; they wait again when their leases have ended: %s",
-            error.message,
-        )
-    finally:
-        database.close()
+    with contextlib.closing(Database(current.database)) as database:
+        try:
+            spooled = Spool(current.state_dir / "spool").items()
+            for card_id, worker in supervisor.holders(current.host).items():
+                if items.hand_back(database, worker, spooled=spooled):
+                    log.info("The unfinished item of card %s waits for a worker again", card_id)
+                cards.stopped(database, worker)
+        except FarmError as error:
+            log.warning(
+                "Unfinished items cannot be handed back now; they wait again when their leases have ended: %s",
+                error.message,
+            )

@@ -34,7 +34,7 @@ from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError, FarmU
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
-from farm.settings import Settings, settings
+from farm.settings import Settings, die_with_parent, settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState
@@ -44,7 +44,7 @@ from tasks.broker_checks import QUESTION, SUPERVISOR
 from tasks.broker_probe import check_broker_works
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, follow_up, own_farm
-from tasks.servers import STOPPING, die_with_parent
+from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
 
 log = logging.getLogger("farm.worker")
@@ -250,7 +250,7 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
     )
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    logs.silence_billiard()
+    os.environ.pop("_MP_FORK_LOGLEVEL_", None)  # with it, child processes log billiard's plain text at their start
     signal.signal(STOPPING, signal.SIG_IGN)  # a new pool process inherits this until it sets its handler
 
     @worker_shutting_down.connect(weak=False)
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
     # SIGKILL in an embedded farm: its broker dies with the command too, and a normal stop of Celery would wait for it.
-    die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent or None)
+    die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent)
     logs.set_up()
     try:
         return serve_control() if options.role == "control" else serve_card(options.card)

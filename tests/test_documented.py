@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import farm
 from cli.main import app
-from farm.operators.sweep_recipes import RECIPES
+from farm.operators.sweep import RECIPES
 from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
 from tests.test_imports import ORDER

@@ -256,6 +256,13 @@ def test_the_command_line_loads_nothing_heavy_before_a_verb_runs():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_list_of_commands_loads_no_database():
+    listed = "from cli import main; main.app(['--help'], standalone_mode=False)"
+    code = f"import sys; {listed}; sys.exit('sqlalchemy' in sys.modules or 'pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_help_loads_no_parsers_of_what_it_never_shows():
     code = (
         "import sys; from cli import main; main.load_help(); sys.exit('markdown_it' in sys.modules or 'pygments' "

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlmodel import col, select
 
 from farm.exchange.packaged import database_of, packaged_named
-from farm.pages import site
+from farm.pages import page as site
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.verdict.verdict import Comparison

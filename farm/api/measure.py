@@ -303,7 +303,10 @@ def _torch_device(card: Card) -> Any:
     if card.kind != "cuda":
         return torch.device("cpu")
     for index in range(torch.cuda.device_count()):
-        if f"GPU-{torch.cuda.get_device_properties(index).uuid}" == card.id:
+        uuid = str(torch.cuda.get_device_properties(index).uuid)
+        # PyTorch for ROCm formats the 16 characters of HIP's UUID as if they were bytes.
+        text = bytes.fromhex(uuid.replace("-", "")).decode("ascii", "replace")
+        if card.id in (f"GPU-{uuid}", f"GPU-{text}"):
             return torch.device("cuda", index)
     raise Unmeasurable(
         "not_available",

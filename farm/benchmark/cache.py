@@ -78,6 +78,7 @@ def _piece_us(pieces: list[torch.Tensor], device: torch.device) -> float:
     return statistics.median(times_us)
 
 
+@functools.cache
 def other_operators(device: torch.device) -> Callable[[], None]:
     """Return a function that runs a dozen kernels: matrix products in four precisions, special functions, reductions.
 

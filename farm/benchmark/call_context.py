@@ -16,26 +16,23 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
+from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.encoding import tensors_in
 from farm.operators.kernels import output_tensors
+from farm.operators.rebuild import Rebuilt, rebuild
 from farm.types.reading import Place
-
-if TYPE_CHECKING:
-    from farm.operators.captured import CapturedCall, CapturedPass
-    from farm.operators.rebuild import Rebuilt
 
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
 
 #: Runs a call's operator once or more, and returns the result of the first run.
-Step = Callable[["CapturedCall", "Rebuilt"], object]
+Step = Callable[[CapturedCall, Rebuilt], object]
 #: Called before each call with its index, after the last with the number of calls; and with the memory of each storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
@@ -89,8 +86,6 @@ class Player:
     """
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
-        from farm.operators.rebuild import rebuild
-
         self.capture, self.device = capture, device
         self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
@@ -115,13 +110,13 @@ class Player:
                         if integers is None or integers.device.type == "meta":
                             self.given[storage] = base.clone().untyped_storage()
                         else:
-                            self.given[storage] = _bytes_of(integers).to(device, copy=True).untyped_storage()
+                            self.given[storage] = bytes_of(integers).to(device, copy=True).untyped_storage()
 
     def with_copies(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
         """A player of the same calls, in which `copied` has copied the given `storages` of this device."""
         other = copy.copy(self)
         other.given = {
-            number: copied(_bytes_of(memory)).untyped_storage()
+            number: copied(bytes_of(memory)).untyped_storage()
             if number in storages and memory.device.type == self.device.type
             else memory
             for number, memory in self.given.items()
@@ -134,8 +129,6 @@ class Player:
         Args:
             once: True if `step` runs the operator only once: counters then need no restoring.
         """
-        from farm.operators.rebuild import Rebuilt
-
         memory = dict(self.given)
         for call in self.capture.calls:
             before(call.index, memory)
@@ -185,7 +178,8 @@ class Player:
         return [behind[number] for number in range(len(behind))]
 
 
-def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as a tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 

@@ -16,7 +16,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,9 +24,6 @@ from farm.benchmark.torch_device import synchronize
 from farm.benchmark.workload import Workload, prepare_canary
 from farm.types.protocol import OnPhase, Protocol, Stopping
 from farm.types.reading import REPEATED, CanaryNote, Reading
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 

@@ -118,11 +118,7 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
 
 def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
     """Time eagerly launched passes, one directly after the other. Return the median pass time and its half-width."""
-
-    def launch() -> None:
-        run()
-
-    clock = Clock(Workload([WorkloadRound(launch, 1)], device, round_s=EAGER_S))
+    clock = Clock(Workload([WorkloadRound(run, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
     while time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST:
         clock.step()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -26,7 +25,7 @@ from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes
-from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
+from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.window import (
     DRIFT,
@@ -75,7 +74,6 @@ WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request all
 TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
 TURNS_MEMORY_SHARE = 0.5  # of the free memory, for all of these subjects together
 TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
-NO_SAMPLES = SampledWindow(None, "", None, None, None, None, None, {}, frozenset())
 
 # Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
@@ -300,14 +298,8 @@ class Bench:
             workload=timer.workload,
             rounds=timer.rounds,
             power=WindowPower(None, None, "", 0.0, timer.elapsed_s),
-            seen=NO_SAMPLES,
             converged=timer.converged(),
             ceiling_s=timer.longest_s,
-            warm_up_s=0.0,
-            warm_up_slope_c_per_s=None,
-            unsettled=False,
-            foreign=frozenset(),
-            lacking=(),
             waited_share=timer.waited_share,
             fastest_us=timer.time_us(),
         ).reading(
@@ -348,7 +340,8 @@ class Bench:
             return {"places": time_in_order(passes.order(), pass_s, device)}
 
         def context() -> dict[str, Any]:
-            return {"context": time_among_others(passes.first, passes.inputs, self._others, pass_s, device)}
+            others = other_operators(device)
+            return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device)}
 
         for phase, applies, figures, missing in (
             ("burst", limited, lambda: {"burst": measure_bursts(workload, self.device)}, None),
@@ -367,10 +360,6 @@ class Bench:
         workload = arrange(Passes(call.restore, None, 0, 0), protocol, self.torch_device)
         with contextlib.closing(workload):
             return self._steady(workload, stopping, gate, silent)
-
-    @functools.cached_property
-    def _others(self) -> Callable[[], None]:
-        return other_operators(self.torch_device)
 
     def _with_figures(
         self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None

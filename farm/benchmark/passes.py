@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,15 +18,18 @@ import torch
 from farm.benchmark.cache import InPlacePass, found_again
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
+from farm.operators import kernels
+from farm.operators.captured import CapturedPass
+from farm.operators.encoding import tensors_in
+from farm.operators.input_values import impose, may_be_zero, values_for
+from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
 from farm.types.protocol import Placement, Protocol, Subject, Variant
 from farm.types.reading import Details
 from farm.types.tuple import parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
-    from farm.operators.captured import CapturedPass
     from farm.operators.compiled import CompiledPass
-    from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
 Seen = TypeVar("Seen")  # a capture
@@ -46,7 +50,7 @@ class Offloaded:
 
 
 #: Puts the tensors of a placement in slow memory.
-Offload = Callable[["Rebuilt", Placement], Offloaded]
+Offload = Callable[[Rebuilt, Placement], Offloaded]
 
 
 @dataclass
@@ -77,20 +81,14 @@ def operator_passes(
         Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or offloaded).
         TupleRejected: the JSON is not a tuple.
     """
-    from farm.operators.rebuild import rebuild
-
     spec = parse(subject.spec)
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
         raise Unmeasurable("not_available", "--data copied needs a compiled model.", "Give --data seen, or --compile.")
-    storages_bytes: dict[int, int] = {}
-    for tensor in spec.tensors:
-        size_bytes = (tensor.extent + tensor.offset) * tensor.itemsize_bytes
-        storages_bytes[tensor.storage] = max(storages_bytes.get(tensor.storage, 0), size_bytes)
-    needed_bytes, free = sum(storages_bytes.values()), free_bytes(device)
-    if needed_bytes > MEMORY_SHARE * free:  # check now: on a CPU, Linux kills a process that uses too much memory
+    needed, free = needed_bytes(spec), free_bytes(device)
+    if needed > MEMORY_SHARE * free:  # check now: on a CPU, Linux kills a process that uses too much memory
         most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
-        text = f"The operator's inputs need {needed_bytes / 2**30:.1f} GiB of memory; they may use {most}."
+        text = f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     rebuilt = rebuild(spec, device)
     if compiled is not None:
@@ -175,7 +173,6 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
-    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
@@ -187,7 +184,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         weight_bytes=0,
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=_working_set(lambda: model(*arguments), parameter_bytes, protocol, device),
+        details=_working_set(lambda: model(*arguments), model, protocol, device),
         order=lambda: as_launched(
             lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
         ),
@@ -200,43 +197,31 @@ def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device)
     if protocol.data == "zeros":
         _zero(compiled.inputs)
     model = compiled.model
-    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return Passes(
         first=compiled.run,
         copy=None,
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in compiled.inputs),
         written=list(model.parameters()) if model.training else [],
-        details=_working_set(compiled.run, parameter_bytes, protocol, device),
+        details=_working_set(compiled.run, model, protocol, device),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
     """The passes of a training step, from zero_grad to the optimizer's step. All passes use the same tensors."""
-    from farm.operators.encoding import tensors_in
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
     elsewhere_bytes = _allocated_without_workspaces(device)
-    with torch.enable_grad():
-        step = build_step(variant, device, launch=protocol.launch)
+    step = build_step(variant, device, launch=protocol.launch)
     if protocol.data == "zeros":
         _zero(tensors_in(step.inputs))
-
-    def run() -> None:
-        with torch.enable_grad():
-            step.run()
-
-    def observe() -> CapturedPass:
-        with torch.enable_grad():
-            return capture_step(step, device_type=device.type, warmed_up=True)
-
-    parameter_bytes = sum(tensor.nbytes for tensor in (*step.model.parameters(), *step.model.buffers()))
-    memory = _memory_of_step(run, elsewhere_bytes, device)
-    details = _working_set(run, parameter_bytes, protocol, device)
+    memory = _memory_of_step(step.run, elsewhere_bytes, device)
+    details = _working_set(step.run, step.model, protocol, device)
+    observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
     return Passes(
-        first=run,
+        first=step.run,
         copy=None,
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
@@ -289,8 +274,9 @@ def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.d
     return found[0]
 
 
-def _working_set(run: Pass, parameter_bytes: int, protocol: Protocol, device: torch.device) -> Details:
+def _working_set(run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device) -> Details:
     """Measure the bytes that one pass of a model touches, and the share that the cache keeps until the next pass."""
+    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     if device.type != "cuda" or not protocol.measures_context:
         return Details(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run
@@ -353,7 +339,6 @@ def compiled_pass(
         CaptureError: the compiler refuses the model.
         UsageError: no compiler is installed.
     """
-    from farm.operators import kernels
     from farm.operators.compiled import CompiledPass, CompiledStep
 
     source = subject.compiled or {}
@@ -366,8 +351,7 @@ def compiled_pass(
         if variant.step:
             from farm.training.extract import build_step
 
-            with torch.enable_grad():
-                _compiled[key] = CompiledStep(build_step(variant, device, launch=launch), device, **how)
+            _compiled[key] = CompiledStep(build_step(variant, device, launch=launch), device, **how)
         else:
             _compiled[key] = CompiledPass(*build_variant(variant, device), device, **how)
     return _compiled[key]
@@ -453,9 +437,6 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if it accepts them."""
     if data == "normal":
         return
-    from farm.operators.input_values import impose, may_be_zero, values_for
-    from farm.operators.rebuild import written_inputs
-
     spec = rebuilt.spec
     written = written_inputs(spec)
     if data == "zeros":

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Self
@@ -54,15 +54,15 @@ class _Series:
 class SampledWindow:
     """Averages of the samples between two times."""
 
-    power_w: float | None  # time average of the instant power; if the card lacks it, of the driver's averaged power
-    power_source: str
-    sm_clock_mhz: float | None
-    memory_clock_mhz: float | None
-    temperature_c: float | None
-    temperature_slope_c_per_s: float | None
-    memory_temperature_c: float | None
-    throttle_shares: dict[str, float]  # throttle reason -> share of the samples with this reason
-    foreign_processes: frozenset[int]  # ids of other processes on the card
+    power_w: float | None = None  # time average of the instant power; without it, of the driver's averaged power
+    power_source: str = ""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    temperature_slope_c_per_s: float | None = None
+    memory_temperature_c: float | None = None
+    throttle_shares: Mapping[str, float] = field(default_factory=dict)  # reason -> share of the samples with it
+    foreign_processes: frozenset[int] = frozenset()  # ids of other processes on the card
 
 
 class Sampler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,13 @@ def capture_graph(
     as in a running model.
     """
     with capturing(device, pool) as captured:
-        for call in calls:
-            call()
+        run_all(calls)
     return captured
+
+
+def run_all(calls: Iterable[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 @contextlib.contextmanager

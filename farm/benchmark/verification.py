@@ -26,7 +26,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -34,15 +34,23 @@ from farm.benchmark.passes import build_variant, compiled_pass, grad_mode, numer
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
-from farm.operators.profiler import RANGE, is_kernel, kernels_between_marks, mark
+from farm.operators.capture import Around, run_with_owners
+from farm.operators.captured import CapturedPass, role_in_tuple
+from farm.operators.cost import cost
+from farm.operators.profiler import (
+    RANGE,
+    Record,
+    WatchedPass,
+    compare_with_unwatched,
+    is_kernel,
+    kernels_between_marks,
+    mark,
+    verify_on_device,
+)
+from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
-
-if TYPE_CHECKING:
-    from farm.operators.capture import Around
-    from farm.operators.captured import CapturedPass
-    from farm.operators.profiler import Record, WatchedPass
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +62,7 @@ PASSES = 3  # passes in which calls are timed
 LAUNCHES = ("cuda", "cu", "hip")  # name prefixes of the functions that launch work on a card
 
 #: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for the slot's call.
-ObservedRun = Callable[["Around"], object]
+ObservedRun = Callable[[Around], object]
 
 
 def verify(
@@ -82,10 +90,8 @@ def verify(
     variant, not_captured = Variant.from_json(subject.spec), None
     try:
         with numeric_flags(protocol):
-            if variant.compile:
-                compare, timed = _observe_compiled(subject, protocol, device)
-            else:
-                compare, timed = (_observe_step if variant.step else _observe_pass)(variant, protocol, device)
+            observe = _observe_compiled if variant.compile else _observe_step if variant.step else _observe_pass
+            compare, timed = observe(subject, protocol, device)
             try:
                 found = compare(record=record)
             except NotCaptured as error:
@@ -150,14 +156,11 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
 
 
 #: A function that compares an observed run with an unobserved run; and the observed run.
-_Observation = tuple[Callable[..., "WatchedPass"], ObservedRun]
+_Observation = tuple[Callable[..., WatchedPass], ObservedRun]
 
 
-def _observe_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Observation:
-    from farm.operators.capture import run_with_owners
-    from farm.operators.profiler import verify_on_device
-
-    model, arguments = build_variant(variant, device, hand_over=True)
+def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
+    model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
     grad = protocol.grad
     return (
         functools.partial(verify_on_device, model, arguments, device, grad_enabled=grad),
@@ -166,35 +169,29 @@ def _observe_pass(variant: Variant, protocol: Protocol, device: torch.device) ->
 
 
 def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    from farm.operators.profiler import compare_with_unwatched
-
     with grad_mode(protocol):
         compiled = compiled_pass(subject, device)
     return (
         functools.partial(compare_with_unwatched, compiled.run, compiled.capture, device, grad_enabled=protocol.grad),
-        lambda around: compiled.capture(around),
+        compiled.capture,
     )
 
 
-def _observe_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Observation:
-    from farm.operators.profiler import compare_with_unwatched
+def _observe_step(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
-    with torch.enable_grad():
-        step = build_step(variant, device, launch=protocol.launch)
-
+    step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
 
     def plainly() -> None:
         step.count_from_one()
         step.run()
 
-    def timed(around: Around) -> None:
-        with torch.enable_grad():
-            observe(around=around)
-
-    return functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True), timed
+    return (
+        functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True),
+        lambda around: observe(around=around),
+    )
 
 
 class NotCaptured(Exception):
@@ -237,8 +234,6 @@ def _tuple_kernels(
 
     Tuples that fail are missing. One profile covers all tuples, since its start and end take longer than a tuple.
     """
-    from farm.operators.rebuild import rebuild
-
     if device.type != "cuda":
         return {}
     marked: list[str] = []
@@ -288,9 +283,6 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
     """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of a step also have
     part and owner), `storages` (size_bytes, role), and the modes during the capture."""
-    from farm.operators.captured import role_in_tuple
-    from farm.operators.cost import cost
-
     costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},

@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from farm.benchmark import intervals
@@ -53,11 +53,6 @@ class WindowPower:
         if self.power_w is None:
             return 0.0
         return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
-
-    @property
-    def disagrees(self) -> bool:
-        """True if the counter and the instant sensor give different powers."""
-        return bool(self.power_w and self.integral_w and abs(self.integral_w / self.power_w - 1) > DISAGREE)
 
 
 def window_power(sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
@@ -125,14 +120,14 @@ class SteadyWindow:
     workload: Workload
     rounds: Sequence[TimedRound]  # the rounds that ended in the window
     power: WindowPower  # also has the begin and end of the window
-    seen: SampledWindow
     converged: bool  # the stopping rule was met within `ceiling_s`
     ceiling_s: float
-    warm_up_s: float
-    warm_up_slope_c_per_s: float | None  # rate of the chip's temperature at the end of the warm-up; None if unknown
-    unsettled: bool  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
-    foreign: frozenset[int]  # ids of other processes that were on the card before, during or after the window
-    lacking: tuple[str, ...]  # sensors that the card lacks and a good reading needs
+    seen: SampledWindow = field(default_factory=SampledWindow)
+    warm_up_s: float = 0.0
+    warm_up_slope_c_per_s: float | None = None  # rate of the chip's temperature at its end; None if unknown
+    unsettled: bool = False  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
+    foreign: frozenset[int] = frozenset()  # ids of other processes on the card before, during or after the window
+    lacking: tuple[str, ...] = ()  # sensors that the card lacks and a good reading needs
     waited_share: float | None = None  # share of the window in which a CPU did other work; None: not a CPU
     fastest_us: tuple[float, float] | None = None  # time and half-width of a CPU; None: from the rounds
 
@@ -146,6 +141,7 @@ class SteadyWindow:
         """The names of the conditions that make the figures doubtful, sorted."""
         power = self.power
         known = power.power_w is not None
+        apart = abs(power.integral_w / power.power_w - 1) if power.power_w and power.integral_w else 0.0
         holds = {
             "not_converged": not self.converged,
             "few_passes": len(self.rounds) < LEAST_ROUNDS,
@@ -160,7 +156,7 @@ class SteadyWindow:
             "throttled_other": self._throttled(*OTHER_SLOWDOWNS),
             "no_energy": not known,
             "lesser_power_source": known and power.source not in ("energy_counter", "rapl"),
-            "power_disagrees": power.disagrees,
+            "power_disagrees": apart > DISAGREE,
             "drifting": known and abs(power.drift) > DRIFT,
         }
         return tuple(sorted(name for name, so in holds.items() if so))

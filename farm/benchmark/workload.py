@@ -31,7 +31,7 @@ from farm.benchmark.passes import (
     operator_passes,
     variant_passes,
 )
-from farm.benchmark.torch_device import cache_bytes, capture_graph, synchronize
+from farm.benchmark.torch_device import cache_bytes, capture_graph, run_all, synchronize
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.encoding import tensors_in
 from farm.types.protocol import Launch, Protocol, Subject
@@ -52,7 +52,7 @@ _ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 class WorkloadRound:
     """Passes that are launched and timed as a unit."""
 
-    launch: Callable[[], None]
+    launch: Callable[[], object]
     passes: int
 
 
@@ -215,7 +215,7 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
     keep.append(calls)
     rounds: list[WorkloadRound] = []
     for group in groups:
-        launch: Callable[[], None] = functools.partial(_run_all, group)
+        launch: Callable[[], object] = functools.partial(run_all, group)
         if graph:
             with _not_capturable():
                 captured = capture_graph(group, device, pool)
@@ -256,12 +256,7 @@ def _copies(passes: Passes, protocol: Protocol, output_bytes: int, device: torch
     return copies, reached
 
 
-def _run_all(calls: list[Pass]) -> None:
-    for call in calls:
-        call()
-
-
-def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float = 0.02) -> float:
+def _time_pass(call: Pass, device: torch.device, budget_s: float = 0.02) -> float:
     """The shortest time of a few calls. Unit: s."""
     best = math.inf
     begin_s = time.perf_counter()
@@ -272,7 +267,7 @@ def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float
         synchronize(device)
         now_s = time.perf_counter()
         best = min(best, now_s - start_s)
-        if repeat + 1 >= least and now_s - begin_s > budget_s:
+        if repeat and now_s - begin_s > budget_s:
             break
     return best
 

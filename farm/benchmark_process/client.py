@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest, from_json, to_json
 from farm.devices.device import Card
+from farm.devices.host import visible_only
 from farm.devices.lock import turn
 from farm.errors import CardBusy, SettingsError, Unmeasurable
 from farm.settings import environment_of_children, settings
@@ -107,7 +108,7 @@ class BenchmarkProcess:
         environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
         # Set this before Python starts. For a CPU it hides all GPUs, so that no library creates a CUDA context.
         gpus = [self.card_id, *([self._peer_id] if self._peer_id else [])] if self.card_id.startswith("GPU-") else []
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        environment |= visible_only(gpus)
         command = [sys.executable, "-m", "farm.benchmark_process.server", "--card", self.card_id]
         command += ["--parent", str(os.getpid())]
         command += ["--verifier"] if self._is_verifier else []

@@ -18,6 +18,8 @@ from farm.types.reading import Reading, Verification
 
 A = TypeVar("A", covariant=True)  # the type of the answer
 
+REQUESTS: dict[str, type[ProcessRequest[Any]]] = {}  # name -> kind of request
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -35,6 +37,10 @@ class ProcessRequest(Generic[A]):
     answer: ClassVar[Any]  # the type of the answer
     doing: ClassVar[str]  # a verb phrase for messages: "The process did not `doing` in time"
     uses_slow_memory: ClassVar[bool] = False  # True: the client locks the host's slow memory during the request
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REQUESTS[cls.name] = cls
 
 
 @dataclass(frozen=True)
@@ -117,21 +123,6 @@ class PlannedStepRequest(SubjectRequest[AsRun]):
     calls: tuple[str, ...]  # the tuple ids of the step's calls
     plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the tensors in slow memory
     moves: tuple[tuple[Move, ...], ...] = ()  # for each plan, the copies between slow and fast memory
-
-
-REQUESTS: dict[str, type[ProcessRequest[Any]]] = {
-    kind.name: kind
-    for kind in (
-        FingerprintRequest,
-        VerifyRequest,
-        MeasureRequest,
-        TurnsRequest,
-        InSituRequest,
-        StepCaptureRequest,
-        WireRequest,
-        PlannedStepRequest,
-    )
-}
 
 
 def to_json(value: Any) -> Any:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import functools
 import gc
 import json
@@ -38,33 +37,18 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from farm.benchmark_process.requests import (
-    REQUESTS,
-    FingerprintRequest,
-    InSituRequest,
-    MeasureRequest,
-    PlannedStepRequest,
-    ProcessRequest,
-    StepCaptureRequest,
-    SubjectRequest,
-    TurnsRequest,
-    Verified,
-    VerifyRequest,
-    WireRequest,
-    from_json,
-    to_json,
-)
+from farm.benchmark_process import requests as kinds
+from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
 from farm.models.texts import hold_tokens
-from farm.settings import settings
+from farm.settings import die_with_parent, settings
 from farm.training.version import check_version
 from farm.types.protocol import OnPhase, Software, Subject, Variant
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
 
-PR_SET_PDEATHSIG = 1
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0
 
@@ -99,7 +83,10 @@ def main() -> None:
     options = parser.parse_args()
     gc.disable()  # imports create no garbage: collections would take a seventh of the start time
     events = EventWriter(_private_output())
-    _die_with_parent(options.parent)
+    # Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item, then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(parent=options.parent)
     # If the host runs out of memory, the kernel should end this process, not the worker or the database.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
@@ -147,11 +134,11 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         events.send("phase", id=item_id, phase=phase, details=details)
 
     try:
-        request = from_json(REQUESTS[data.pop("request")], data)
+        request = kinds.from_json(kinds.REQUESTS[data.pop("request")], data)
         for subject in _subjects(request):
             if subject.tokens is not None:
                 hold_tokens(Tokens.from_json(subject.tokens), alone=True)
-        events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
+        events.send("answer", id=item_id, answer=kinds.to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:
         if error.reason == "raised":
@@ -170,9 +157,9 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
 
 
 def _subjects(request: ProcessRequest[Any]) -> tuple[Subject, ...]:
-    if isinstance(request, SubjectRequest):
+    if isinstance(request, kinds.SubjectRequest):
         return (request.subject,)
-    return request.subjects if isinstance(request, TurnsRequest) else ()
+    return request.subjects if isinstance(request, kinds.TurnsRequest) else ()
 
 
 class Runner:
@@ -229,10 +216,10 @@ class SimulatedRunner(Runner):
         self.software = simulated.SOFTWARE
         self.handlers = {
             MeasureRequest: self._measure,
-            VerifyRequest: lambda request, on_phase: Verified(
+            VerifyRequest: lambda request, on_phase: kinds.Verified(
                 None, Verification(launch=request.protocol.launch, matches=True, differences=(), simulated=True)
             ),
-            FingerprintRequest: lambda request, on_phase: {},
+            kinds.FingerprintRequest: lambda request, on_phase: {},
         }
         self._poisoned = False
 
@@ -275,7 +262,7 @@ class TorchVerifier(Runner):
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self.software = _software(torch, device.card)
         self.handlers = {
-            VerifyRequest: lambda one, on_phase: Verified(
+            VerifyRequest: lambda one, on_phase: kinds.Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
             )
         }
@@ -320,16 +307,16 @@ class TorchRunner(TorchVerifier):
         self.handlers = {
             **self.handlers,
             MeasureRequest: lambda one, on_phase: bench.measure(one.subject, one.protocol, one.stopping, on_phase),
-            TurnsRequest: lambda one, on_phase: bench.time_in_turn(
+            kinds.TurnsRequest: lambda one, on_phase: bench.time_in_turn(
                 list(zip(one.subjects, one.protocols, strict=True)), one.stopping, one.calls, on_phase
             ),
-            FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
-            InSituRequest: lambda one, on_phase: in_situ.compare(one.subject, one.protocol, target, one.most),
-            StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(
+            kinds.FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
+            kinds.InSituRequest: lambda one, on_phase: in_situ.compare(one.subject, one.protocol, target, one.most),
+            kinds.StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(
                 one.subject, one.protocol, target
             ).to_json(),
-            WireRequest: lambda one, on_phase: planned_step.measure_wire(one.subject, one.protocol, target),
-            PlannedStepRequest: lambda one, on_phase: planned_step.compare(
+            kinds.WireRequest: lambda one, on_phase: planned_step.measure_wire(one.subject, one.protocol, target),
+            kinds.PlannedStepRequest: lambda one, on_phase: planned_step.compare(
                 one.subject, one.protocol, target, one.calls, one.plans, one.moves
             ),
         }
@@ -365,7 +352,7 @@ def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
     for line in sys.stdin.buffer:
         try:
             data = json.loads(line)
-            if not isinstance(data, dict) or str(data.get("request")) not in REQUESTS:
+            if not isinstance(data, dict) or str(data.get("request")) not in kinds.REQUESTS:
                 raise ValueError("the line is not a request of a known kind")
             if not isinstance(data.get("id"), int):
                 raise ValueError("the request has no id")
@@ -374,16 +361,6 @@ def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
             continue
         requests.put(data)
     os._exit(0)
-
-
-def _die_with_parent(parent: int) -> None:
-    # Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item, then ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        os._exit(0)  # the parent died before the call of prctl
 
 
 if __name__ == "__main__":

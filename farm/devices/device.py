@@ -8,10 +8,11 @@ This module does not import torch: workers and the command line list cards witho
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
@@ -26,7 +27,8 @@ class Card:
     Attributes:
         id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Cards with a refusal
             may have other ids: "MIG-..." is a MIG instance of a GPU, "NVIDIA-<host>-<n>" a GPU with unknown UUID,
-            "NVIDIA-<host>" all GPUs of the host if the driver cannot count them.
+            "NVIDIA-<host>" or "AMD-<host>" all GPUs of the host if the driver cannot count them.
+        kind: PyTorch's device type, or "simulated". PyTorch for ROCm uses AMD cards as "cuda", too.
         refusal: the reason why the farm cannot measure on the card, and what to do; "" if it can.
     """
 
@@ -105,3 +107,44 @@ class Device(ABC):
 
     def close(self) -> None:  # noqa: B027 - most devices have nothing to release
         """Release the driver."""
+
+
+class QueriedDevice(Device):
+    """A device whose getters are `queries` of a driver's library: getter -> a function of the library's handle.
+
+    If the first query of a sensor fails for any reason, or a later one because the card lacks the sensor, the farm does
+    not query it again.
+    """
+
+    queries: ClassVar[Mapping[str, Callable[[Any], Any]]]
+
+    def __init_subclass__(cls) -> None:
+        for name in cls.queries:
+            setattr(cls, name, functools.partialmethod(cls._query, name))
+
+    def __init__(self, card: Card, handle: Any, lacks: frozenset[str] = frozenset()) -> None:
+        self.card, self._handle, self._open = card, handle, True
+        self._lacks = set(lacks)
+        self._lacks |= {name for name in self.queries if self._query(name) is None}
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return frozenset(self.queries) - self._lacks
+
+    def _query(self, name: str) -> Any:
+        if name in self._lacks or not self._open:
+            return None
+        try:
+            return self.queries[name](self._handle)
+        except Exception as error:
+            if (lacking := self._is_lacking(error)) is None:
+                raise
+            self._lacks |= {name} if lacking else set()
+        return None
+
+    @abstractmethod
+    def _is_lacking(self, error: Exception) -> bool | None:
+        """True if the card will never support the query, False for an error in passing, None for another error."""
+
+    def close(self) -> None:
+        self._open = False

@@ -11,11 +11,12 @@ import importlib.util
 import os
 import platform
 import runpy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from farm import __version__
-from farm.devices import nvidia, simulated
+from farm.devices import amd, nvidia, simulated
 from farm.devices.device import Card, Device
 from farm.errors import NoSuchCard
 from farm.settings import Settings
@@ -25,11 +26,14 @@ from farm.types.protocol import Software
 def discover(settings: Settings) -> list[Card]:
     """The cards of this host: simulated cards if the settings request them, else its GPUs, else its CPU.
 
-    The list has no GPUs that CUDA_VISIBLE_DEVICES hides (Slurm sets it). A GPU that cannot be measured (it is in MIG
-    mode, or its driver fails) is in the list with its `refusal`: the CPU is listed only if there is no GPU.
+    The GPUs are those of the vendor that the installed PyTorch supports, without GPUs that CUDA_VISIBLE_DEVICES hides
+    (Slurm sets it). A GPU that cannot be measured (it is in MIG mode, or its driver fails) is in the list with its
+    `refusal`: the CPU is listed only if there is no GPU.
     """
     if settings.simulated_cards:
         return simulated.simulated_cards(settings)
+    if for_rocm():
+        return amd.visible_cards(amd.amd_cards(settings)) or [cpu_card(settings)]
     return nvidia.visible_cards(nvidia.nvidia_cards(settings), settings) or [cpu_card(settings)]
 
 
@@ -44,10 +48,10 @@ def find_card(card_id: str, settings: Settings) -> Card:
     elif card_id.startswith("CPU-"):
         candidates = [cpu_card(settings)]
     else:
-        candidates = nvidia.nvidia_cards(settings)
+        candidates = amd.amd_cards(settings) if for_rocm() else nvidia.nvidia_cards(settings)
     if card := next((card for card in candidates if card.id == card_id), None):
         return _measurable(card)
-    if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.id.startswith(nvidia.WITHOUT_UUID)):
+    if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.refusal and not c.id.startswith("GPU-")):
         raise NoSuchCard(
             f"This host ({settings.host}) has no card '{card_id}' that answers. Cards that do not answer: {silent}",
             "Repair the cards that do not answer, or choose another card.",
@@ -61,7 +65,8 @@ def open_device(card: Card) -> Device:
     Raises:
         NoSuchCard: the card has a refusal, or no longer responds.
     """
-    devices = {"cuda": nvidia.NvidiaDevice, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
+    gpu: type[Device] = amd.AmdDevice if for_rocm() else nvidia.NvidiaDevice
+    devices: dict[str, type] = {"cuda": gpu, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
     return devices[_measurable(card).kind](card)
 
 
@@ -73,10 +78,11 @@ def _measurable(card: Card) -> Card:
 
 @dataclass(frozen=True)
 class Installed:
-    """The contents of torch's version file. ``cuda`` is None in a build for CPUs."""
+    """The contents of torch's version file. ``cuda`` and ``hip`` (ROCm) are None in a build for CPUs."""
 
     version: str
     cuda: str | None
+    hip: str | None = None
 
 
 def installed_torch() -> Installed | None:
@@ -85,8 +91,24 @@ def installed_torch() -> Installed | None:
     for folder in (found.submodule_search_locations or []) if found else []:
         with contextlib.suppress(OSError, SyntaxError):
             values = runpy.run_path(str(Path(folder, "version.py")))
-            return Installed(str(values.get("__version__", "")), values.get("cuda"))
+            return Installed(str(values.get("__version__", "")), values.get("cuda"), values.get("hip"))
     return None
+
+
+def for_rocm() -> bool:
+    """True if the installed torch is built for ROCm, and so for AMD cards."""
+    return bool((torch := installed_torch()) and torch.hip)
+
+
+def visible_only(gpu_ids: Sequence[str]) -> dict[str, str]:
+    """The environment variables that show a process only these GPUs; [] hides all. Set them before Python starts."""
+    if not for_rocm():
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpu_ids)}
+    if not gpu_ids:
+        return dict.fromkeys(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "-1")
+    # ROCm's runtime selects by UUID; HIP's variables then count the selected cards.
+    counted = dict.fromkeys(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ",".join(map(str, range(len(gpu_ids)))))
+    return {"ROCR_VISIBLE_DEVICES": ",".join(gpu_ids), **counted}
 
 
 def torch_version() -> str:
@@ -116,6 +138,8 @@ def is_installed(software: Software, card: Card) -> bool:
     torch = installed_torch()
     if torch is None or card.kind != "cuda":
         return torch is not None and software.torch == torch.version
+    if torch.hip:
+        return (software.torch, software.driver) == (torch.version, card.driver)
     cudnn = None  # unknown if cuDNN comes from conda or the system: only loading it would tell its version
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
         package = f"nvidia-cudnn-cu{(torch.cuda or '').partition('.')[0]}"  # torch's wheels require this package

@@ -9,7 +9,6 @@ the other cards still work, and the farm does not use the CPU as if the host had
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from farm.devices.device import Card, Device
+from farm.devices.device import Card, QueriedDevice
 from farm.errors import NoSuchCard
 from farm.settings import Settings
 
@@ -155,47 +154,6 @@ def _optional(ask: Callable[[], T]) -> T | None:
         return None
 
 
-class NvidiaDevice(Device):
-    """One card, found by its UUID (CUDA_VISIBLE_DEVICES has no effect). Its getters are generated from `_QUERIES`."""
-
-    def __init__(self, card: Card) -> None:
-        self.card = card
-        self._lacks: set[str] = set()
-        self._lock = threading.Lock()
-        try:
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(card.id)
-        except pynvml.NVMLError as error:
-            raise NoSuchCard(
-                f"The card {card} does not answer: {error}.", "Read the output of `nvidia-smi`."
-            ) from error
-        self._open = True
-        # If the first query fails for any reason, treat the sensor as unavailable.
-        self._lacks |= {name for name in _QUERIES if self._query(name) is None}
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        return frozenset(_QUERIES) - self._lacks
-
-    def _query(self, name: str) -> Any:
-        if name in self._lacks or not self._open:
-            return None
-        try:
-            return _QUERIES[name](self._handle)
-        except pynvml.NVMLError as error:
-            if _code(error) in LACKS:
-                self._lacks.add(name)
-        except pynvml.NVMLLibraryMismatchError:
-            self._lacks.add(name)
-        return None
-
-    def close(self) -> None:
-        with self._lock:
-            if self._open:
-                self._open = False
-                _optional(pynvml.nvmlShutdown)
-
-
 def _field_value(handle: Any, field_id: int) -> int:
     field = pynvml.nvmlDeviceGetFieldValues(handle, [field_id])[0]
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
@@ -230,5 +188,29 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-for _name in _QUERIES:
-    setattr(NvidiaDevice, _name, functools.partialmethod(NvidiaDevice._query, _name))
+class NvidiaDevice(QueriedDevice):
+    """One card, found by its UUID (CUDA_VISIBLE_DEVICES has no effect)."""
+
+    queries = _QUERIES
+
+    def __init__(self, card: Card) -> None:
+        self._lock = threading.Lock()
+        try:
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(card.id)
+        except pynvml.NVMLError as error:
+            raise NoSuchCard(
+                f"The card {card} does not answer: {error}.", "Read the output of `nvidia-smi`."
+            ) from error
+        super().__init__(card, handle)
+
+    def _is_lacking(self, error: Exception) -> bool | None:
+        if isinstance(error, pynvml.NVMLError):
+            return _code(error) in LACKS
+        return True if isinstance(error, pynvml.NVMLLibraryMismatchError) else None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                super().close()
+                _optional(pynvml.nvmlShutdown)

@@ -61,7 +61,7 @@ def _writes(database: Database) -> Iterator[Check]:
 
 
 def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
-    if sqlite and current.broker_url and not _is_local(current.broker_url):
+    if sqlite and current.broker_url and not is_local(current.broker_url):
         message = f"{shown} is a file on this host, but the broker is on another host"
         step = "The hosts of a farm share one PostgreSQL database: set FARM_DATABASE_URL to its URL."
         return warning("database", message, step)
@@ -97,18 +97,14 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
         name = f"card {card.host}:{card.index}"
         if view.state == "quarantined":
             message = f"{card.id} is quarantined: {card.state_reason or 'no reason is stored'}"
-            yield problem(
-                name, message, f"Correct the cause, then run `farm cards release {card.id}` (docs/operate.md)."
-            )
+            yield problem(name, message, _NEXT_STEPS[view.state].format(card))
         elif card.id in gone or (view.state == "lost" and farms[card.id]):
-            message = (
-                f"the `farm run` on {card.id} has ended unexpectedly; {view.waiting} of its items are not measured"
-            )
+            message = f"the `farm run` on {card.id} has ended unexpectedly"
+            message += f"; {view.waiting} of its items are not measured"
             yield warning(name, message, "Run the same command again: it continues where it stopped.")
         elif view.state == "lost":
-            message = (
-                f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s; {view.waiting} items wait for this card"
-            )
+            message = f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s"
+            message += f"; {view.waiting} items wait for this card"
             yield problem(name, message, f"{look}. If the card will not return, run `farm cards drain {card.id}`.")
         elif view.state == "stopped" and card.state_reason:
             message = f"no worker serves {card.id}: {card.state_reason}"
@@ -119,7 +115,7 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
             restart = again if current.deaf_after_s else "Restart the worker"
             yield problem(name, f"{card.id} {silent}", f"{look} and check the broker. {restart}.")
         elif view.state == "draining":
-            yield warning(name, f"{card.id} is draining", f"`farm cards resume {card.id}` gives it work again.")
+            yield warning(name, f"{card.id} is draining", _NEXT_STEPS[view.state].format(card))
     if serving:
         hosts = len({view.card.host for view in serving})
         message = f"; {starting} more starting" if starting else ""
@@ -198,7 +194,8 @@ def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check
         yield ok("versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver")
 
 
-def _is_local(url: str) -> bool:
+def is_local(url: str) -> bool:
+    """True if the URL of a broker names this host."""
     from urllib.parse import urlsplit
 
     try:

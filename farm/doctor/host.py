@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farm import settings as farm_settings
+from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import Installed, discover, installed_torch, open_device
 from farm.doctor import Check, ok, problem, warning
@@ -42,21 +43,8 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
     torch = installed_torch()
     if torch is None:
         yield problem("torch", "torch is not installed", "Install torch, or install farm again with its dependencies.")
-    driver, cuda, trouble = _driver()
     cards = discover(current)
-    yield from _all_listed(cards, current)
-    if driver:
-        yield ok("driver", f"{driver}, supports CUDA up to {cuda[0]}.{cuda[1]}")
-    elif has_nvidia_hardware() or any(card.kind == "cuda" for card in cards):
-        yield problem(
-            "driver",
-            f"this host has an NVIDIA card, but its driver does not answer: {trouble}",
-            "Install or reload the driver until `nvidia-smi` lists the card; give a container access to the card.",
-        )
-    else:
-        yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
-    if torch is not None:
-        yield torch_against_driver(torch, cuda if driver else None)
+    yield from _amd_driver(cards, torch.hip) if torch and torch.hip else _nvidia_driver(cards, torch, current)
     for card in cards:
         name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
         if card.kind == "cpu" and not _worker_of(card, current):  # a worker's measurement would cause the load
@@ -71,6 +59,30 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
             yield warning(name, f"the farm cannot measure on {card}: {card.refusal}", step)
 
 
+def _amd_driver(cards: Sequence[Card], rocm: str) -> Iterator[Check]:
+    yield ok("torch", f"built for ROCm {rocm}")
+    if driver := next((card.driver for card in cards if card.kind == "cuda" and card.driver), ""):
+        yield ok("driver", f"amdgpu {driver}")
+        yield warning("AMD", UNTESTED, "Compare readings with another tool before you use them (docs/devices.md).")
+
+
+def _nvidia_driver(cards: Sequence[Card], torch: Installed | None, current: Settings) -> Iterator[Check]:
+    driver, cuda, trouble = _driver()
+    yield from _all_listed(cards, current)
+    if driver:
+        yield ok("driver", f"{driver}, supports CUDA up to {cuda[0]}.{cuda[1]}")
+    elif has_nvidia_hardware() or any(card.kind == "cuda" for card in cards):
+        yield problem(
+            "driver",
+            f"this host has an NVIDIA card, but its driver does not answer: {trouble}",
+            "Install or reload the driver until `nvidia-smi` lists the card; give a container access to the card.",
+        )
+    else:
+        yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
+    if torch is not None:
+        yield torch_against_driver(torch, cuda if driver else None)
+
+
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
     """Report what would disturb readings on these cards: a busy CPU, or other processes on a GPU."""
     for card in cards:
@@ -78,11 +90,8 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
             if card.kind == "cpu" and (busy := _load()).level != "ok":
                 yield busy
             elif card.kind == "cuda":
-                device = open_device(card)
-                try:
+                with contextlib.closing(open_device(card)) as device:
                     yield from _foreign(f"card {card.index}", card, device.compute_processes(), current)
-                finally:
-                    device.close()
 
 
 def _driver() -> tuple[str, tuple[int, int], str]:
@@ -159,7 +168,7 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
     except FarmError as error:
         yield problem(name, error.message, error.next_step)
         return
-    try:
+    with contextlib.closing(device):
         if card.kind == "simulated" or "energy_counter_mj" in device.capabilities:
             yield ok(name, str(card))
         elif device.capabilities & {"power_instant_w", "power_average_w"}:
@@ -173,8 +182,6 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
             step = rapl if card.kind == "cpu" else "Read the output of `nvidia-smi -q -d POWER`."
             yield warning(name, f"{card} reports neither energy nor power: only time is measured", step)
         yield from _foreign(name, card, device.compute_processes(), current)
-    finally:
-        device.close()
 
 
 def _load() -> Check:

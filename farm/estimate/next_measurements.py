@@ -19,7 +19,7 @@ import yaml
 
 from farm.errors import FarmError
 from farm.estimate.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
-from farm.operators.sweep_recipes import RECIPES
+from farm.operators.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
 from farm.types.tuple import plain, tensor_references
@@ -102,7 +102,7 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
     grid = _grid(operator, spec) if operator in RECIPES else None
     if grid is None:
         return None
-    from farm.operators.sweep import Expansion
+    from farm.operators.sweep_builder import Expansion
 
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from farm.exchange import column_types as accept
 from farm.types.fields import fields_of, names_of
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import Reading
+from farm.types.reading import Burst, Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -199,12 +199,10 @@ FIGURES = (
 )
 FIGURES = _accepting(FIGURES, temperature_c=accept.Number | None)
 
+_OF_BURST = [one for one in fields_of(Burst) if one.description]
 #: Columns from a reading's details: column -> (part of the details or "", key).
 IN_DETAILS: Mapping[str, tuple[str, str]] = {
-    **{
-        f"burst_{name}": ("burst", name)
-        for name in ("time_us", "time_half_width_us", "power_w", "energy_mj", "energy_half_width_mj", "sm_clock_mhz")
-    },
+    **{f"burst_{one.name}": ("burst", one.name) for one in _OF_BURST},
     "alone_time_us": ("context", "alone_us"),
     "neighbours_effect_us": ("context", "effect_us"),
     "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),
@@ -221,18 +219,8 @@ READINGS = (
     *OPERATOR,
     *_VARIANT_OF_READING,
     *FIGURES,
+    *_derived([Column(f"burst_{one.name}", "number", one.description, one.unit) for one in _OF_BURST]),
     *_columns(
-        (
-            "burst_time_us",
-            "number",
-            "time of one pass in bursts at full clocks, if the loop reaches the power limit",
-            "µs",
-        ),
-        ("burst_time_half_width_us", "number", "half-width of the 95 % interval of burst_time_us", "µs"),
-        ("burst_power_w", "number", "mean power in bursts", "W"),
-        ("burst_energy_mj", "number", "energy of one pass in bursts", "mJ"),
-        ("burst_energy_half_width_mj", "number", "half-width of the 95 % interval of burst_energy_mj", "mJ"),
-        ("burst_sm_clock_mhz", "number", "mean clock of the multiprocessors in bursts", "MHz"),
         (
             "alone_time_us",
             "number",

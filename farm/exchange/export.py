@@ -188,10 +188,8 @@ def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Seque
 def _batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    arrays = []
-    for entry in schema:
-        values = columns[entry.name]
-        arrays.append(values if isinstance(values, pa.Array) else pa.array(values, entry.type))
+    values = [(columns[entry.name], entry.type) for entry in schema]
+    arrays = [one if isinstance(one, pa.Array) else pa.array(one, kind) for one, kind in values]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

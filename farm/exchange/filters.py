@@ -7,7 +7,6 @@ and protocols, because these tables are small. The database evaluates filters on
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import operator
 import re
@@ -20,26 +19,16 @@ from sqlalchemy import ColumnElement
 from sqlmodel import Session
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
-from farm.exchange.columns import (
-    CARD,
-    FIGURES,
-    OPERATOR,
-    PARAMETERS,
-    PROTOCOL,
-    READINGS,
-    SOFTWARE,
-    VARIANT,
-    VERDICTS,
-    Column,
-)
+from farm.exchange import columns
+from farm.exchange.columns import Column
 from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
-from farm.store.database import in_batches
+from farm.store.database import among, in_batches
 from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
-_COLUMNS = {entry.name: entry for entry in READINGS}
-_JOB = next(entry for entry in VERDICTS if entry.name == "job_id")
+_COLUMNS = {entry.name: entry for entry in columns.READINGS}
+_JOB = next(entry for entry in columns.VERDICTS if entry.name == "job_id")
 #: Short name -> name of the column.
 _SHORT = {
     "time": "time_us",
@@ -51,12 +40,15 @@ _SHORT = {
     "card": "card_model",
     "intensity": "flops_per_byte",
 }
-_OF_OPERATOR = {entry.name for entry in OPERATOR if entry.kind != "json"} | {"dtype"}
-_OF_VARIANT = {entry.name for entry in VARIANT}
-_OF_SOFTWARE = {entry.name for entry in SOFTWARE}
-_OF_PROTOCOL = {entry.name for entry in PROTOCOL}
-_OF_CARD = {entry.name for entry in CARD} - {"card_fingerprint"}
-_OF_READING = {entry.name for entry in FIGURES} | {"reading_id", "subject_kind", "subject_id", "method", "origin"}
+_OF_OPERATOR = {entry.name for entry in columns.OPERATOR if entry.kind != "json"} | {"dtype"}
+_OF_VARIANT = {entry.name for entry in columns.VARIANT}
+_OF_SOFTWARE = {entry.name for entry in columns.SOFTWARE}
+_OF_PROTOCOL = {entry.name for entry in columns.PROTOCOL}
+_OF_CARD = {entry.name for entry in columns.CARD} - {"card_fingerprint"}
+_OF_READING = {
+    *("reading_id", "subject_kind", "subject_id", "method", "origin"),
+    *(one.name for one in columns.FIGURES),
+}
 _DATES = ("since", "until")
 #: The next step if a database has no readings.
 NO_READINGS = "Measure a model: `farm run resnet18`; or import readings with `farm import`."
@@ -318,21 +310,20 @@ def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
     """The ids of the operator tuples that some variants call."""
     call, capture = tables.Call.__table__.c, tables.Capture.__table__.c  # type: ignore[attr-defined]
     query = sqlalchemy.select(call.operator_id).distinct().where(call.capture_id == capture.id)
-    found = (session.scalars(query.where(capture.variant_id.in_(batch))) for batch in in_batches(variants))
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    return list(dict.fromkeys(id_ for (id_,) in among(session, query, capture.variant_id, variants)))
 
 
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:
-    columns = tables.Operator.__table__.c  # type: ignore[attr-defined]
-    query = sqlalchemy.select(*(columns[name] for name in OPERATOR_ROW))
+    operator = tables.Operator.__table__.c  # type: ignore[attr-defined]
+    query = sqlalchemy.select(*(operator[name] for name in OPERATOR_ROW))
     if names:
-        there = set(session.scalars(sqlalchemy.select(columns.short_name).distinct()))
+        there = set(session.scalars(sqlalchemy.select(operator.short_name).distinct()))
         for name in names:
             if name not in there:
                 raise UnknownOperator.named(name, there)
-        query = query.where(columns.short_name.in_(names))
+        query = query.where(operator.short_name.in_(names))
     if not filters:
-        return list(session.scalars(query.with_only_columns(columns.id)))
+        return list(session.scalars(query.with_only_columns(operator.id)))
     found = ((row.id, operator_values(row)) for row in session.execute(query))
     return [id_ for id_, values in found if all(_matches(entry, values) for entry in filters)]
 
@@ -354,7 +345,7 @@ def protocol_values(row: Any) -> dict[str, Any]:
 
 def card_values(row: Any) -> dict[str, Any]:
     """Column -> value, from a row of the table of cards."""
-    return {column.name: getattr(row, column.name.removeprefix("card_")) for column in CARD}
+    return {column.name: getattr(row, column.name.removeprefix("card_")) for column in columns.CARD}
 
 
 #: (names of columns, their table, the readings' column with its id, function: row -> values of the columns)
@@ -387,7 +378,7 @@ def operator_values(row: Any) -> dict[str, Any]:
         "output_shapes": outputs,
         **{name: getattr(product, name, None) for name in ("m", "n", "k")},
         "products": product.count if product else None,
-        **{column.name: _parameter(column, given.get(column.name)) for column in PARAMETERS},
+        **{column.name: _parameter(column, given.get(column.name)) for column in columns.PARAMETERS},
         "parameters": given,
         "flops_per_byte": row.flops / row.bytes_moved if row.bytes_moved else None,
     }

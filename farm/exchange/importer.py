@@ -30,7 +30,7 @@ from farm.exchange.tidy import ORIGIN, capture_key
 from farm.jobs import item_state
 from farm.safe_text import printable
 from farm.store import content, tables
-from farm.store.database import Database, fetch_values, in_batches, read_clock_s
+from farm.store.database import Database, among, fetch_values, read_clock_s
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Variant, content_id
 from farm.types.reading import Trace
@@ -311,10 +311,8 @@ class Checked:
     refers_to: Any = None
 
     def store_variant(self, session: Session) -> None:
-        flops, bytes_moved = self.cost.flops, self.cost.bytes
-        content.store_variant(
-            session, self.subject, flops=flops, model_flops=self.model_flops or 0, bytes_moved=bytes_moved
-        )
+        costs = {"flops": self.cost.flops, "model_flops": self.model_flops or 0, "bytes_moved": self.cost.bytes}
+        content.store_variant(session, self.subject, **costs)
 
 
 def _variant(row: Row) -> Variant:
@@ -438,8 +436,7 @@ def _write(database: Database, file: ExportFile, batches: Iterable[list[Any]]) -
 
 
 def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
-    there = (session.scalars(sqlalchemy.select(column).where(column.in_(batch))) for batch in in_batches(ids))
-    return set(ids).difference(*there)
+    return set(ids).difference(there for (there,) in among(session, sqlalchemy.select(column), column, ids))
 
 
 def _write_readings(session: Session, records: Sequence[Checked]) -> int:
@@ -481,11 +478,7 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
     ids = {capture_key(row): row.id for row in imported}
     own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]
     keys = sqlalchemy.select(_CALL.capture_id, _CALL.call_index)
-    there = {
-        tuple(key)
-        for batch in in_batches(row["capture_id"] for row in own)
-        for key in session.execute(keys.where(_CALL.capture_id.in_(batch)))
-    }
+    there = set(map(tuple, among(session, keys, _CALL.capture_id, (row["capture_id"] for row in own))))
     rows = [row for row in own if (row["capture_id"], row["call_index"]) not in there]
     if rows:
         session.execute(sqlalchemy.insert(tables.Call.__table__), rows)  # type: ignore[attr-defined]

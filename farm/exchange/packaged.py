@@ -89,10 +89,8 @@ def first_answer(
             answers.append(ask(session))
         if not files or knows(answers[0]):
             return answers[0]
-    except Ambiguous:
-        raise
     except (NoDatabase, UsageError) as error:  # no database yet, or no such operator or card in it
-        if not files:
+        if not files or isinstance(error, Ambiguous):
             raise
         problem = error
     try:

@@ -14,23 +14,12 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.exchange.columns import (
-    CARD,
-    FIGURES,
-    IN_DETAILS,
-    OPERATOR,
-    PROTOCOL,
-    SOFTWARE,
-    VARIANT,
-    VARIANT_FIELDS,
-    VERDICTS,
-    Column,
-    arrow_schema,
-)
+from farm.exchange import columns as declared
+from farm.exchange.columns import Column
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.database import AT_ONCE, in_batches
+from farm.store.database import among
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 
@@ -71,15 +60,15 @@ def _spread(rows: Sequence[Mapping[str, Any]], at: Sequence[int], columns: Seque
     """Build columns from `rows`: element i has the values of row `at[i]`."""
     import pyarrow as pa
 
-    taken = pa.RecordBatch.from_pylist(list(rows), arrow_schema(columns)).take(pa.array(at, pa.int64()))
+    taken = pa.RecordBatch.from_pylist(list(rows), declared.arrow_schema(columns)).take(pa.array(at, pa.int64()))
     return dict(zip(taken.schema.names, taken.columns, strict=True))
 
 
 # ------------------------------------------------------------------------------------------- readings
 
 _DTYPE = Column("dtype", "text", "")
-_OF_SUBJECT = tuple({column.name: column for column in (_DTYPE, *OPERATOR, *VARIANT)}.values())
-_DIRECT = ("subject_kind", "subject_id", "method", "origin", *(column.name for column in FIGURES))
+_OF_SUBJECT = tuple({column.name: column for column in (_DTYPE, *declared.OPERATOR, *declared.VARIANT)}.values())
+_DIRECT = ("subject_kind", "subject_id", "method", "origin", *(column.name for column in declared.FIGURES))
 _REFERRING = ("card_id", "software_id", "protocol_id")
 _JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
 
@@ -111,12 +100,12 @@ def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dic
         "card_time_s": [cost.get("total", math.fsum(cost.values())) if cost else None for cost in costs_s],
     }
     details = [json.loads(text) for text in found["details"]]
-    for name, (part, key) in IN_DETAILS.items():
+    for name, (part, key) in declared.IN_DETAILS.items():
         found[name] = [((entry.get(part) or {}) if part else entry).get(key) for entry in details]
     for key, rows, columns in (
-        ("software_id", references.software, SOFTWARE),
-        ("protocol_id", references.protocols, PROTOCOL),
-        ("card_id", references.cards, CARD),
+        ("software_id", references.software, declared.SOFTWARE),
+        ("protocol_id", references.protocols, declared.PROTOCOL),
+        ("card_id", references.cards, declared.CARD),
     ):
         ids, at = _places(read[key])
         found |= _spread([rows[id_] for id_ in ids], at, columns)
@@ -159,10 +148,10 @@ class _References:
             self._subjects.clear()
         missing = [id_ for id_ in ids if id_ not in self._subjects]
         self._subjects |= operator_columns(self.session, missing)
-        for batch in in_batches(id_ for id_ in missing if id_ not in self._subjects):
-            for row in self.session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(batch))):
-                per_byte = row.flops / row.bytes_moved if row.bytes_moved else None
-                self._subjects[row.id] = {**row._mapping, "flops_per_byte": per_byte}
+        variants = [id_ for id_ in missing if id_ not in self._subjects]
+        for row in among(self.session, sqlalchemy.select(*_VARIANT), _VARIANT.id, variants):
+            per_byte = row.flops / row.bytes_moved if row.bytes_moved else None
+            self._subjects[row.id] = {**row._mapping, "flops_per_byte": per_byte}
         return [self._subjects.get(id_) or {} for id_ in ids]
 
     def roofline_share(
@@ -211,11 +200,10 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return operator id -> its columns. JSON values are texts."""
     found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
-    for batch in in_batches(ids):
-        query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
-        for row in session.execute(query):
-            values = operator_values(row) | {"operator_spec": row.spec}
-            found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
+    query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW))
+    for row in among(session, query, _OPERATOR.id, ids):
+        values = operator_values(row) | {"operator_spec": row.spec}
+        found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
     return found
 
 
@@ -231,11 +219,10 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
             for conditions in selection.where()
             for subject in session.scalars(sqlalchemy.select(_READING.subject_id).where(*conditions).distinct())
         }
-        wanted = set()
-        for batch in in_batches(subjects):
-            wanted.update(session.scalars(sqlalchemy.select(_CALL.capture_id).where(_CALL.operator_id.in_(batch))))
-            wanted.update(session.scalars(sqlalchemy.select(_CAPTURE.id).where(_CAPTURE.variant_id.in_(batch))))
-    of_variant = (*VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
+        calling = among(session, sqlalchemy.select(_CALL.capture_id).distinct(), _CALL.operator_id, subjects)
+        of_variants = among(session, sqlalchemy.select(_CAPTURE.id), _CAPTURE.variant_id, subjects)
+        wanted = {capture_id for (capture_id,) in (*calling, *of_variants)}
+    of_variant = (*declared.VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
     query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in of_variant)).join(
         tables.ModelVariant, _VARIANT.id == _CAPTURE.variant_id
     )
@@ -284,16 +271,8 @@ def calls(session: Session, selection: Selection) -> Batches:
         yield {
             **{name: [value] * len(at) for name, value in columns.items()},
             **found,
-            **_spread([known[id_] for id_ in ids], at, OPERATOR),
+            **_spread([known[id_] for id_ in ids], at, declared.OPERATOR),
         }
-
-
-_FROM_VERDICT = tuple(
-    f"{what}_{quantity}{half}_{unit}"
-    for quantity, unit in (("time", "us"), ("energy", "mj"))
-    for what in ("sum", "whole")
-    for half in ("", "_half_width")
-)
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
@@ -309,7 +288,8 @@ def verdicts(session: Session, selection: Selection) -> Batches:
     imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
     for row in session.scalars(imported):
         if wanted is None or row.job_id in wanted:
-            yield _one(**{**dict.fromkeys(column.name for column in VERDICTS), **row.row, "origin": row.origin})
+            empty = dict.fromkeys(column.name for column in declared.VERDICTS)
+            yield _one(**{**empty, **row.row, "origin": row.origin})
 
 
 def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
@@ -322,10 +302,9 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
     rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
     ids = [of.id for _, of in rows]
     models: dict[str, set[str]] = {}
-    for batch in in_batches(ids, AT_ONCE):
-        on = sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).where(_ITEM.job_id.in_(batch)).distinct()
-        for job_id, model in session.execute(on):
-            models.setdefault(job_id, set()).add(model)
+    on = sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).distinct()
+    for job_id, model in among(session, on, _ITEM.job_id, ids):
+        models.setdefault(job_id, set()).add(model)
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
     for found_verdict, of in rows:
         details = {name: value for name, value in (found_verdict.details or {}).items() if name != "tuples"}
@@ -340,7 +319,7 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
             residency=protocol.get("residency"),
             data_policy=protocol.get("data"),
             **{name: getattr(found_verdict, name) for name in _SAME_IN_VERDICT},
-            **{name: details.get(name) for name in (*_FROM_VERDICT, "parts", "measured")},
+            **{name: details.get(name) for name in _FROM_DETAILS},
             details=json.dumps(details),
             request=json.dumps(of.asked),
             **rounds.get((of.id, found_verdict.round), {"capture_id": None, "operators": []}),
@@ -349,18 +328,18 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
         )
 
 
+_FROM_DETAILS = ["parts", "measured"]
+_FROM_DETAILS += [one.name for one in declared.VERDICTS if one.name.startswith(("sum_", "whole_"))]
 _SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "accuracy_energy", "created_at_s"]
 
 
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
     """Return job id -> (reading id, role, round, reused) of each item that has a reading."""
     found: dict[str, list[tuple[str, str, int, bool]]] = {}
-    for batch in in_batches(job_ids, AT_ONCE):
-        query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
-        for job_id, *entry in session.execute(
-            query.where(_ITEM.job_id.in_(batch), _ITEM.reading_id.is_not(None)).order_by(_ITEM.id)
-        ):
-            found.setdefault(job_id, []).append(tuple(entry))
+    query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
+    query = query.where(_ITEM.reading_id.is_not(None)).order_by(_ITEM.id)
+    for job_id, *entry in among(session, query, _ITEM.job_id, job_ids):
+        found.setdefault(job_id, []).append(tuple(entry))
     return found
 
 
@@ -368,13 +347,11 @@ def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], d
     """Return (job id, round number) -> the columns `operators` and `capture_id`."""
     rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
     found = {}
-    for batch in in_batches(job_ids, AT_ONCE):
-        query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE).outerjoin(
-            tables.Capture, _CAPTURE.id == rounds.capture_id
-        )
-        for row in session.execute(query.where(rounds.job_id.in_(batch))):
-            capture = None if row.id is None else capture_key(row)
-            found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
+    query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE)
+    query = query.outerjoin(tables.Capture, _CAPTURE.id == rounds.capture_id)
+    for row in among(session, query, rounds.job_id, job_ids):
+        capture = None if row.id is None else capture_key(row)
+        found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
     return found
 
 
@@ -389,14 +366,9 @@ def traces(session: Session, selection: Selection) -> Batches:
             tables.ReadingRow, _READING.id == trace.reading_id
         )
         for rows in session.execute(query.where(*conditions), execution_options={"yield_per": 200}).partitions(200):
-            found: dict[str, list[Any]] = {name: [] for name in _TRACE}
-            for reading_id, packed in rows:
-                unpacked = Trace.unpack(packed)
-                for name, (times_s, values) in unpacked.series.items():
-                    row = (reading_id, name, *unpacked.window_s, times_s, values)
-                    for column, value in zip(_TRACE, row, strict=True):
-                        found[column].append(value)
-            yield found
+            unpacked = [(reading_id, Trace.unpack(packed)) for reading_id, packed in rows]
+            found = [(id_, name, *one.window_s, *both) for id_, one in unpacked for name, both in one.series.items()]
+            yield {column: [row[place] for row in found] for place, column in enumerate(_TRACE)}
 
 
 _TRACE = ("reading_id", "series", "window_begin_s", "window_end_s", "times_s", "values")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session, col, func, select
 
-from farm.store.database import database_now, in_batches
+from farm.store.database import among, database_now
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
 #: Items that `slowness` uses: ended within RECENT_S seconds, at most NEWEST per card, and at least FEWEST of them.
@@ -157,11 +157,10 @@ def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> floa
         Job.state == JobState.OPEN, Job.farm == job.farm, col(Job.created_at_s) < job.created_at_s
     )
     before_s = dict(open_s)
-    its = (col(Item.state).in_(OPEN), col(Item.card_id).in_(open_s))
-    for batch in in_batches(session.exec(earlier)):
-        query = select(Item.card_id, func.sum(Item.expected_s)).where(col(Item.job_id).in_(batch), *its)
-        for card_id, expected_s in session.execute(query.group_by(col(Item.card_id))):
-            before_s[card_id] += expected_s or 0.0
+    query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
+    query = query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(open_s))
+    for card_id, expected_s in among(session, query, Item.job_id, session.exec(earlier)):
+        before_s[card_id] += expected_s or 0.0
     return together_s(session, before_s)
 
 

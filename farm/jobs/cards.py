@@ -16,13 +16,13 @@ from sqlalchemy import case, update
 from sqlmodel import Session, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
-from farm.devices.host import cpu_card, discover
+from farm.devices.host import cpu_card, discover, is_installed
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, locked, open_database, read_clock_s
-from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator
+from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator, SoftwareRow
 from farm.types.protocol import Software
 
 #: A card is lost if its worker has not been seen for this many heartbeats.
@@ -133,6 +133,13 @@ def ensure_card(session: Session, card: Card, software: Software | None = None) 
         session.flush()
 
 
+def has_installed_software(session: Session, card: Card) -> bool:
+    """True if the card is registered with the software that this host has now."""
+    row = session.get(CardRow, card.id)
+    software = session.get(SoftwareRow, row.software_id) if row and row.software_id else None
+    return software is not None and is_installed(Software(**software.model_dump(exclude={"id"})), card)
+
+
 def _described(session: Session, card: Card) -> CardRow:
     """Return the locked row of a card after updating its description; a new row if there was none."""
     row = locked(session, CardRow, card.id) or CardRow(id=card.id, kind=card.kind, model=card.model)
@@ -190,7 +197,6 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
         row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
             row.state, row.state_reason = CardState.DRAINING, reason
-            session.add(row)
 
 
 def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "") -> None:
@@ -210,7 +216,6 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
         elif not farm:
             row.quarantined_by = ""  # from now on only a person ends the quarantine
         row.state, row.state_reason = CardState.QUARANTINED, storable_text(reason[:500])
-        session.add(row)
 
 
 def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
@@ -220,7 +225,6 @@ def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> lis
         rows = session.exec(select(CardRow).where(*own, col(CardRow.quarantined_by) != "")).all()
         for row in rows:
             row.state, row.state_reason, row.quarantined_by = CardState.STOPPED, "", ""
-            session.add(row)
         return [row.id for row in rows]
 
 
@@ -239,7 +243,6 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
             return False
         served = CardState.STARTING if quarantined else CardState.IDLE
         row.state, row.state_reason = served if row.worker else CardState.STOPPED, ""
-        session.add(row)
         return True
 
 
@@ -369,10 +372,8 @@ def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
 
 def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:
     with database.write() as session:
-        card = session.get(CardRow, card_id)
-        if card is not None:
+        if (card := session.get(CardRow, card_id)) is not None:
             card.fingerprint = dict(fingerprint)
-            session.add(card)
 
 
 # ---- the cards that a command uses

@@ -14,7 +14,7 @@ import logging
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from sqlalchemy import insert
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.devices.device import Card
-from farm.devices.host import is_installed, torch_version
+from farm.devices.host import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.balance import together_s
+from farm.jobs.cards import ensure_card, has_installed_software
 from farm.jobs.rounds import PlannedRound, add_tuples, note_planning, roofline_on, significant, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.requests.card_selection import CardLike
@@ -35,7 +36,7 @@ from farm.store import content, tables
 from farm.store.database import Database, fetch, in_batches, locked
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.format import plural
-from farm.types.protocol import Software, Variant
+from farm.types.protocol import Variant
 from farm.types.request import Request, named
 from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
@@ -178,7 +179,7 @@ def _plan_sweep(
     begin: Callable[[Sequence[str]], PlannedRound],
     grown: Callable[[OpenedJob, int], None],
 ) -> OpenedJob:
-    from farm.operators.sweep import Expansion
+    from farm.operators.sweep_builder import Expansion
 
     assert request.sweep is not None, "only a sweep is planned in parts"
     expansion = Expansion(request.sweep)
@@ -289,10 +290,8 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     """Return the operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
-    roofline = roofline_on(
-        session.get_one(tables.CardRow, card_ids[0]), request
-    )  # cards register before a job is planned
-    parts = unscoped_parts(session, capture_id, roofline)
+    card = session.get_one(tables.CardRow, card_ids[0])  # cards register before a job is planned
+    parts = unscoped_parts(session, capture_id, roofline_on(card, request))
     return next_operators(parts, significant(session), target=request.target)
 
 
@@ -390,13 +389,10 @@ def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterat
         own: cards of this host whose workers would start with the jobs. Only readings of the software that is installed
             here are reused for them.
     """
-    with tempfile.TemporaryDirectory(prefix="farm-dry-run-") as folder:
-        scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")
-        try:
-            scratch.upgrade()
-            yield DryRun(database, scratch, own)
-        finally:
-            scratch.close()
+    temporary = tempfile.TemporaryDirectory(prefix="farm-dry-run-")
+    with temporary as folder, closing(Database(f"sqlite:///{Path(folder, 'farm.db')}")) as scratch:
+        scratch.upgrade()
+        yield DryRun(database, scratch, own)
 
 
 class DryRun:
@@ -409,8 +405,10 @@ class DryRun:
         for table in (tables.SoftwareRow, tables.CardRow, tables.ProtocolRow, tables.SignificantOperator):
             self._copy(table)
         with self.scratch.write() as session:
-            for card in own:
-                _renew(session, card)
+            for card in own:  # each is planned as if its worker had registered it
+                ensure_card(session, card)
+                if not has_installed_software(session, card):
+                    session.get_one(tables.CardRow, card.id).software_id = None
 
     def preview(self, request: Request, card_ids: Sequence[str]) -> JobPreview:
         """Plan a job and return the plan. Raises the errors of `open_job`."""
@@ -455,16 +453,3 @@ class DryRun:
         if rows:
             with self.scratch.write() as session:
                 session.execute(insert(of).prefix_with("OR IGNORE", dialect="sqlite"), rows)
-
-
-def _renew(session: Session, card: Card) -> None:
-    """Register a card of this host in place of its worker; without software if the stored one is not installed."""
-    row = session.get(tables.CardRow, card.id)
-    if row is None:
-        row = tables.CardRow(
-            id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host
-        )
-        session.add(row)
-    software = session.get(tables.SoftwareRow, row.software_id) if row.software_id else None
-    if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
-        row.software_id = None

@@ -140,8 +140,7 @@ def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
             except Exception as error:
                 outage.note(error)
 
-    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:

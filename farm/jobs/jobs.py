@@ -137,12 +137,10 @@ def find(session: Session, job_or_prefix: str) -> Job:
     raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
 
 
-def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
-    """Return the present progress of a job. ``heartbeat_s``: the interval of heartbeats; None: from the settings."""
+def progress(session: Session, job_id: str) -> Progress:
+    """Return the present progress of a job."""
     job = session.get_one(Job, job_id)
     now = read_clock_s(session)
-    if heartbeat_s is None:
-        heartbeat_s = settings().heartbeat_s
     query = (
         sqlalchemy.select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))  # type: ignore[call-overload]
         .where(Item.job_id == job_id)
@@ -169,7 +167,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         cut = f"its planning was interrupted: `farm retry {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
-        message = waits_for(session, job_id, heartbeat_s)
+        message = waits_for(session, job_id, settings().heartbeat_s)
     elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id, _ in current) and not gone:
         message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
@@ -196,7 +194,6 @@ def cancel(database: Database, job_id: str) -> int:
         if job is None or job.state != JobState.OPEN:
             return 0
         job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
-        session.add(job)
         its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
         lock_items(session, *its_open)
         return session.exec(item_state.CANCEL.update(*its_open)).rowcount
@@ -224,7 +221,6 @@ def retry_failed(database: Database, job_id: str) -> int:
         newest = session.get(tables.Round, (job_id, job.round))
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
-            session.add(job)
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
             verdicts = select(tables.VerdictRow).where(
                 tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
@@ -250,7 +246,6 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         ):
             return False
         job.farm = farm
-        session.add(job)
         return True
 
 
@@ -263,24 +258,20 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         .group_by(col(Item.card_id))
         .order_by(col(Item.card_id))
     ).all()
-    idle = (
-        row
-        for row in rows
-        if row[0] in views and views[row[0]].state not in (tables.CardState.IDLE, tables.CardState.BUSY)
-    )
-    if (first := next(idle, None)) is None:
+    working = (tables.CardState.IDLE, tables.CardState.BUSY)
+    waiting = (row for row in rows if row[0] in views and views[row[0]].state not in working)
+    card_id, number = next(waiting, ("", 0))
+    if not number:
         return ""
-    card_id, number = first
     view = views[card_id]
     mend = {
         tables.CardState.STARTING: "its worker is starting",
         tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
         tables.CardState.QUARANTINED: f"`farm cards release {card_id}` ends its quarantine",
     }.get(tables.CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
-    plural = "items wait" if number != 1 else "item waits"
-    named = session.get_one(Job, job_id).asked.get("pinned")
-    other = "" if named else f" or a card of the same model ({view.card.model})"
-    return f"{number} {plural} for {card_id} ({view.state}){other}: {mend}."
+    pinned = session.get_one(Job, job_id).asked.get("pinned")
+    other = "" if pinned else f" or a card of the same model ({view.card.model})"
+    return f"{number} {'items wait' if number != 1 else 'item waits'} for {card_id} ({view.state}){other}: {mend}."
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:

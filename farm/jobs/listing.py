@@ -75,10 +75,7 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "state": str(view.state),
             "state_reason": view.card.state_reason
             or (f"has taken no item for {view.silent_s:.0f} s, though items wait" if view.silent_s else ""),
-            "measuring": view.measuring,
-            "waiting": view.waiting,
-            "deferred": view.deferred,
-            "done_last_hour": view.done_last_hour,
+            **{name: getattr(view, name) for name in ("measuring", "waiting", "deferred", "done_last_hour")},
             "last_seen_ago_s": view.seen_ago_s,
             "software": software.get(view.card.software_id or ""),
             "queue": view.card.queue,

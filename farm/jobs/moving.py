@@ -122,10 +122,9 @@ def give_up(
             open_items = select(func.count()).select_from(Item).where(Item.job_id == key, col(Item.state).in_(OPEN))
             if session.exec(open_items).one() > len(items):
                 continue
-            if any(item.card_id in for_now for item in items):
-                contributors = _contributors(session, key)
-                if any(item.card_id in for_now and item.card_id in contributors for item in items):
-                    continue
+            back = {item.card_id for item in items}.intersection(for_now)
+            if back and back & _contributors(session, key):
+                continue
             wanted += _close_absent(session, jobs[key], items, working)
         return _ids(wanted)
 
@@ -242,7 +241,5 @@ def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:
 
 def _missing_wholes(session: Session, moved: Iterable[Item]) -> list[Item]:
     """Create wholes for cards that now measure tuples: the verdict compares tuples and whole of the same card."""
-    wanted: list[Item] = []
-    for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
-        wanted += wait_on_card(session, session.get_one(Job, job_id), card_id)
-    return wanted
+    pairs = sorted({(item.job_id, item.card_id) for item in moved})
+    return [one for job_id, card_id in pairs for one in wait_on_card(session, session.get_one(Job, job_id), card_id)]

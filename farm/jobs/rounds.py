@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -23,22 +23,10 @@ from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
+from farm.store import tables
 from farm.store.content import classes, find_capture, find_readings, store_protocol
-from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, locked, read_clock_s
-from farm.store.tables import (
-    OPEN,
-    Call,
-    Capture,
-    CardRow,
-    Item,
-    ItemState,
-    Job,
-    JobState,
-    Operator,
-    Round,
-    SignificantOperator,
-    VerdictRow,
-)
+from farm.store.database import Database, among, database_now, fetch, fetch_values, locked, read_clock_s
+from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.aggregate import aggregate, next_operators
@@ -113,7 +101,6 @@ def add_round(
     request = Request.from_json(job.request)
     cards = chosen_cards(session, job.request["cards"])
     job.round += 1
-    session.add(job)
     now = database_now()
     about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
     planned_at_s = now if whole else None
@@ -129,8 +116,7 @@ def add_round(
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples)
         if len(busy) > 1:
-            heaviest = max(new, key=lambda item: item.expected_s)
-            subject = heaviest.model_dump(include=_SUBJECT)
+            subject = max(new, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
             extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
         listing = select(Item.card_id).where(Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED)
@@ -280,7 +266,8 @@ def _operators(
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
     first = dict(reversed(pairs))  # tuple id -> data of its first call
-    columns = (Operator.id, Operator.short_name, Operator.flops, Operator.bytes_moved)
+    operator = tables.Operator
+    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved)
     found = fetch_values(session, columns, first)
     wanted = [(found[operator_id], protocol_id(data)) for operator_id, data in pairs]
     if request.placements != "none":
@@ -295,17 +282,16 @@ def _operators(
             for word in placements_of(specs[operator_id], request.placements)
         ]
     its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")
-    there = {pair for batch in in_batches(found) for pair in session.exec(its.where(col(Item.subject_id).in_(batch)))}
+    there = set(map(tuple, among(session, its, Item.subject_id, found)))
     return [pair for pair in wanted if (pair[0].id, pair[1]) not in there]
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
     """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left out."""
-    operator, tuples = Operator, {}
-    for batch in in_batches(operator_ids):
-        for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
-            with contextlib.suppress(TupleRejected):
-                tuples[id_] = parse(spec)
+    operator, tuples = tables.Operator, {}
+    for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
+        with contextlib.suppress(TupleRejected):
+            tuples[id_] = parse(spec)
     return tuples
 
 
@@ -358,18 +344,19 @@ class ClosedRound:
     outcome: str = ""
 
 
-def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
-    """Write the verdict of a round if all its items are closed; plan the next round or end the job."""
-    return _closing(database, job_id, number, _close)
+def close_round(database: Database, job_id: str, number: int, *, failed: str = "") -> ClosedRound:
+    """Write the verdict of a round if all its items are closed; plan the next round or end the job.
 
-
-def _closing(database: Database, job_id: str, number: int, close: Callable[[Session, Job], ClosedRound]) -> ClosedRound:
-    """Call ``close`` in a transaction if the round is the newest of an open job."""
+    Args:
+        failed: why the round cannot be aggregated. Then the verdict has only this reason, and the job ends; the
+            readings are kept.
+    """
     try:
         with database.write() as session:
             job = locked(session, Job, job_id)
-            open_round = job is not None and job.state == JobState.OPEN and number == job.round
-            return close(session, job) if job is not None and open_round else ClosedRound(Closing.ALREADY)
+            if job is None or job.state != JobState.OPEN or number != job.round:
+                return ClosedRound(Closing.ALREADY)
+            return _end_without_sum(session, job, failed) if failed else _close(session, job)
     except IntegrityError:
         return ClosedRound(Closing.ALREADY)
 
@@ -405,7 +392,6 @@ def _close(session: Session, job: Job) -> ClosedRound:
         why = why or "No operator type was added, because the sum is already larger than the whole model."
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
-        session.add(row)
     if following is not None:
         return ClosedRound(Closing.NEXT, following, verdict.outcome)
     return _end(session, job, verdict)
@@ -420,24 +406,18 @@ def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
 
 def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
     job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
-    session.add(job)
     return ClosedRound(Closing.DONE, None, verdict.outcome)
 
 
-def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
-    """End a job whose round cannot be aggregated. The verdict gets the reason ``why``; the readings are kept."""
-
-    def end(session: Session, job: Job) -> ClosedRound:
-        try:
-            request = Request.from_json(job.request)
-            target, launch = request.target, request.protocol.launch
-        except Unreadable:
-            target, launch = 0.0, "graph"
-        verdict = aggregate((), target=target, launch=launch).withheld(why)
-        _add_verdict(session, job, verdict)
-        return _end(session, job, verdict)
-
-    return _closing(database, job_id, number, end)
+def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
+    try:
+        request = Request.from_json(job.request)
+        target, launch = request.target, request.protocol.launch
+    except Unreadable:
+        target, launch = 0.0, "graph"
+    verdict = aggregate((), target=target, launch=launch).withheld(why)
+    _add_verdict(session, job, verdict)
+    return _end(session, job, verdict)
 
 
 def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:
@@ -445,11 +425,10 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
         return None
-    without = [defer(Capture.verification)]  # type: ignore[arg-type]
-    newest = find_capture(session, session.get_one(Capture, this.capture_id, options=without))
+    without = [defer(tables.Capture.verification)]  # type: ignore[arg-type]
+    newest = find_capture(session, session.get_one(tables.Capture, this.capture_id, options=without))
     if newest not in (None, this.capture_id):
-        counted = select(func.count()).select_from(Call).where(Call.capture_id == this.capture_id)
-        compiled = not session.scalar(counted)
+        compiled = not session.scalar(select(func.count()).where(tables.Call.capture_id == this.capture_id))
         reason = "the card listed its kernels" if compiled else "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
     # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type

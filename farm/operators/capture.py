@@ -38,11 +38,12 @@ from farm.operators.encoding import (
     costs_something,
     describe_leaf,
     encode,
+    is_changed,
     storage_key,
     tensors_in,
     written_tensors,
 )
-from farm.operators.fake_pass import RepeatedCalls, fake_pass, repeatable
+from farm.operators.fake_pass import RepeatedCalls, fake_pass
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
@@ -217,7 +218,6 @@ def capture(
     Raises:
         CaptureError: the model is compiled or scripted, or raises an error.
     """
-    _refuse_opaque(model)
     return _captured(ForwardRecorder(model, device_type, watch), model, args, kwargs, grad_enabled)
 
 
@@ -240,9 +240,7 @@ def predict(
     Raises:
         CaptureError: see `capture`.
     """
-    if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
-        device_type = "cpu"
-    _refuse_opaque(model)
+    device_type = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
     with fake_pass(model, args, kwargs, device_type) as (fakes, fake_args, fake_kwargs):
 
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
@@ -257,7 +255,6 @@ def predict(
 def run_with_owners(
     model: nn.Module,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
     *,
     device_type: str,
     grad_enabled: bool = False,
@@ -269,11 +266,9 @@ def run_with_owners(
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
     recorder = ForwardRecorder(model, device_type, around=around)
-    with (
-        torch.set_grad_enabled(grad_enabled),
-        recorder.watching_calls(),
-    ):  # in this order: set_grad_enabled is a watched function, too
-        model(*args, **(kwargs or {}))
+    # In this order: set_grad_enabled is a watched function, too.
+    with torch.set_grad_enabled(grad_enabled), recorder.watching_calls():
+        model(*args)
 
 
 def _captured(
@@ -283,6 +278,7 @@ def _captured(
     kwargs: dict[str, Any] | None,
     grad_enabled: bool,
 ) -> CapturedPass:
+    _refuse_opaque(model)
     try:
         with torch.set_grad_enabled(grad_enabled), WatchedOperators(recorder.call_aten), recorder.watching_calls():
             model(*args, **(kwargs or {}))
@@ -377,7 +373,7 @@ class ForwardRecorder(Recorder):
                 describe = functools.partial(
                     self._describe, call, f"torch.nn.{name}", args, kwargs, parameters=parameters, module=module
                 )
-                repeated = self.repeated if repeatable(module) else None
+                repeated = None if is_changed(module) else self.repeated
                 given = describe() if repeated is not None else None
                 found, out = self._run(call, given, functools.partial(original, module, *args, **kwargs))
                 if call.costly and (given := given or describe()):

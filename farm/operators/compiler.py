@@ -131,7 +131,8 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
     if "cppCodeToPost" in data:
         return data
     paths = {}
-    for node in V.graph.module.graph.nodes:
+    graph: Any = V.graph.module
+    for node in graph.graph.nodes:
         if stack := node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack"):
             paths[node.name] = _path_of(list(stack.values())[-1][0])
     launches = debug.create_node_mapping_kernel_to_post_grad(debug._inductor_triton_kernel_to_post_grad_node_info)
@@ -251,7 +252,7 @@ class CompiledModel:
                 modules[node.name] = _path_of(list(stack.values())[-1][0])
         self._newest = modules
         given = [modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"]
-        compiled = compile_fx(graph, inputs, config_patches=self._options)
+        compiled: Any = compile_fx(graph, inputs, config_patches=self._options)
 
         def run(*args: Any) -> Any:
             if self._observer is not None:  # one graph can serve several modules with the same code

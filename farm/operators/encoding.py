@@ -255,7 +255,7 @@ _RNN_EXTRA: dict[Any, tuple[str, ...]] = {nn.RNN: ("nonlinearity",), nn.LSTM: ("
 def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
     """The constructor arguments of ``module`` as JSON trees; None if it is not a leaf, or if they do not rebuild it."""
     leaf: Any = type(module)
-    if leaf not in LEAF_CLASSES or _is_changed(module):
+    if leaf not in LEAF_CLASSES or is_changed(module):
         return None
     try:
         parameters = leaf_parameters(module)
@@ -347,7 +347,7 @@ def _twin(leaf: Any, parameters: str) -> nn.Module:
         return build_leaf(leaf, json.loads(parameters))
 
 
-def _is_changed(module: nn.Module) -> bool:
+def is_changed(module: nn.Module) -> bool:
     """True if the module has hooks or its own ``forward``, so it may compute something else than its class."""
     return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__
 
@@ -359,7 +359,7 @@ def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
         return False
     for name, child in mine.items():
         other = theirs[name]
-        if type(child) is not type(other) or _is_changed(child):
+        if type(child) is not type(other) or is_changed(child):
             return False
         own, others = (
             {key: None if tensor is None else tuple(tensor.shape) for key, tensor in _tensors(one).items()}

@@ -385,11 +385,6 @@ class _Effect:
     output: int | _NewTensor
 
 
-def repeatable(module: nn.Module) -> bool:
-    """True if a leaf has no forward hooks and no ``forward`` of its own, so it computes what its class does."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
 class RepeatedCalls:
     """Stores the effects of calls in a fake pass, to skip equal calls. Passes on a device do not use it."""
 

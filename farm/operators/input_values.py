@@ -301,6 +301,15 @@ _POSITIVE_ARGUMENTS = frozenset(
 
 
 @functools.lru_cache(maxsize=8192)
+def storage_users(spec: OperatorTuple) -> dict[int, list[int]]:
+    """Storage number -> indices of its tensors."""
+    found: dict[int, list[int]] = {}
+    for index, tensor in enumerate(spec.tensors):
+        found.setdefault(tensor.storage, []).append(index)
+    return found
+
+
+@functools.lru_cache(maxsize=8192)
 def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
     """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share a storage.
 
@@ -308,11 +317,8 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
         TupleRejected: no rule says which values of an integer tensor are valid.
     """
     over = written_by_schema(spec)
-    behind: dict[int, list[int]] = {}
-    for index, tensor in enumerate(spec.tensors):
-        behind.setdefault(tensor.storage, []).append(index)
     found: dict[int, Fill] = {}
-    for storage, indices in behind.items():
+    for storage, indices in storage_users(spec).items():
         its = [_aten_fill(spec, index, over) for index in indices]
         if any(fill.form == "index" for fill in its):
             if len({spec.tensors[index].dtype for index in indices}) > 1:

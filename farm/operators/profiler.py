@@ -24,38 +24,33 @@ RANGE = "farm.call "  # prefix of the ranges that name an operator call to the p
 Record = Callable[[Callable[[], object]], Callable[[], object]]
 
 
-class Profiled:
-    """While entered, counts kernels on CUDA, and innermost aten operators with their input shapes on the CPU.
+Counts = tuple[Counter[str], Counter[str]]  # launches of each kernel and their time in us; on a CPU only operators
+
+
+def profiled(run: Callable[[], object], device: torch.device) -> Counts:
+    """Runs once, and counts kernels on CUDA, and innermost aten operators with their input shapes on the CPU.
 
     Outer operators are not counted: a dispatch mode adds a second event for them, but runs the same kernels.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.counts: Counter[str] = Counter()
-        self.times_us: Counter[str] = Counter()  # on CUDA: the time of each kernel, summed over its launches
-
-    def __enter__(self) -> Profiled:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-            torch.cuda.synchronize(self.device)
-        self.profile = torch.profiler.profile(activities=activities, record_shapes=self.device.type == "cpu")
-        self.profile.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.profile.__exit__(*error)
-        for event in self.profile.events() or []:
-            if self.device.type == "cuda":
-                if is_kernel(event):
-                    self.counts[event.name] += 1
-                    self.times_us[event.name] += event.time_range.elapsed_us()
-            elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
-                # With a mode active, linear adds its bias out of place: the same arithmetic under another name.
-                self.counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+    cuda = device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+        torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=activities, record_shapes=not cuda) as profile:
+        run()
+        if cuda:
+            torch.cuda.synchronize(device)
+    counts, times_us = Counter[str](), Counter[str]()
+    for event in profile.events() or []:
+        if cuda:
+            if is_kernel(event):
+                counts[event.name] += 1
+                times_us[event.name] += event.time_range.elapsed_us()
+        elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
+            # With a mode active, linear adds its bias out of place: the same arithmetic under another name.
+            counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+    return counts, times_us
 
 
 def is_kernel(event: Any) -> bool:
@@ -129,7 +124,6 @@ def verify_on_device(
     model: nn.Module,
     args: tuple[Any, ...],
     device: torch.device | str,
-    kwargs: dict[str, Any] | None = None,
     *,
     grad_enabled: bool = False,
     record: Record | None = None,
@@ -145,8 +139,8 @@ def verify_on_device(
     device = torch.device(device)
     ForwardRecorder(model, device.type)  # builds the leaves on meta; the next recorder reuses them
     return compare_with_unwatched(
-        lambda: model(*args, **(kwargs or {})),
-        lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),
+        lambda: model(*args),
+        lambda: capture(model, args, device_type=device.type, grad_enabled=grad_enabled),
         device,
         grad_enabled=grad_enabled,
         record=record,
@@ -172,21 +166,16 @@ def compare_with_unwatched(
     runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
     with torch.set_grad_enabled(grad_enabled):
         run()
-        with Profiled(device) as unwatched:
-            run()
-        eager, otherwise = unwatched, None
+        eager = unwatched = profiled(run, device)
         if record is not None:
             runs = list(map(record, runs))
-            with Profiled(device) as unwatched:
-                runs[0]()
-        with Profiled(device) as watched:
-            runs[1]()
-        if eager.counts != unwatched.counts:
-            otherwise = EagerPass(watch(), eager.counts, eager.times_us)
-    before, after = unwatched.counts, watched.counts
+            unwatched = profiled(runs[0], device)
+        after, _ = profiled(runs[1], device)
+        otherwise = EagerPass(watch(), *eager) if eager[0] != unwatched[0] else None
+    before, times_us = unwatched
     differences = [
         f"{name}: {before[name]} launches without capture, {after[name]} with capture"
         for name in sorted(before.keys() | after.keys())
         if before[name] != after[name]
     ]
-    return WatchedPass(found[0], before, unwatched.times_us, after, differences, otherwise)
+    return WatchedPass(found[0], before, times_us, after, differences, otherwise)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
 from farm.operators.encoding import build_leaf, decode, dtype_of
-from farm.operators.input_values import aten_fills, fill, values_for
+from farm.operators.input_values import aten_fills, fill, storage_users, values_for
 from farm.operators.kernels import launch_of, output_tensors, written_tensors
 from farm.types.label import label_of
 from farm.types.tuple import OperatorTuple, TensorSpec
@@ -184,7 +184,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
         generator = torch.Generator(device=device).manual_seed(seed)
         written = written_inputs(spec)
         with torch.no_grad():
-            for storage, (index, *_) in _users(spec).items():
+            for storage, (index, *_) in storage_users(spec).items():
                 fill(storages[storage], spec.tensors[index], values_for(spec, index, written), generator)
     return Rebuilt(spec, device, storages)
 
@@ -237,15 +237,6 @@ def _weight_storages(spec: OperatorTuple) -> frozenset[int]:
     return frozenset(tensor.storage for tensor in spec.tensors if tensor.role != "activation")
 
 
-@functools.lru_cache(maxsize=8192)
-def _users(spec: OperatorTuple) -> dict[int, list[int]]:
-    """Storage number -> indices of its tensors."""
-    found: dict[int, list[int]] = {}
-    for index, tensor in enumerate(spec.tensors):
-        found.setdefault(tensor.storage, []).append(index)
-    return found
-
-
 def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
     """True if the tensor is the only one of its storage and covers it exactly once, so it is not a view."""
     expected = 1
@@ -253,7 +244,7 @@ def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
         if size != 1 and step != expected and tensor.numel:
             return False
         expected *= size
-    return tensor.offset == 0 and len(_users(spec)[tensor.storage]) == 1
+    return tensor.offset == 0 and len(storage_users(spec)[tensor.storage]) == 1
 
 
 def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
@@ -261,7 +252,7 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
     dtype."""
     made = []
     for storage, size_bytes in sorted(storage_bytes(spec).items()):
-        users = [spec.tensors[index] for index in _users(spec)[storage]]
+        users = [spec.tensors[index] for index in storage_users(spec)[storage]]
         first, dtype = users[0], dtype_of(users[0].dtype)
         if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
             made.append(torch.empty(first.shape, dtype=dtype, pin_memory=True))  # host and card both read it

@@ -24,26 +24,6 @@ from farm.types.protocol import configurations
 from farm.types.tuple import OperatorTuple, parse
 
 
-def replay(
-    spec: OperatorTuple, device: torch.device | str, *, fake: bool = False, grad_enabled: bool = False
-) -> CallTrace:
-    """Runs the operator once and returns its trace.
-
-    Args:
-        fake: run on fake tensors of ``device``, which compute nothing.
-
-    Raises:
-        FarmError: the operator could not be built, or raised an error.
-    """
-    device = torch.device(device)
-    with FakeTensorMode() if fake else contextlib.nullcontext():
-        built = rebuild(spec, device, filled=not fake)
-        found = capture(FunctionAsModel(built.run), (), device_type=device.type, grad_enabled=grad_enabled)
-    if len(found.calls) != 1:
-        return CallTrace(tuple(found.operators.elements()), ())
-    return found.traces[found.calls[0].tuple_id]
-
-
 def mismatches(
     found: CapturedPass, device: torch.device | str | None = None, *, only: frozenset[str] | None = None
 ) -> list[str]:
@@ -59,13 +39,18 @@ def mismatches(
         if only is not None and tuple_id not in only:
             continue
         fake = device is None and spec.operator not in RETURNS_TO_HOST
-        on = found.device_type if fake else device or "cpu"
+        on = torch.device(found.device_type if fake else device or "cpu")
         try:
-            parsed = parse(json.loads(json.dumps(spec.to_json())))
-            trace = replay(parsed, on, fake=fake, grad_enabled=found.grad_enabled)
+            with FakeTensorMode() if fake else contextlib.nullcontext():
+                built = rebuild(parse(json.loads(json.dumps(spec.to_json()))), on, filled=not fake)
+                model, grad_enabled = FunctionAsModel(built.run), found.grad_enabled
+                alone = capture(model, (), device_type=on.type, grad_enabled=grad_enabled)
         except FarmError as error:
             different.append(f"{label_of(spec)}: {error.message}")
             continue
+        trace = CallTrace(tuple(alone.operators.elements()), ())
+        if len(alone.calls) == 1:
+            trace = alone.traces[alone.calls[0].tuple_id]
         if trace != found.traces[tuple_id]:
             inside = found.traces[tuple_id]
             different.append(f"{label_of(spec)} runs {inside} in the model, but {trace} when rebuilt alone")

@@ -1,115 +1,188 @@
-"""Sweeps: a grid over one operator's parameters and input sizes, expanded to operator tuples.
-
-`RECIPES` (`farm.operators.sweep_recipes`) say how each operator is built from the values of a grid. Each combination is
-built as a real module on the meta device and captured like a model, so a sweep's tuples equal those of a model with
-such an operator. Names are checked without torch: a wrong measurement file is refused before torch is imported.
-"""
+"""Sweeps: grids over one operator's parameters and input sizes. `RECIPES` say how each operator is built from the
+values of a grid; `farm.operators.sweep_builder` expands a grid to operator tuples. Names are checked without torch: a
+wrong measurement file is refused before torch is imported."""
 
 from __future__ import annotations
 
+import functools
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
-from farm.operators.sweep_recipes import DTYPES, RECIPES, REQUIRED
 from farm.types.request import CALIBRATION, Sweep
-
-if TYPE_CHECKING:
-    from farm.operators.cost import Cost
-    from farm.types.tuple import OperatorTuple
+from farm.types.tuple import OperatorTuple, parse
 
 _PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
 _CALIBRATION_FILE = Path(__file__).parent.parent / "data" / "calibration.json"
-#: Combinations per batch. The first batch is small, so that a card soon has work.
-FIRST_BATCH, BATCH = 100, 1000
+DTYPES = ("float32", "float16", "bfloat16")
+#: Names that every grid may have: the dtype, and the share of zeros in the inputs.
+COMMON_NAMES: dict[str, Any] = {"dtype": "float32", "zeros": 0.0}
+REQUIRED = object()
 
 
-class Expansion:
-    """The expansion of a sweep to tuples.
+@dataclass(frozen=True)
+class SweepRecipe:
+    """How one operator is built from the values of a grid.
 
     Attributes:
-        tried: how many combinations have been built so far.
+        parameters: arguments of the module's constructor, or keywords of the function: name -> default, or `REQUIRED`.
+        sizes: names that shape the inputs: name -> default, or `REQUIRED`.
+        inputs: the shapes of the inputs.
+        function: its public name, such as "torch.matmul"; "" for the module torch.nn.<operator>.
+        dtypes: the dtypes that the grid may have, the default first.
+        input_dtypes: the dtype of each input; "" for the grid's.
+        transposed: indices of the inputs that are stored column by column.
+        derived: keywords that follow from the grid's values.
+        as_list: True if the function takes one list of its inputs.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
-        """
-        Raises:
-            UnknownOperator, UsageError: see `check_names`.
-        """
-        check_names(sweep)
-        self.sweep = sweep
-        self.tried = 0
-        self._found: set[str] = set()
-        self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
+    parameters: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+    inputs: Callable[[Mapping[str, Any]], tuple[tuple[int, ...], ...]]
+    function: str = ""
+    dtypes: tuple[str, ...] = DTYPES
+    input_dtypes: tuple[str, ...] = ()
+    transposed: frozenset[int] = frozenset()
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
+    as_list: bool = False
 
     @property
-    def skipped(self) -> dict[str, int]:
-        """How many combinations PyTorch refused, by reason with an example."""
-        return {
-            f"{reason} ({'such as ' if count > 1 else ''}{example})": count
-            for count, reason, example in self._skipped.values()
-        }
+    def names(self) -> dict[str, Any]:
+        return {**self.parameters, **self.sizes, **COMMON_NAMES, "dtype": self.dtypes[0]}
 
-    def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
-        """Yields batches of distinct tuples with their costs. No batch is empty.
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The operator's parameters for one combination of the sweep's values."""
+        return {**{name: values[name] for name in self.parameters}, **self.derived(values)}
 
-        A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
-        that a drift of the card does not correlate with a parameter of the sweep.
 
-        Raises:
-            UsageError: at the end, if no combination was possible.
-        """
-        from farm.operators.sweep_builder import Builder, Impossible
+def _pair(value: Any) -> tuple[int, int]:
+    height, width = (value, value) if isinstance(value, int) else tuple(value)
+    return int(height), int(width)
 
-        if self.sweep.operator == CALIBRATION:
-            from farm.operators.cost import cost
 
-            self.tried = 1
-            yield {spec: cost(spec) for spec in calibration_tuples()}
-            return
-        recipe = RECIPES[self.sweep.operator]
-        builder = Builder(self.sweep.operator, recipe)
-        step = round(self.sweep.size * 0.618) if self.sweep.size > FIRST_BATCH else 1  # near the golden ratio
-        while math.gcd(step, self.sweep.size) > 1:  # so that each combination is visited once
-            step += 1
-        batch: dict[OperatorTuple, Cost] = {}
-        for place in range(0, self.sweep.size * step, step):
-            values = dict(recipe.names)
-            for name, axis in reversed(self.sweep.grid.items()):  # the last axis varies fastest
-                place, index = divmod(place, len(axis))
-                values[name] = axis[index]
-            self.tried += 1
-            try:
-                spec, cost = builder.build(values)
-            except Impossible as refusal:
-                varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or self.sweep.grid
-                example = ", ".join(f"{name} {_size_text(values[name])}" for name in varied)
-                count, reason, example = self._skipped.get(refusal.kind, (0, str(refusal), example))
-                self._skipped[refusal.kind] = count + 1, reason, example
-            else:
-                if spec.id not in self._found:
-                    self._found.add(spec.id)
-                    batch[spec] = cost
-            if len(batch) >= (FIRST_BATCH if len(self._found) <= FIRST_BATCH else BATCH):
-                yield batch
-                batch = {}
-        if batch:
-            yield batch
-        if not self._found:
-            first = next(iter(self.skipped), "the grid is empty")
-            raise UsageError(
-                f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: {first}.",
-                "Change the values of the grid.",
-            )
+def _image(channels: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...], ...]]:
+    return lambda values: ((values["batch"], values[channels], *_pair(values["image_size"])),)
+
+
+def _tokens(features: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...], ...]]:
+    def shapes(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+        middle = (values["tokens"],) if values["tokens"] else ()
+        return ((values["batch"], *middle, values[features]),)
+
+    return shapes
+
+
+def _attention(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of query, key and value. Queries are the newest tokens of a sequence; the cache contains the earlier
+    ones."""
+    length = values["cache"] + values["tokens"]
+    cached = (values["batch"], values["key_value_heads"] or values["heads"], length, values["head_features"])
+    return _heads(values), cached, cached
+
+
+def _heads(values: Mapping[str, Any]) -> tuple[int, ...]:
+    return values["batch"], values["heads"], values["tokens"], values["head_features"]
+
+
+def _image_or_heads(values: Mapping[str, Any], *, rotated: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Two equal shapes: images, or queries of many heads if tokens are given. With ``rotated`` the second has one head:
+    all heads of a token are rotated by the same angles."""
+    if not values["tokens"]:
+        return _image("channels")(values) * 2
+    one = _heads(values)
+    return one, ((one[0], 1, *one[2:]) if rotated else one)
+
+
+_IMAGE: dict[str, Any] = {"batch": 1, "channels": 64, "image_size": 56}
+_ROWS: dict[str, Any] = {"batch": 1, "tokens": 0}
+_SCORES: dict[str, Any] = {"batch": 1, "tokens": 197, "features": 197}
+_CONVOLUTION: dict[str, Any] = {"in_channels": REQUIRED, "out_channels": REQUIRED, "kernel_size": 1}
+_CONVOLUTION |= {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
+_PRODUCT: dict[str, Any] = {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED}
+_HEADS: dict[str, Any] = {"heads": 12, "tokens": 0, "head_features": 64}
+_KEYS: dict[str, Any] = {"batch": 1, "heads": 12, "tokens": 128, "head_features": 64}
+_ANGLES: dict[str, Any] = {"batch": 1, "tokens": 128, "head_features": 64}
+_LINEAR: dict[str, Any] = {"in_features": REQUIRED, "out_features": REQUIRED, "bias": True}
+_NORM: dict[str, Any] = {"eps": 1e-5, "affine": True}
+_ROW_NORM: dict[str, Any] = {"normalized_shape": REQUIRED, "eps": 1e-5, "elementwise_affine": True}
+_SIZE: dict[str, Any] = {"batch": 1, "image_size": 56}
+_POOL: dict[str, Any] = {"kernel_size": 2, "stride": None, "padding": 0}
+
+RECIPES: dict[str, SweepRecipe] = {
+    "Conv2d": SweepRecipe(_CONVOLUTION, _SIZE, _image("in_channels")),
+    "ConvTranspose2d": SweepRecipe({**_CONVOLUTION, "output_padding": 0}, _SIZE, _image("in_channels")),
+    "Linear": SweepRecipe(_LINEAR, _ROWS, _tokens("in_features")),
+    "BatchNorm2d": SweepRecipe({"num_features": REQUIRED, **_NORM}, _SIZE, _image("num_features")),
+    "GroupNorm": SweepRecipe(
+        {"num_groups": REQUIRED, "num_channels": REQUIRED, **_NORM}, _SIZE, _image("num_channels")
+    ),
+    "LayerNorm": SweepRecipe(_ROW_NORM, _ROWS, _tokens("normalized_shape")),
+    "RMSNorm": SweepRecipe({**_ROW_NORM, "eps": 1e-6}, _ROWS, _tokens("normalized_shape")),
+    "MultiheadAttention": SweepRecipe(
+        {"embed_dim": REQUIRED, "num_heads": 1, "bias": True},
+        {"batch": 1, "tokens": 197},
+        lambda values: ((values["batch"], values["tokens"], values["embed_dim"]),),
+    ),
+    "Embedding": SweepRecipe(
+        {"num_embeddings": REQUIRED, "embedding_dim": REQUIRED},
+        {"batch": 1, "tokens": 128},
+        lambda values: ((values["batch"], values["tokens"]),),
+        input_dtypes=("int64",),
+    ),
+    "MaxPool2d": SweepRecipe({**_POOL, "dilation": 1, "ceil_mode": False}, _IMAGE, _image("channels")),
+    "AvgPool2d": SweepRecipe({**_POOL, "ceil_mode": False}, _IMAGE, _image("channels")),
+    "AdaptiveAvgPool2d": SweepRecipe({"output_size": 1}, _IMAGE, _image("channels")),
+    **dict.fromkeys(
+        ("ReLU", "ReLU6", "SiLU", "Hardswish", "Hardsigmoid"),
+        SweepRecipe({"inplace": False}, _IMAGE, _image("channels")),
+    ),
+    **dict.fromkeys(("GELU", "Sigmoid", "Tanh"), SweepRecipe({}, _IMAGE, _image("channels"))),
+    "Softmax": SweepRecipe({"dim": -1}, _SCORES, _tokens("features")),
+    "matmul": SweepRecipe(
+        {},
+        _PRODUCT,
+        lambda values: ((values["m"], values["k"]), (values["k"], values["n"])),
+        function="torch.matmul",
+    ),
+    "bmm": SweepRecipe(
+        {},
+        {"batch": 1, **_PRODUCT},
+        lambda values: ((values["batch"], values["m"], values["k"]), (values["batch"], values["k"], values["n"])),
+        function="torch.bmm",
+    ),
+    "softmax": SweepRecipe({"dim": -1}, _SCORES, _tokens("features"), function="torch.nn.functional.softmax"),
+    "scaled_dot_product_attention": SweepRecipe(
+        {"is_causal": False},
+        {"batch": 1, "heads": 12, "key_value_heads": 0, "tokens": 197, "cache": 0, "head_features": 64},
+        _attention,
+        function="torch.nn.functional.scaled_dot_product_attention",
+        derived=lambda values: {"enable_gqa": True} if values["key_value_heads"] not in (0, values["heads"]) else {},
+    ),
+    "_scaled_mm": SweepRecipe(
+        {"out_dtype": "bfloat16", "use_fast_accum": False},
+        _PRODUCT,
+        lambda values: ((values["m"], values["k"]), (values["k"], values["n"]), (), ()),
+        function="torch._scaled_mm",
+        dtypes=("float8_e4m3fn", "float8_e5m2"),
+        input_dtypes=("", "float8_e4m3fn", "float32", "float32"),
+        transposed=frozenset({1}),
+    ),
+    "add": SweepRecipe({}, {**_IMAGE, **_HEADS}, _image_or_heads, function="torch.add"),
+    "mul": SweepRecipe(
+        {}, {**_IMAGE, **_HEADS}, functools.partial(_image_or_heads, rotated=True), function="torch.mul"
+    ),
+    "neg": SweepRecipe({}, _KEYS, lambda values: (_heads(values),), function="torch.neg"),
+    "cat": SweepRecipe({"dim": -1}, _KEYS, lambda values: (_heads(values),) * 2, function="torch.cat", as_list=True),
+    "cos": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.cos"),
+    "sin": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.sin"),
+}
 
 
 def calibration_tuples() -> list[OperatorTuple]:
     """Return the operator tuples whose readings calibrate predictions for a card, the most useful one first."""
-    from farm.types.tuple import parse
-
     return [parse(spec) for spec in json.loads(_CALIBRATION_FILE.read_text(encoding="utf-8"))]
 
 
@@ -144,10 +217,6 @@ def check_names(sweep: Sweep) -> None:
             if problem := _problem(sweep.operator, name, value, names[name]):
                 text = f"{name} of a {sweep.operator} sweep is {value!r}; it must be {problem}."
                 raise UsageError(text, f"Change the values of {name} in the grid.")
-
-
-def _size_text(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _problem(operator: str, name: str, value: Any, default: Any) -> str:

@@ -1,4 +1,7 @@
-"""Builds one operator tuple with its cost from one combination of a sweep's grid. Needs torch.
+"""Expands a sweep to operator tuples with their costs. Needs torch.
+
+Each combination of the grid is built as a real module on the meta device and captured like a model, so a sweep's tuples
+equal those of a model with such an operator.
 
 To capture a combination, rebuild its tuple and count FLOPs takes milliseconds, and a grid may have a hundred thousand
 combinations. So only one combination of each *structure* (all values except sizes) is captured. The others run once on
@@ -10,27 +13,108 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from farm.errors import CaptureError, Unmeasurable
+from farm.errors import CaptureError, Unmeasurable, UsageError
 from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.encoding import NotEncodable, TensorTable, dtype_of, leaf_parameters
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
+from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple, TensorSpec
 
-if TYPE_CHECKING:
-    from farm.operators.sweep_recipes import SweepRecipe
-
+#: Combinations per batch. The first batch is small, so that a card soon has work.
+FIRST_BATCH, BATCH = 100, 1000
 #: Exceptions that PyTorch raises if it refuses a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)
 _KEPT_MODULES = 4096
+
+
+class Expansion:
+    """The expansion of a sweep to tuples.
+
+    Attributes:
+        tried: how many combinations have been built so far.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        """
+        Raises:
+            UnknownOperator, UsageError: see `check_names`.
+        """
+        check_names(sweep)
+        self.sweep = sweep
+        self.tried = 0
+        self._found: set[str] = set()
+        self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many combinations PyTorch refused, by reason with an example."""
+        return {
+            f"{reason} ({'such as ' if count > 1 else ''}{example})": count
+            for count, reason, example in self._skipped.values()
+        }
+
+    def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
+        """Yields batches of distinct tuples with their costs. No batch is empty.
+
+        A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
+        that a drift of the card does not correlate with a parameter of the sweep.
+
+        Raises:
+            UsageError: at the end, if no combination was possible.
+        """
+        if self.sweep.operator == CALIBRATION:
+            self.tried = 1
+            yield {spec: cost(spec) for spec in calibration_tuples()}
+            return
+        recipe = RECIPES[self.sweep.operator]
+        builder = Builder(self.sweep.operator, recipe)
+        step = round(self.sweep.size * 0.618) if self.sweep.size > FIRST_BATCH else 1  # near the golden ratio
+        while math.gcd(step, self.sweep.size) > 1:  # so that each combination is visited once
+            step += 1
+        batch: dict[OperatorTuple, Cost] = {}
+        for place in range(0, self.sweep.size * step, step):
+            values = dict(recipe.names)
+            for name, axis in reversed(self.sweep.grid.items()):  # the last axis varies fastest
+                place, index = divmod(place, len(axis))
+                values[name] = axis[index]
+            self.tried += 1
+            try:
+                spec, its_cost = builder.build(values)
+            except Impossible as refusal:
+                varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or self.sweep.grid
+                example = ", ".join(f"{name} {_size_text(values[name])}" for name in varied)
+                count, reason, example = self._skipped.get(refusal.kind, (0, str(refusal), example))
+                self._skipped[refusal.kind] = count + 1, reason, example
+            else:
+                if spec.id not in self._found:
+                    self._found.add(spec.id)
+                    batch[spec] = its_cost
+            if len(batch) >= (FIRST_BATCH if len(self._found) <= FIRST_BATCH else BATCH):
+                yield batch
+                batch = {}
+        if batch:
+            yield batch
+        if not self._found:
+            first = next(iter(self.skipped), "the grid is empty")
+            raise UsageError(
+                f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: {first}.",
+                "Change the values of the grid.",
+            )
+
+
+def _size_text(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 class Impossible(Exception):

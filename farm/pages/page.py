@@ -1,32 +1,38 @@
-"""Writes reports as one HTML page that needs no network and no server. It fits phones and paper, light or dark.
+"""Writes HTML pages that need no network and no server: reports as one page, and the database as a folder of pages.
 
-plotly (extra `operator-farm[plot]`) draws the charts in the browser; its JavaScript is part of the page. Jinja escapes
-all text, and the page's content security policy forbids all requests.
+The pages fit phones and paper, light or dark. plotly (extra `operator-farm[plot]`) draws the charts in the browser; its
+JavaScript is part of the page, or one file of the folder. Jinja escapes all text, and the page's content security
+policy forbids all requests. The pages of the database are: sum and whole of all models, one page per model, a table of
+all operators that the browser can search and sort, and a comparison of cards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlmodel import Session
+import sqlalchemy
+from sqlmodel import Session, col, func, select
 
-from farm.errors import UsageError
+from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
-from farm.report.kernels import few
 from farm.report.layers import layers
-from farm.report.report import Report, remarks
+from farm.report.report import Report, build, remarks
 from farm.requests.partial_request import command_of
 from farm.safe_text import printable
 from farm.store import tables
 from farm.store.database import fetch_values
 from farm.types import format
+from farm.types.protocol import Protocol
 from farm.types.reading import FLAGS
 from farm.types.request import Request
 from farm.verdict.evidence import Evidence
@@ -157,7 +163,161 @@ def render(template: str, **values: Any) -> str:
         power=lambda value: format.quantity(value, format.POWER),
         interval=lambda figure, units: format.interval(figure, getattr(format, units)),
         count=format.count_of,
-        few=few,
+        few=format.few,
         day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
     )
     return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)
+
+
+# ---- the database as a folder of pages
+
+
+MOST_OPERATORS = 20_000  # most rows of the table: browsers are slow with more
+_OURS = 'name="generator" content="operator-farm"'
+_SCRIPT = "plotly.min.js"
+
+_PEAKS = ("copy_bytes_per_s", "matmul_flops_per_s", "launch_floor_us", "idle_power_w", "power_limit_w")
+
+Row = dict[str, Any]  # a row of a table in a template
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    """A model, with its newest job for each variant, card model and protocol."""
+
+    name: str
+    file: str
+    jobs: tuple[JobPage, ...]
+
+
+def publish(session: Session, folder: Path) -> int:
+    """Write the site; an earlier site in the folder is replaced. Return the number of pages.
+
+    Raises:
+        UsageError: plotly is missing, the folder cannot be written, or it contains another program's files.
+    """
+    script = plotly_js()
+    _check_folder(folder)
+    models = list(_models(session))
+    cards = _cards(session)
+    operators, left_out = _operators(session)
+    points = [(page.report, model.file) for model in models for page in model.jobs]
+    index = {"title": "What models cost", "models": models, "scatters": charts.scatters(points), "cards": cards}
+    pages: dict[str, tuple[str, dict[str, Any]]] = {
+        "index.html": ("index.html", index),
+        "operators.html": ("operators.html", {"title": "What operators cost", "rows": operators, "left_out": left_out}),
+        "cards.html": ("cards.html", {"title": "Cards", "cards": cards, "wholes": _side_by_side(models)}),
+    }
+    for model in models:
+        values = {"title": model.name, "pages": model.jobs, "scatters": own_scatters(model.jobs)}
+        pages[model.file] = ("model.html", values)
+    write_whole(folder / _SCRIPT, script)
+    for file, (template, values) in pages.items():
+        write_whole(folder / file, render(template, script=_SCRIPT, **values))
+    return len(pages)
+
+
+def _check_folder(folder: Path) -> None:
+    next_step = "Name a new folder, or one that you may write to."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        index = folder / "index.html"
+        ours = not index.exists() or _OURS in index.read_text(encoding="utf-8", errors="replace")[:4000]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"The folder '{folder}' cannot be written: {reason}.", next_step) from error
+    if not ours:
+        raise UsageError(f"'{folder}' contains pages that `farm publish` did not write.", "Name a new folder.")
+
+
+def _models(session: Session) -> Iterator[ModelPage]:
+    """Yield the models by name, with the newest job that has a verdict for each request and card model."""
+    job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
+    judged = sqlalchemy.select(_columns(tables.VerdictRow).job_id)
+    found = session.execute(
+        sqlalchemy.select(job.id, variant.model, job.request_id, job.request)
+        .join(tables.ModelVariant, variant.id == job.variant_id)
+        .where(job.id.in_(judged), job.state == tables.JobState.DONE)
+        .order_by(job.created_at_s.desc(), job.id)
+    ).all()
+    cards = sqlalchemy.select(item.job_id, func.min(item.card_model)).where(item.role == "whole").group_by(item.job_id)
+    card_models = {job_id: model for job_id, model in session.execute(cards)}
+    newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
+    for id_, model, request_id, request in found:
+        if not request_id:  # an imported job has no request id
+            with contextlib.suppress(Unreadable):
+                request_id = Request.from_json(request).id
+        newest[model].setdefault((request_id or id_, card_models.get(id_)), id_)
+    for model in sorted(newest):
+        pages = [job_page(session, build(session, id_)) for id_ in newest[model].values()]
+        yield ModelPage(model, file_of(model), tuple(sorted(pages, key=lambda page: page.report.title)))
+
+
+def file_of(model: str) -> str:
+    """Return the file name of a model's page: the model's name, plus a hash if it has special characters."""
+    plain = re.sub(r"[^\w-]+", "_", model, flags=re.ASCII)[:80]
+    mark = "" if plain == model else f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    return f"model-{plain}{mark}.html"
+
+
+def _operators(session: Session) -> tuple[list[Row], int]:
+    """The newest reading per tuple, card model, software and protocol by falling cost; and how many are omitted."""
+    reading, operator = _columns(tables.ReadingRow), _columns(tables.Operator)
+    software, protocol = _columns(tables.SoftwareRow), _columns(tables.ProtocolRow)
+    one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)
+    place = func.row_number().over(partition_by=one, order_by=reading.created_at_s.desc()).label("place")
+    ours = (reading.subject_kind == "operator", reading.simulated.is_(False))
+    placed = sqlalchemy.select(reading.id, place).where(*ours).subquery()
+    newest = placed.c.place == 1
+    names = ("card_model", "time_us", "energy_mj", "power_w", "flags", "created_at_s")
+    of_reading = [reading[name] for name in names]
+    of_operator = operator.label, operator.flops, operator.bytes_moved
+    query = (
+        sqlalchemy.select(*of_reading, *of_operator, software.torch, protocol.spec)
+        .join(placed, sqlalchemy.and_(placed.c.id == reading.id, newest))
+        .join(operator.id.table, operator.id == reading.subject_id)
+        .join(software.id.table, software.id == reading.software_id)
+        .join(protocol.id.table, protocol.id == reading.protocol_id)
+        .order_by(reading.time_us.desc())
+        .limit(MOST_OPERATORS)
+    )
+    rows = [
+        {**row, "protocol": str(Protocol.from_json(row["spec"])), "flops_per_s": row["flops"] / row["time_us"] * 1e6}
+        for row in session.execute(query).mappings()
+    ]
+    number = session.execute(sqlalchemy.select(func.count()).select_from(placed).where(newest)).scalar_one()
+    return rows, number - len(rows)
+
+
+def _columns(table: Any) -> Any:
+    return table.__table__.columns
+
+
+def _cards(session: Session) -> list[Row]:
+    """Return one row per card model: its peaks (measured on one card), and its numbers of cards and readings."""
+    reading = _columns(tables.ReadingRow)
+    counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
+    readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
+    groups: dict[str, list[tables.CardRow]] = defaultdict(list)
+    card_row = tables.CardRow
+    for card in session.exec(select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))):
+        groups[card.model].append(card)
+    rows = []
+    for model, cards in sorted(groups.items()):
+        first = next((card for card in cards if card.fingerprint), cards[0])
+        row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
+        row |= {"cards": len(cards), "readings": readings.get(model, 0)}
+        rows.append(row | {name: (first.fingerprint or {}).get(name) for name in _PEAKS})
+    return rows
+
+
+def _side_by_side(models: Sequence[ModelPage]) -> list[Row]:
+    """Return one row per variant and protocol, with the figures of the whole model on each card model."""
+    rows: dict[tuple[str, str], Row] = {}
+    for report, file in ((page.report, model.file) for model in models for page in model.jobs):
+        time, energy, protocol = report.verdict.time, report.verdict.energy, str(report.protocol)
+        if report.cards and not report.cards[0].simulated and time.whole is not None:
+            new = {"title": report.title, "protocol": protocol, "file": file, "on": {}}
+            on = rows.setdefault((report.title, protocol), new)["on"]
+            on[report.cards[0].model] = {"time": time.whole, "energy": energy.whole if energy else None}
+    return list(rows.values())

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlmodel import Session, col, func, select
 
@@ -22,9 +22,6 @@ from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
 from farm.verdict.verdict import TupleRow, Unmeasured
-
-if TYPE_CHECKING:
-    pass
 
 OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
 
@@ -177,10 +174,8 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
                     calls=calls[id_],
                     placement=word,
                     tensors=_names(word, tensors, most),
-                    time_us=row.time_us if row else None,
-                    time_half_width_us=row.time_half_width_us if row else None,
+                    **{name: getattr(row, name, None) for name in ("time_us", "time_half_width_us", "energy_mj")},
                     fast_time_us=beside.time_us if beside else None,
-                    energy_mj=row.energy_mj if row else None,
                     slow_memory=details.get("slow_memory") or "",
                     workspaces=details.get("workspaces") or "",
                     reading_id=item.reading_id if row else None,

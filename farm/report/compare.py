@@ -22,7 +22,7 @@ from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
-from farm.report import kernels
+from farm.report import operators as kernels
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.content import counts, placed_calls
@@ -144,15 +144,9 @@ class ComparedKernels:
         return None if costs[0] is None or costs[1] is None else costs[0] - costs[1]
 
     def to_json(self) -> dict[str, Any]:
-        about = {name: getattr(self, name) for name in ("modules", "a_operators", "b_operators")}
-        return {
-            **self.row.to_json(),
-            **about,
-            **{
-                "saved_time_us": self.saved(self.row.time),
-                "saved_energy_mj": self.saved(self.row.energy),
-            },
-        }
+        data = {**self.row.to_json(), **vars(self)}
+        del data["row"]
+        return data | {"saved_time_us": self.saved(self.row.time), "saved_energy_mj": self.saved(self.row.energy)}
 
 
 @dataclass(frozen=True)
@@ -171,22 +165,14 @@ class SideComparison:
     tuples_only_b: tuple[ComparedRow, ...]
     kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
 
-    @property
-    def only_a(self) -> tuple[str, ...]:
-        """The labels of the tuples that are only on side A."""
-        return tuple(row.name for row in self.tuples_only_a)
-
-    @property
-    def only_b(self) -> tuple[str, ...]:
-        return tuple(row.name for row in self.tuples_only_b)
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
         about = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
-        return {**about, **rows, "only_a": self.only_a, "only_b": self.only_b}
+        only = {f"only_{side}": [row["name"] for row in rows[f"tuples_only_{side}"]] for side in "ab"}
+        return {**about, **rows, **only}
 
 
 @dataclass(frozen=True)
@@ -462,19 +448,15 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
 
         def kept(model: _Model, apart: frozenset[str] = apart) -> str:
             return json.dumps(
-                {name: value for name, value in model.variant.items() if name not in apart}, sort_keys=True
+                {name: model.variant[name] for name in model.variant if name not in apart}, sort_keys=True
             )
 
         of_a, of_b = (_by(kept, models) for models in left)
         for key in of_a.keys() & of_b.keys():
-            newest = [
-                replace(
-                    group[-1],
-                    note=f"the most complete of {len(group)} jobs" if len(group) > 1 else group[-1].note,
-                )
-                for group in (of_a[key], of_b[key])
-            ]
-            pairs.append((newest[0], newest[1]))
+            for group in (of_a[key], of_b[key]):
+                if len(group) > 1:
+                    group[-1] = replace(group[-1], note=f"the most complete of {len(group)} jobs")
+            pairs.append((of_a[key][-1], of_b[key][-1]))
         left = [[one for one in models if not (kept(one) in of_a and kept(one) in of_b)] for models in left]
     return sorted(pairs, key=lambda pair: [(model.title, model.job_id) for model in pair])
 
@@ -639,7 +621,7 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
     card_model = [*found, *wholes][0].card_model
     cards = {row.card_id for row in (*found, *wholes)} | {row.other_card_id for row in found}
     about = Side(
-        *(str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards))),
+        str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards))
     )
     fields = frozenset(entry.column.name for entry in filters.filters)
     return _Found(about, rows, models, fields)

@@ -246,22 +246,21 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
             math.fsum(figure.value for row in found.types if (figure := getattr(getattr(row, quantity), side)))
             for side in "ab"
         ]
-        added: dict[str, list[Figure]] = {}
+        added: dict[str, list[tuple[Figure, Figure]]] = defaultdict(list)
         for name, row in _rows(found, level):
             difference = getattr(row, quantity)
             if difference.a and difference.b and difference.a.value > 0 and difference.b.value > 0:
-                before = added.get(name, [Figure(0.0), Figure(0.0)])  # tuples may have the same label
-                added[name] = [_plus(*pair) for pair in zip(before, (difference.a, difference.b), strict=True)]
-        for name, (a, b) in added.items():
+                added[name].append((difference.a, difference.b))  # tuples may have the same label
+        for name, pairs in added.items():
+            a, b = (
+                Figure(math.fsum(one.value for one in side), math.hypot(*(one.half_width for one in side)))
+                for side in zip(*pairs, strict=True)
+            )
             shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
             share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
             if share >= gate.min_share:
                 values[quantity, level, name] = RowValue(a, b, share)
     return values
-
-
-def _plus(one: Figure, other: Figure) -> Figure:
-    return Figure(one.value + other.value, math.hypot(one.half_width, other.half_width))
 
 
 def _rows(found: SideComparison, level: Level) -> list[tuple[str, ComparedRow]]:

@@ -257,13 +257,11 @@ def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], lis
 
 def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
     """Yield the rows of one or several jobs as CSV lines. The header line names the units."""
-    line = io.StringIO()
-    writer = csv.writer(line, lineterminator="")
 
     def written(cells: Iterable[Any]) -> str:
-        line.seek(0)
-        line.truncate()
-        writer.writerow(printable(cell) if isinstance(cell, str) else cell for cell in cells)
+        line = io.StringIO()
+        row = (printable(cell) if isinstance(cell, str) else cell for cell in cells)
+        csv.writer(line, lineterminator="").writerow(row)
         return line.getvalue()
 
     yield written(["job_id", "title", *COLUMNS])

@@ -7,7 +7,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import sqlalchemy
 from sqlmodel import Session, col, select
@@ -20,7 +20,6 @@ from farm.types.protocol import Variant
 from farm.types.reading import Trace
 
 Sort = Literal["time", "energy", "power", "age"]
-SORTS: tuple[Sort, ...] = get_args(Sort)
 
 _READING, _OPERATOR, _VARIANT, _SOFTWARE, _PROTOCOL = (
     table.__table__.c  # type: ignore[union-attr]
@@ -70,8 +69,8 @@ def lookup(
     Raises:
         UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or `sort` is unknown.
     """
-    if sort not in SORTS:
-        step = did_you_mean(sort, SORTS) or f"Choose one of {', '.join(SORTS)}."
+    if sort not in _BY:
+        step = did_you_mean(sort, _BY) or f"Choose one of {', '.join(_BY)}."
         raise UsageError(f"Readings cannot be sorted by '{sort}'.", step)
     selection = select_readings(session, filters, placed=False)
     whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)

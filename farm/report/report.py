@@ -20,10 +20,10 @@ from sqlmodel import Session, col, select
 from farm.errors import NoSuchJob
 from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
-from farm.report.kernels import CompiledJob, compiled_job
+from farm.report.operators import CompiledJob, compiled_job
 from farm.store import tables
 from farm.store.database import fetch
-from farm.store.tables import ItemState, JobState
+from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity, span
 from farm.types.protocol import Protocol
 from farm.types.reading import InModelTimes, OtherCalls, Verification, inside_s
@@ -362,7 +362,7 @@ def _counts(evidence: Evidence) -> ReadingCounts:
         measured=len(own),
         reused=states[ItemState.DONE] - len(own),
         failed=states[ItemState.FAILED],
-        open=sum(number for state, number in states.items() if not ItemState(state).closed),
+        open=sum(number for state, number in states.items() if state not in CLOSED),
         cancelled=states[ItemState.CANCELLED] - not_run,
         not_run=not_run,
         repeated=sum(item.repeated for item in items),

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
+from farm.devices.device import Card
 from farm.errors import NoSuchCard, did_you_mean
+from farm.store.tables import CardRow
 
-
-class CardLike(Protocol):
-    """The attributes by which cards are selected."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def kind(self) -> Any: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-
-
+CardLike = Card | CardRow
 AnyCard = TypeVar("AnyCard", bound=CardLike)
 
 

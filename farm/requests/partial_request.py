@@ -234,7 +234,7 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     Raises:
         UnknownOperator: PyTorch has no operator with one of the names.
     """
-    from farm.operators.sweep_recipes import RECIPES
+    from farm.operators.sweep import RECIPES
 
     names = sorted({*names} - RECIPES.keys())  # every PyTorch has these operators; the other names need its import
     if not names:

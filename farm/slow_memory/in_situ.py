@@ -22,6 +22,7 @@ from farm.benchmark.torch_device import capture_graph, one_stream, synchronize
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt
+from farm.operators.replay import placements_of
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of
@@ -59,8 +60,6 @@ class InSituTimes:
 def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
     """Return all placements (`farm.types.protocol.configurations`) of all tuples, each for the first call of its tuple.
     If there are more than `most`, return `most` of them, spread evenly over the model."""
-    from farm.operators.replay import placements_of
-
     first = {call.tuple_id: call.index for call in reversed(capture.calls)}
     found = [
         ChangedCall(first[tuple_id], word)

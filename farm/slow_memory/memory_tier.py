@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from farm.benchmark.call_context import bytes_of
+from farm.benchmark.passes import free_bytes
 from farm.devices.host import NODES, ONE_NODE, farthest_node
 from farm.errors import Unmeasurable
 from farm.slow_memory.transfers import Copied, Move, Wire
@@ -32,6 +34,7 @@ from farm.types.format import count_of
 SHARE = 0.8  # of the available host memory may be used for slow tensors
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING = 19, 41  # CUdevice_attribute
 _MPOL_BIND = 2
+_HOST = torch.device("cpu")
 _APART_BYTES = 512  # alignment of the caching allocator
 
 
@@ -65,7 +68,7 @@ class SlowMemory(ABC):
         Raises:
             Unmeasurable: out_of_memory; the message states the available memory.
         """
-        return _bytes_of(self.storage(size_bytes))
+        return bytes_of(self.storage(size_bytes))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Allocate an uninitialized slow tensor with the same shape, strides and storage offset."""
@@ -116,7 +119,7 @@ class PinnedMemory(SlowMemory):
     @staticmethod
     def check_room(*sizes_bytes: int) -> None:
         pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)  # PyTorch rounds up like this
-        if pinned_bytes > SHARE * _available_bytes():
+        if pinned_bytes > SHARE * free_bytes(_HOST):
             raise cannot_pin(pinned_bytes)
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
@@ -178,25 +181,15 @@ def _storage_at(address: int, size_bytes: int, device: torch.device) -> torch.Un
     return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)  # type: ignore[attr-defined, return-value]
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
 def cannot_pin(size_bytes: int) -> Unmeasurable:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     limit_text = "unlimited" if limit == resource.RLIM_INFINITY else count_of(limit, "B")
     return Unmeasurable(
         "out_of_memory",
-        f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(_available_bytes(), 'B')} are "
+        f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(free_bytes(_HOST), 'B')} are "
         f"available, and the limit of locked memory (`ulimit -l`) is {limit_text}.",
         "Raise the limit, free memory on the host, or choose a smaller batch.",
     )
-
-
-def _available_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def _maps_host_memory(index: int) -> bool:
@@ -280,7 +273,7 @@ class Mover:
             return
         if storage.device.type == "cuda":  # a view: the step may free the tensor; its graphs keep the address
             storage = _storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
-        self.room = _bytes_of(storage)[: self._host.nbytes]
+        self.room = bytes_of(storage)[: self._host.nbytes]
 
     def actions(self) -> list[tuple[int, Callable[[], None]]]:
         """Return (index of a call, action to run before that call). Actions that begin a copy come first, then actions

@@ -22,14 +22,14 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import applied, as_launched, numeric_flags
-from farm.benchmark.torch_device import capturing, one_stream, synchronize
+from farm.benchmark.torch_device import capturing, one_stream, run_all, synchronize
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
@@ -59,16 +59,11 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
     slow_memory_of(device)
     one_stream(device)
     _last_step.clear()
-    with numeric_flags(protocol), torch.enable_grad(), _translated_out_of_memory():
+    with numeric_flags(protocol), _translated_out_of_memory():
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
-
-        def observe() -> CapturedPass:
-            with torch.enable_grad():
-                return capture_step(step, device_type=device.type, warmed_up=True)
-
-        with torch.no_grad():
-            capture = as_launched(observe, protocol, device)
+        observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
+        capture = as_launched(observe, protocol, device)
     if capture.gaps:
         raise Unmeasurable("rejected", f"The step cannot be run again call by call: {capture.gaps[0]}.")
     _last_step[subject.id, protocol.id] = capture
@@ -282,12 +277,12 @@ class PlannedStep:
         self.player.play(self.prepare, once=True)
         if self._device.type != "cuda":
             return lambda: self.player.play(
-                self._run, once=True, before=lambda index, memory: _run_all(self._copies(index, memory))
+                self._run, once=True, before=lambda index, memory: run_all(self._copies(index, memory))
             )
         _release_memory(self._device)
         while not self._captured():
             _release_memory(self._device)
-        return functools.partial(_run_all, self._sequence)
+        return functools.partial(run_all, self._sequence)
 
     def _copies(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> Sequence[Callable[[], None]]:
         """Return the actions before call `index`; the number of calls means the end of the step."""
@@ -342,11 +337,6 @@ class PlannedStep:
                 self.stayed_fast |= (set(call.writes) - set(call.reads)) & self._slow
                 return False
         return True
-
-
-def _run_all(actions: Iterable[Callable[[], None]]) -> None:
-    for action in actions:
-        action()
 
 
 class _CallNotCaptured(Exception):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy
 from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
@@ -20,7 +21,7 @@ from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.database import Database, database_now, fetch, fetch_values, in_batches, read_clock_s
+from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import Item, Job, ReadingRow
 from farm.types.fields import names_of
 from farm.types.label import label_of
@@ -93,13 +94,11 @@ def store_variant(session: Session, variant: Variant, **costs: int) -> None:
 
 def other_versions(session: Session, variant: Variant) -> Sequence[str]:
     """Return the variant ids of the other versions of a user's own model; [] for a model of the catalog."""
-    names = names_of(Variant) if variant.version else ()
-    same = [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names if name != "version"]
-    return (
-        session.exec(select(tables.ModelVariant.id).where(*same, tables.ModelVariant.id != variant.id)).all()
-        if same
-        else []
-    )
+    if not variant.version:
+        return []
+    own = tables.ModelVariant
+    same = [getattr(own, name) == getattr(variant, name) for name in names_of(Variant) if name != "version"]
+    return session.exec(select(own.id).where(*same, own.id != variant.id)).all()
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
@@ -240,16 +239,10 @@ def store_values(
 
     A call without a match, or with another number of activations, gets an empty list: its values are unknown.
     """
-    call, operator = tables.Call, tables.Operator
-    query = (
-        select(call.call_index, call.module_path, operator.name, operator.spec)
-        .join(operator, col(operator.id) == col(call.operator_id))
-        .where(call.capture_id == capture_id)
-        .order_by(col(call.call_index))
-    )
     met: Counter[tuple[str, str]] = Counter()
     rows = []
-    for index, path, name, spec in session.exec(query).all():
+    query = _calls(capture_id, tables.Operator.spec, tables.Call.call_index)
+    for path, name, spec, index in session.execute(query).all():
         key = (path, name)
         there = seen.get(key, ())
         data = list(there[met[key]]) if met[key] < len(there) else []
@@ -260,19 +253,21 @@ def store_values(
         fits = len(data) in (activations, activations + held)
         rows.append({"capture_id": capture_id, "call_index": index, "data": data if fits else []})
     if rows:
-        session.execute(update(call), rows)
+        session.execute(update(tables.Call), rows)
+
+
+def _calls(capture_id: int, *columns: Any) -> Any:
+    """Return a query for the module path, operator and these columns of each call of a capture, in order."""
+    call, operator = tables.Call, tables.Operator
+    query: Any = sqlalchemy.select(call.module_path, operator.name, *columns)  # type: ignore[call-overload]
+    query = query.join(operator, col(operator.id) == col(call.operator_id))
+    return query.where(call.capture_id == capture_id).order_by(col(call.call_index))
 
 
 def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
-    call, operator = tables.Call, tables.Operator
-    query = (
-        select(call.module_path, operator.name, call.data)
-        .join(operator, col(operator.id) == col(call.operator_id))
-        .where(call.capture_id == capture_id, col(call.data).is_not(None))
-        .order_by(col(call.call_index))
-    )
+    known = _calls(capture_id, tables.Call.data).where(col(tables.Call.data).is_not(None))
     found: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
-    for path, name, data in session.exec(query):
+    for path, name, data in session.execute(known):
         found[path, name].append(list(data or []))
     return found
 
@@ -333,7 +328,6 @@ def store_observed(
         predicted = session.get_one(tables.Capture, capture_id)
         verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
         predicted.verification = verification.to_json()
-        session.add(predicted)
         if observed is None:
             return None
         seen = [CapturedCall(**call) for call in observed["calls"]]
@@ -381,17 +375,15 @@ def find_readings(
     if request.reuse == "none":
         return [None] * len(items)
     candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
-    for subject_ids in in_batches(item.subject_id for item in items):
-        query = select(ReadingRow).where(
-            col(ReadingRow.subject_id).in_(subject_ids),
-            col(ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
-            ReadingRow.software_id == software_id,
-            col(ReadingRow.simulated).is_(False),
-        )
-        if request.reuse != "imported":
-            query = query.where(ReadingRow.origin == "")
-        for reading in session.exec(query):
-            candidates[reading.subject_id, reading.protocol_id].append(reading)
+    query = select(ReadingRow).where(
+        col(ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
+        ReadingRow.software_id == software_id,
+        col(ReadingRow.simulated).is_(False),
+    )
+    if request.reuse != "imported":
+        query = query.where(ReadingRow.origin == "")
+    for (reading,) in among(session, query, ReadingRow.subject_id, (item.subject_id for item in items)):
+        candidates[reading.subject_id, reading.protocol_id].append(reading)
     return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
 
 

@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    NoSuchModuleError,
-    OperationalError,
-    ProgrammingError,
-    SQLAlchemyError,
-)
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, inspect, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
@@ -114,34 +106,29 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except DatabaseError as error:
+        except exc.DatabaseError as error:
             state = getattr(error.orig, "sqlstate", None)
-            if isinstance(error, ProgrammingError) and error.statement is None and state is None:  # while connecting
+            # An error while connecting, not of a statement:
+            if isinstance(error, exc.ProgrammingError) and error.statement is None and state is None:
                 raise _unknown_option("PostgreSQL") from None
-            if isinstance(error, OperationalError) or state in TIMED_OUT:
-                line = first_line(error)
+            line, said = first_line(error), str(error.orig)
+            if isinstance(error, exc.OperationalError) or state in TIMED_OUT:
+                problem = f"does not answer: {line}"
+                step = "Check FARM_DATABASE_URL and whether the server runs, then try again. No data was lost."
                 if self._is_sqlite:
-                    problem, step = f"does not answer: {line}.", _sqlite_step(line)
-                else:
-                    problem = f"does not answer: {line}"
-                    step = "Check FARM_DATABASE_URL and whether the server runs, then try again. No data was lost."
-                raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
-            if state == READ_ONLY:
-                raise DatabaseUnreachable(
-                    f"The database {self} is read-only: {first_line(error)}.",
-                    "Make the database writable, or set FARM_DATABASE_URL to a writable server. No data was lost.",
-                ) from error
-            if state == NO_RIGHT:
-                raise DatabaseUnreachable(
-                    f"The database {self} refuses its user: {first_line(error)}.",
-                    "Give the user the rights to read and write all tables, or correct FARM_DATABASE_URL.",
-                ) from error
-            if "not a database" in str(error.orig) or "malformed" in str(error.orig):  # SQLite's NOTADB and CORRUPT
-                raise DatabaseUnreachable(
-                    f"The database {self} cannot be read: {first_line(error)}.",
-                    "Restore the file from a backup, or set FARM_DATABASE_URL to another file.",
-                ) from error
-            raise
+                    problem, step = f"{problem}.", _sqlite_step(line)
+            elif state == READ_ONLY:
+                problem = f"is read-only: {line}."
+                step = "Make the database writable, or set FARM_DATABASE_URL to a writable server. No data was lost."
+            elif state == NO_RIGHT:
+                problem = f"refuses its user: {line}."
+                step = "Give the user the rights to read and write all tables, or correct FARM_DATABASE_URL."
+            elif "not a database" in said or "malformed" in said:  # SQLite's NOTADB and CORRUPT
+                problem = f"cannot be read: {line}."
+                step = "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
+            else:
+                raise
+            raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
 
     @property
     def missing(self) -> bool:
@@ -306,7 +293,7 @@ def make_url_or_explain(url: str | URL) -> Any:
         # A part of the password: a connection error would show it as the host.
         if "@" in (parsed.host or "") or ("://" in account and "?" in account and isinstance(url, str)):
             raise ValueError("@ or ? in the password")
-    except (ArgumentError, ValueError):
+    except (exc.ArgumentError, ValueError):
         raise SettingsError(
             "The database URL is malformed.",
             "Write FARM_DATABASE_URL as sqlite:////path/farm.db or postgresql://user@host/farm. In a password, write @ "
@@ -340,7 +327,7 @@ def _engine(url: Any) -> Engine:
         if sqlite:
             make_private(Path(url.database).parent)
         engine = create_engine(url, json_deserializer=_from_json, **options)
-    except (NoSuchModuleError, ImportError) as error:
+    except (exc.NoSuchModuleError, ImportError) as error:
         raise SettingsError(
             f"The Python driver for {url.drivername} is not installed.",
             "Install it with `pip install 'operator-farm[postgresql]'`.",
@@ -444,7 +431,7 @@ def newest_schema() -> str:
     return max(known_schemas())
 
 
-def first_line(error: SQLAlchemyError) -> str:
+def first_line(error: exc.SQLAlchemyError) -> str:
     text = str(getattr(error, "orig", error)).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -465,14 +452,16 @@ def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]
         yield wanted[start : start + size]
 
 
+def among(session: Session, query: Any, column: Any, values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows of a query in which the column has one of the values."""
+    for batch in in_batches(values):
+        yield from session.execute(query.where(column.in_(batch)))
+
+
 def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, Row]:
     """Return rows by primary key ``id``."""
     identity = table.id  # type: ignore[attr-defined]
-    return {
-        row.id: row  # type: ignore[attr-defined]
-        for batch in in_batches(keys)
-        for row in session.exec(select(table).where(col(identity).in_(batch)))
-    }
+    return {row.id: row for (row,) in among(session, select(table), identity, keys)}
 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:

@@ -38,10 +38,6 @@ class ItemState(StrEnum):
     FAILED = "failed"  # ended without a reading; see `reason`
     CANCELLED = "cancelled"
 
-    @property
-    def closed(self) -> bool:
-        return self in CLOSED
-
 
 #: The origin of an imported capture begins with this text. Jobs of this farm do not use imported captures.
 IMPORTED = "imported "

@@ -17,30 +17,24 @@ class Study:
     module: str
 
 
+#: Module -> its studies with their questions.
+_QUESTIONS = {
+    "method": {
+        "windows": "How long must a window be? Compares short windows with the longest window.",
+        "averaging": "Which average is most accurate: mean, median or 3-sigma-trimmed mean?",
+        "residency": "Which data must be in the cache so that the sum of the tuples matches the model?",
+        "launch": "What does launching cost? Measures the model and its tuples with CUDA graphs and eagerly.",
+    },
+    "conditions": {
+        "data": "How much do the values in the tensors change power and energy?",
+        "placement": "Is the time of a call with tensors in slow memory the same if a run changes many calls or only "
+        "this one?",
+        "peer": "How much time do tensors in another GPU's memory cost, compared with tensors in the host's memory?",
+        "simultaneous": "Do the readings of a card change while other cards of the host measure, too?",
+    },
+}
 STUDIES = {
-    study.name: study
-    for study in (
-        Study("windows", "How long must a window be? Compares short windows with the longest window.", "windows"),
-        Study("averaging", "Which average is most accurate: mean, median or 3-sigma-trimmed mean?", "windows"),
-        Study("residency", "Which data must be in the cache so that the sum of the tuples matches the model?", "sums"),
-        Study(
-            "launch",
-            "What does launching cost? Measures the model and its tuples with CUDA graphs and eagerly.",
-            "sums",
-        ),
-        Study("data", "How much do the values in the tensors change power and energy?", "conditions"),
-        Study(
-            "placement",
-            "Is the time of a call with tensors in slow memory the same if a run changes many calls or only this one?",
-            "slow_memory",
-        ),
-        Study(
-            "peer",
-            "How much time do tensors in another GPU's memory cost, compared with tensors in the host's memory?",
-            "slow_memory",
-        ),
-        Study(
-            "simultaneous", "Do the readings of a card change while other cards of the host measure, too?", "conditions"
-        ),
-    )
+    name: Study(name, question, module)
+    for module, questions in _QUESTIONS.items()
+    for name, question in questions.items()
 }

@@ -52,6 +52,7 @@ _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
 
 
+@torch.enable_grad()
 def capture_step(
     step: TrainingStep, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
 ) -> CapturedPass:

@@ -186,8 +186,9 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
             return capture_step(step, device_type=on)
 
 
+@torch.enable_grad()
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
-    """Builds a variant's training step on a device with seeded random weights and runs it once; grad must be enabled.
+    """Builds a variant's training step on a device with seeded random weights and runs it once.
 
     For a CUDA graph, Adam and AdamW keep their step count on the card.
 

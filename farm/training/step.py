@@ -82,6 +82,7 @@ class TrainingStep:
         self.loss: Loss | None = None
         self._make_loss = make_loss
 
+    @torch.enable_grad()
     def run(self, around: AroundStage = lambda stage: contextlib.nullcontext()) -> None:
         with around("zero_grad"):
             self.optimizer.zero_grad()

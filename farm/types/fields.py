@@ -130,6 +130,14 @@ def content_id(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@functools.cache
+def adapter(kind: Any) -> Any:
+    """Return the Pydantic adapter that validates values of a type."""
+    from pydantic import TypeAdapter  # late: making a record does not need it
+
+    return TypeAdapter(kind)
+
+
 @dataclass(frozen=True)
 class Record:
     """A frozen dataclass of declared fields, with validation and JSON."""

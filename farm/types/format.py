@@ -95,6 +95,12 @@ def plural(word: str, number: int) -> str:
     return word if number == 1 else f"{word}s"
 
 
+def few(names: Sequence[str], most: int = 2) -> str:
+    """The first names, and the number of the others: ``add, relu + 2 more``."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" + {left} more" if left > 0 else "")
+
+
 def fitting_unit(value: float, units: Units) -> tuple[str, float]:
     """Choose a unit for a value in the base unit. Return the unit and its factor."""
     return next(((unit, factor) for unit, factor in units if abs(value) >= factor), units[-1])
@@ -104,6 +110,3 @@ def _rounded(value: float, digits: int) -> str:
     if not value or not math.isfinite(value):
         return f"{value:.0f}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
-
-
-# ----- text from elsewhere: URLs without passwords, and text without control characters

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import json
 import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
-from farm.types.fields import declared, names_of
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 CPU_METHOD = 7  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU, 6 in one window
@@ -68,13 +64,16 @@ class Burst:
     Figures are for one pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`.
     """
 
-    time_us: float
-    time_half_width_us: float | None = None
-    power_w: float | None = None  # power during a pass, without the pauses
+    time_us: float = declared(
+        MISSING, "time of one pass in bursts at full clocks, if the loop reaches the power limit", unit="µs"
+    )
+    time_half_width_us: float | None = declared(None, "half-width of the 95 % interval of burst_time_us", unit="µs")
+    power_w: float | None = declared(None, "mean power in bursts", unit="W")  # during a pass, without the pauses
     power_half_width_w: float | None = None
-    energy_mj: float | None = None
-    energy_half_width_mj: float | None = None
-    sm_clock_mhz: float | None = None  # mean over both duty cycles
+    energy_mj: float | None = declared(None, "energy of one pass in bursts", unit="mJ")
+    energy_half_width_mj: float | None = declared(None, "half-width of the 95 % interval of burst_energy_mj", unit="mJ")
+    # The mean over both duty cycles:
+    sm_clock_mhz: float | None = declared(None, "mean clock of the multiprocessors in bursts", unit="MHz")
     pause_power_w: float | None = None  # power between two bursts
     duties: tuple[float, ...] | None = None  # duty cycles (share of time with work), the higher first
     duty_power_w: tuple[float, ...] | None = None  # mean power at each duty cycle
@@ -163,18 +162,11 @@ def _parsed(name: str, value: Any) -> Any:
     if value is None or name not in _PARTS:
         return tuple(value) if isinstance(value, list) else value
     try:
-        return _adapter(name).validate_python(value)
+        return adapter(_PARTS[name]).validate_python(value)
     except ValueError:
         if name in names_of(Verification):
             raise
         return None
-
-
-@functools.cache
-def _adapter(name: str) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # late: creating a reading does not need it
-
-    return TypeAdapter(_PARTS[name])
 
 
 @dataclass(frozen=True)
@@ -471,10 +463,6 @@ class Verification(_Stored):
     read_at_s: float | None = None
     simulated: bool | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
-
-    def without_the_card(self) -> Self:
-        """Return the part that is valid for any card. Kernels and times are removed: they depend on card and flags."""
-        return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
 
 #: Field -> type, for the fields of details and verifications that are records.

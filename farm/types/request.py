@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from farm.errors import FarmError, Unreadable, UsageError
-from farm.types.fields import ContentAddressed, content_id, declared, original
+from farm.types.fields import ContentAddressed, adapter, content_id, declared, original
 from farm.types.protocol import PLACEMENTS, Placements, Protocol, Stopping, Variant
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 Reuse = Literal["model", "card", "imported", "none"]
 CALIBRATION = "calibration"  # `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
@@ -146,7 +142,7 @@ class Request(ContentAddressed):
             Unreadable: the JSON is not a request; the message names the first problem.
         """
         try:
-            return _adapter().validate_python(data)
+            return adapter(Request).validate_python(data)  # type: ignore[no-any-return]
         except (ValueError, FarmError) as error:
             if isinstance(error, FarmError):
                 problem = error.message.rstrip(".")
@@ -160,10 +156,3 @@ class Request(ContentAddressed):
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[Request]:
-    from pydantic import TypeAdapter  # late: making a request does not need it
-
-    return TypeAdapter(Request)

@@ -131,9 +131,7 @@ def _held_word(entry: Mapping[str, Any]) -> str:
         return "zeros-100"
     if entry.get("used_dimension") is not None and (used := round(entry["used"] * 4) * 25) in (25, 50, 75):
         return f"used-{used}d{entry['used_dimension']}"
-    if zeros:
-        return f"zeros-{zeros}"
-    return "same" if entry.get("same") else NORMAL
+    return f"zeros-{zeros}" if zeros else "same" if entry.get("same") else NORMAL
 
 
 def _word(entry: Mapping[str, Any] | None) -> str:

@@ -24,7 +24,17 @@ from typing import Any
 
 from farm.benchmark.intervals import paired_half_width
 from farm.types.reading import Burst, Verification
-from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole, total_of
+from farm.verdict.figures import (
+    NOT_IN_SCOPE,
+    CanaryReading,
+    Chosen,
+    Figure,
+    Part,
+    ReadingView,
+    Whole,
+    figure_json,
+    total_of,
+)
 from farm.verdict.judging import Circumstances, judge
 from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict, audit_kernels
 
@@ -157,14 +167,12 @@ def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
     """Return the tuples with the figures that the sum uses, the most expensive first."""
     rows = []
     for part, chosen in choices:
-        time, energy = (chosen.time, chosen.energy) if chosen else (None, None)
+        figures: dict[str, Any] = figure_json("time", "us", chosen.time if chosen else None)
+        figures |= figure_json("energy", "mj", chosen.energy if chosen else None)
         row = TupleRow(
             **{name: getattr(part, name) for name in _OF_PART.split()},
             calls=part.count,
-            time_us=time.value if time else None,
-            time_half_width_us=time.half_width if time else None,
-            energy_mj=energy.value if energy else None,
-            energy_half_width_mj=energy.half_width if energy else None,
+            **figures,
             used=chosen.used if chosen else "",
             reading_id=part.reading.reading_id if part.reading else None,
             flags=part.reading.flags if part.reading else (),

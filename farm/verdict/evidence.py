@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.content import classes, counts, sound
-from farm.store.database import fetch, in_batches, values
+from farm.store.database import among, fetch, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol
@@ -77,8 +77,15 @@ class Evidence:
 
     @cached_property
     def roofline(self) -> Roofline:
+        """The roofline of the most frequent card. It is used for all tuples, so that weights are comparable."""
         cards = Counter(item.card_id for item in self.items if item.role == "whole")
-        return roofline_for(self.session, self.job, cards or Counter(item.card_id for item in self.items))
+        cards = cards or Counter(item.card_id for item in self.items)
+        card = self.session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
+        variant = self.job.request.get("variant") or {}
+        dtype = variant.get("amp") or variant.get("dtype", "float32")
+        tf32 = bool((self.job.request.get("protocol") or {}).get("tf32"))
+        kind, model = (card.kind, card.model) if card else ("cuda", "")
+        return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
 
     @cached_property
     def parts(self) -> Sequence[Part]:
@@ -92,7 +99,8 @@ class Evidence:
         labels = {operator.id: operator.label for operator in operators.values()}
         if len(set(labels.values())) < len(labels):
             labels = told_apart(labels)
-        scope = scope_of(self.job, self.round)
+        # The operator types that the job measures up to this round
+        scope = (self.round and self.round.operators) or self.job.request.get("operators", ["all"])
         doubtful = _before_a_changed_canary(self.readings.values())
         by_subject = _preferred(item for item in self.items if item.role == "tuple")
         protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
@@ -104,7 +112,7 @@ class Evidence:
             view = ReadingView.of(row) if row else None
             if row and view and row.id in doubtful:
                 view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
-            in_scope = item is not None or scope is None or operator.short_name in scope
+            in_scope = item is not None or "all" in scope or operator.short_name in scope
             parts.append(
                 Part(
                     **_of_operator(operator, self.roofline),
@@ -195,7 +203,7 @@ class Evidence:
             card_models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id).distinct()
             card = self.session.get(tables.CardRow, found.card)
             same = card is not None and card.model in set(self.session.exec(card_models))
-        return found if same else found.without_the_card()
+        return found if same else replace(found, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
     @property
     def tuples(self) -> tuple[TupleRow, ...]:
@@ -221,10 +229,9 @@ class Evidence:
         A job is planned for one software. If a host gets another torch during the job, its later readings differ.
         """
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
-        numbers: Counter[str] = Counter()
-        reading = tables.ReadingRow
-        for batch in in_batches(view.reading_id for view in views if view is not None):
-            numbers.update(self.session.exec(select(reading.software_id).where(col(reading.id).in_(batch))))
+        ids = (view.reading_id for view in views if view is not None)
+        query = sqlalchemy.select(_READING.software_id)
+        numbers = Counter(software_id for (software_id,) in among(self.session, query, _READING.id, ids))
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
@@ -240,22 +247,6 @@ class Evidence:
             f"The readings come from different software, so they are not summed: {each}. Install the same software on "
             "all hosts and run the job again. The job reuses the readings with that software."
         )
-
-
-def scope_of(job: tables.Job, round_row: tables.Round | None) -> frozenset[str] | None:
-    """Return the operator types that a job measures up to a round; None: all types."""
-    chosen = round_row.operators if round_row and round_row.operators else job.request.get("operators", ["all"])
-    return None if "all" in chosen else frozenset(name for name in chosen if name != "auto")
-
-
-def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roofline:
-    """Return the roofline of a job's most frequent card. It is used for all tuples, so that weights are comparable."""
-    card = session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
-    variant = job.request.get("variant") or {}
-    dtype = variant.get("amp") or variant.get("dtype", "float32")
-    tf32 = bool((job.request.get("protocol") or {}).get("tf32"))
-    kind, model = (card.kind, card.model) if card else ("cuda", "")
-    return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
 
 
 def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:

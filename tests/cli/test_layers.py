@@ -43,8 +43,8 @@ def test_rows_come_as_table_csv_and_json(farm, job):
 @pytest.mark.parametrize("by", ["type", "tuple", "call", "module"])
 def test_a_terminal_of_80_columns_has_name_time_and_share(database, job, by):
     from cli.report_tables import layer_table
-    from farm.report import build
     from farm.report.layers import layers
+    from farm.report.report import build
 
     with database.read() as session:
         found = text(layer_table(layers(session, build(session, job), by)), 80, terminal=True)

@@ -13,9 +13,9 @@ from sqlalchemy import update
 from sqlmodel import select
 
 from cli import follow, lists, report_tables
-from farm import report
 from farm.errors import BelowTarget
 from farm.jobs.jobs import Progress
+from farm.report import report
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s

@@ -17,7 +17,7 @@ from farm.estimate.next_measurements import plan
 from farm.estimate.query import EstimateQuery, import_packaged, training_set
 from farm.exchange.export import export
 from farm.models import catalog
-from farm.operators.sweep import Expansion
+from farm.operators.sweep_builder import Expansion
 from farm.prediction import call_features, stored_predictor
 from farm.prediction.calibration import Calibration
 from farm.prediction.predictors import PREDICTORS

@@ -10,7 +10,7 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
-from farm.jobs.rounds import Closing, close_round, end_without_sum, significant
+from farm.jobs.rounds import Closing, close_round, significant
 from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables
@@ -217,8 +217,8 @@ def test_readings_of_two_softwares_are_not_summed(any_database):
 def test_a_round_that_cannot_be_judged_ends_its_job_with_the_reason(any_database):
     job_id = plan(any_database, register(any_database, 0))
     measure(any_database, job_id)
-    assert end_without_sum(any_database, job_id, 1, "The sum could not be made: KeyError").closing is Closing.DONE
-    assert end_without_sum(any_database, job_id, 1, "again").closing is Closing.ALREADY
+    assert close_round(any_database, job_id, 1, failed="The sum could not be made: KeyError").closing is Closing.DONE
+    assert close_round(any_database, job_id, 1, failed="again").closing is Closing.ALREADY
     assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
     (verdict,) = verdicts(any_database, job_id)
     assert (verdict.outcome, verdict.details["reasons"]) == ("none", ["The sum could not be made: KeyError"])

@@ -11,7 +11,7 @@ from farm.jobs import jobs
 from farm.jobs.create import continue_planning, open_job, tuples_of
 from farm.jobs.rounds import Closing, close_round
 from farm.models import catalog
-from farm.operators import sweep as sweeps
+from farm.operators import sweep_builder as sweeps
 from farm.store.content import counts
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Variant

@@ -43,7 +43,7 @@ def test_a_job_whose_request_cannot_be_read_ends_with_the_reason(on_sqlite, text
     assert all("cannot be read" in item.message for item in items_of(database, job_id))
     with pytest.raises(Unreadable):
         rounds.close_round(database, job_id, 1)
-    rounds.end_without_sum(database, job_id, 1, "The job's request cannot be read")
+    rounds.close_round(database, job_id, 1, failed="The job's request cannot be read")
     with database.read() as session:
         assert {row["id"]: row["state"] for row in listing.jobs(session, 9)} == {job_id: "done", other: "open"}
         with pytest.raises(Unreadable, match="cannot be read"):

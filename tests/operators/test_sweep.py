@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from farm.errors import UnknownOperator, UsageError
-from farm.operators import sweep as sweeps
+from farm.operators import sweep_builder as sweeps
 from farm.operators.capture import capture
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild
-from farm.operators.sweep import Expansion, check_names
-from farm.operators.sweep_builder import Builder, Impossible, with_zeros
-from farm.operators.sweep_recipes import RECIPES, REQUIRED
+from farm.operators.sweep import RECIPES, REQUIRED, check_names
+from farm.operators.sweep_builder import Builder, Expansion, Impossible, with_zeros
 from farm.types.label import label_of
 from farm.types.request import Sweep
 

@@ -41,8 +41,8 @@ def test_what_moved_comes_first_and_what_one_side_alone_has_is_listed(any_databa
     moved = [abs(row.time.b.value - row.time.a.value) for row in found.types]
     assert moved == sorted(moved, reverse=True)
     assert found.total.energy.change.value == pytest.approx(0.1)
-    assert [label.split()[0] for label in found.only_a] == ["MaxPool2d"]
-    assert [label.split()[0] for label in found.only_b] == ["Linear"]
+    assert [row.name.split()[0] for row in found.tuples_only_a] == ["MaxPool2d"]
+    assert [row.name.split()[0] for row in found.tuples_only_b] == ["Linear"]
     assert compared(any_database, "torch=2.12", "torch=2.11").types[0].time.verdict == "faster"
 
 
@@ -56,7 +56,7 @@ def test_two_dtypes_are_matched_by_all_else(database):
     filled.fill(database)
     filled.fill(database, dataclasses.replace(filled.VARIANT, dtype="bfloat16"), slower=0.5)
     found = compared(database, "dtype=float32", "dtype=bfloat16")
-    assert found.only_a == found.only_b == ()
+    assert found.tuples_only_a == found.tuples_only_b == ()
     assert {row.time.verdict for row in found.types} == {"faster"}
 
 
@@ -110,7 +110,7 @@ def test_dtypes_come_from_the_description_of_a_tuple_not_from_its_label(database
         session.execute(update(tables.Operator).values(label="a label"))
     found = compared(database, "dtype=float32", "dtype=bfloat16")
     assert (found.a.dtypes, found.b.dtypes) == (("float32",), ("bfloat16",))
-    assert found.only_a == found.only_b == ()
+    assert found.tuples_only_a == found.tuples_only_b == ()
 
 
 def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
@@ -184,7 +184,7 @@ def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
         assert sum(shares) == pytest.approx(1)
         shares = [getattr(row, f"{side}_share") for row in only]
         assert shares == sorted(shares, reverse=True)
-    assert found.only_a == tuple(row.name for row in found.tuples_only_a)
+    assert found.to_json()["only_a"] == [row.name for row in found.tuples_only_a]
     assert {row.covers for row in found.tuples_only_a} == {"only in A"}
     conv = next(row for row in found.types if row.name == "Conv2d")
     assert (conv.calls, conv.b_calls, conv.a_coverage, conv.b_coverage) == (20, 53, 1, 1)
@@ -243,7 +243,7 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     # Both sides name the batch size: it may differ.
     found = compared(database, "card=H200 batch=4", "card=H100 batch=2")
     assert [row.name for row in found.sums] == ["resnet18 4x64 float32 / resnet18 2x64 float32"]
-    assert found.a.tuples == len(found.tuples) + len(found.only_a)
+    assert found.a.tuples == len(found.tuples) + len(found.tuples_only_a)
     assert not compared(database, "card=H200 batch=4", "card=H100").sums
     with database.write() as session:
         session.execute(update(tables.VerdictRow).where(tables.VerdictRow.job_id == "newest").values(coverage=0.5))
@@ -257,7 +257,7 @@ def test_two_dtypes_of_a_model_are_side_by_side(database):
     for sides in (("single", "half"), ("dtype=float32", "dtype=bfloat16"), ("single", "dtype=bfloat16")):
         found = compared(database, *sides)
         assert [row.name for row in found.wholes] == ["resnet18 2x64 float32 / resnet18 2x64 bfloat16"]
-        assert found.only_a == found.only_b == ()
+        assert found.tuples_only_a == found.tuples_only_b == ()
         assert found.total.covers == ""
 
 

@@ -14,8 +14,7 @@ from farm.exchange.export import export
 from farm.exchange.importer import import_export
 from farm.prediction.dataset import datasets, measured_models
 from farm.report.compare import compare
-from farm.report.kernels import fused_groups, shortened
-from farm.report.operators import compiled_operators
+from farm.report.operators import compiled_operators, fused_groups, shortened
 from farm.report.report import build, remarks
 from farm.store.content import PlacedCall
 from farm.types.label import fused_names

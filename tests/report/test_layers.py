@@ -10,8 +10,8 @@ import json
 import pytest
 from sqlmodel import select
 
-from farm import report
 from farm.errors import UsageError
+from farm.report import report
 from farm.report.layers import BY, csv_lines, layers
 from farm.store.database import Database
 from farm.store.tables import Operator

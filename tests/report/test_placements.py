@@ -8,11 +8,11 @@ from rich.console import Console
 from sqlmodel import select
 
 from cli import report_tables
-from farm import report
 from farm.exchange.export import as_table
 from farm.exchange.filters import parse
 from farm.jobs.create import open_job
 from farm.pages.page import job_page, write_page
+from farm.report import report
 from farm.report.lookup import lookup
 from farm.store.tables import ProtocolRow
 from farm.types.protocol import Protocol

@@ -10,10 +10,10 @@ import sys
 import pytest
 from sqlmodel import select
 
-from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
 from farm.models import catalog
+from farm.report import report
 from farm.report.report import remarks
 from farm.store import tables
 from farm.training.extract import extract

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from farm.errors import UsageError
-from farm.pages import charts, site
+from farm.pages import charts
+from farm.pages import page as site
 from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database

@@ -8,7 +8,7 @@ import random
 import pytest
 import redis
 
-from tasks.message_filter import Transport, command_refusal, refusal
+from tasks.message_filter import Transport, refusal
 from tests.security import mangled
 
 MESSAGES, GARBAGE = 10_000, 1_000
@@ -122,9 +122,10 @@ def test_what_is_no_message_at_all_does_not_get_past_the_guard(message, queue, c
 
 
 def test_commands_of_flower_and_of_the_doctor_pass_and_what_is_none_does_not():
+    queue = "card@gpu1.celery.pidbox"
     asked = {"ticket": "x", "reply_to": {"exchange": "reply.celery.pidbox", "routing_key": "x"}}
-    assert command_refusal(mangled.command("ping", destination=["card@gpu1"], **asked)) == ""
-    assert command_refusal(mangled.command("enable_events", destination=None, pattern=None, matcher=None)) == ""
+    assert refusal(mangled.command("ping", destination=["card@gpu1"], **asked), queue) == ""
+    assert refusal(mangled.command("enable_events", destination=None, pattern=None, matcher=None), queue) == ""
     for wrong in (
         mangled.command(["ping"]),
         mangled.command("ping", [1]),
@@ -134,7 +135,7 @@ def test_commands_of_flower_and_of_the_doctor_pass_and_what_is_none_does_not():
         mangled.command("ping") | {"headers": {"clock": "late"}},
         mangled.command("ping") | {"body": "%"},
     ):
-        assert command_refusal(wrong)
+        assert refusal(wrong, queue)
 
 
 def test_a_worker_refuses_what_would_keep_it_from_measuring_and_knows_all_that_it_allows():

@@ -15,8 +15,8 @@ from farm.settings import settings
 from farm.slow_memory import memory_tier
 from farm.store import tables
 from farm.study import STUDIES, results
+from farm.study.conditions import peer
 from farm.study.laboratory import Laboratory, StudyOptions
-from farm.study.slow_memory import peer
 from farm.types.protocol import Variant
 from tests.report import filled
 from tests.slow_memory.test_offload import Fake

@@ -4,8 +4,8 @@ import pytest
 
 from farm.errors import FarmError
 from farm.slow_memory import in_situ
+from farm.study.conditions import placement
 from farm.study.laboratory import StudyOptions
-from farm.study.slow_memory import placement
 from farm.types.protocol import Protocol, Subject, Variant
 from tests.slow_memory.test_in_situ import CPU, Fake
 

@@ -18,8 +18,7 @@ from farm.store.database import Database
 from farm.study import STUDIES, results
 from farm.study.conditions import data, simultaneous
 from farm.study.laboratory import Laboratory, Sample, StudyOptions
-from farm.study.sums import against_whole
-from farm.study.windows import windows
+from farm.study.method import against_whole, windows
 from farm.types.protocol import Stopping, Subject, Variant
 
 VARIANT = Variant("squeezenet1_1", 1, 224)

@@ -105,8 +105,8 @@ def test_what_goes_wrong_with_one_job_ends_the_pass_for_no_other(any_database, m
         if job_id == bad:
             raise KeyError("what nobody thought of")
 
-    monkeypatch.setattr(control, "publish_round", publish)
-    monkeypatch.setattr(control, "queue_depths", lambda ids: dict.fromkeys(ids, 1))
+    monkeypatch.setattr(queues, "publish_round", publish)
+    monkeypatch.setattr(queues, "queue_depths", lambda ids: dict.fromkeys(ids, 1))
     time.sleep(0.05)
     reconcile_now(any_database, Settings(reconcile_s=0.001), "")
     assert set(published) == {bad, good}
@@ -121,7 +121,7 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
         raise KeyError("what nobody thought of")
 
     monkeypatch.setattr(control, "database", lambda: any_database)
-    monkeypatch.setattr(control, "close_round", raising)
+    monkeypatch.setattr("farm.jobs.rounds._close", raising)
     for _ in range(control.TRIES - 1):
         with pytest.raises(KeyError):
             control.aggregate(f"{job_id}/1")
@@ -138,8 +138,8 @@ def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(a
     job_id = plan(any_database, [card], number=10)
     assert isinstance(claim(any_database, items_of(any_database, job_id)[0]), Claim)
     published, messages = [], 0
-    monkeypatch.setattr(control, "queue_depths", lambda ids: dict.fromkeys(ids, messages))
-    monkeypatch.setattr(control, "publish_items", lambda store, ids, **_: published.extend(ids))
+    monkeypatch.setattr(queues, "queue_depths", lambda ids: dict.fromkeys(ids, messages))
+    monkeypatch.setattr(queues, "publish_items", lambda store, ids, **_: published.extend(ids))
 
     def publish_lost():
         published.clear()

@@ -9,7 +9,7 @@ from sqlmodel import select
 from farm.errors import BrokerUnreachable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason
-from farm.operators import sweep as sweeps
+from farm.operators import sweep_builder as sweeps
 from farm.settings import settings
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Stopping
