@@ -31,7 +31,7 @@ INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
 _NAMES = (  # in the order in which a new user needs them
     "run submit worker status report publish jobs resume retry cancel cards models operators memory trace compare "
-    "calibrate lookup estimate export import flower doctor settings help significant study predict db"
+    "calibrate lookup estimate export import flower doctor settings help significant predict db"
 )
 COMMANDS = _NAMES.split()
 #: Command -> its module in `cli`, if that has another name.
@@ -99,16 +99,16 @@ class FarmGroup(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
             load_help()
-        with _reported_errors():  # the options of `farm` itself are parsed here
+        with reported_errors():  # the options of `farm` itself are parsed here
             return super().make_context(info_name, with_compile_mode(args), *more, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _reported_errors(ctx):
+        with reported_errors(ctx):
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _reported_errors(ctx: Any = None) -> Iterator[None]:
+def reported_errors(ctx: Any = None) -> Iterator[None]:
     def failure(message: str, next_step: str, exit_code: int) -> typer.Exit:
         if ctx is not None and ctx.params.get("debug"):
             import traceback

@@ -43,8 +43,6 @@ def test_every_command_and_option_is_documented(path):
     text = section(path)
     if path == "farm submit":
         text += section("farm run")
-    if path.startswith("farm study "):
-        text += section("farm study")
     missing = [
         option
         for parameter in COMMANDS[path].params

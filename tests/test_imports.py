@@ -21,7 +21,6 @@ FORBIDDEN = {
 #: The rooms of `farm`, top to bottom: each imports only from rooms below it.
 ORDER = (
     "api",
-    "study",
     "doctor",
     "memory_report",
     "pages",

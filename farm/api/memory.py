@@ -107,7 +107,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
     """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
 
     Raises:
-        FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.study.planned_step.step_on`.
+        FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.api.planned_step.step_on`.
     """
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
@@ -136,7 +136,7 @@ def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -
 
 def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
     """Capture the step on a card of this host, plan it, and run it under each plan."""
-    from farm.study.planned_step import step_on
+    from farm.api.planned_step import step_on
 
     card = access.own_card(options.card)
     with step_on(card, variant) as step:

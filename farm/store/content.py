@@ -417,7 +417,7 @@ def tells_others(flags: Iterable[str] | None) -> bool:
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
     """True if a reading is precise enough, or if its window was as long as the longest wanted window.
 
-    False for readings that are not `sound`, and for readings of a study (`farm.study`), which has its own windows.
+    False for readings that are not `sound`, and for readings of a study, which has its own windows.
     """
     if not sound(reading) or "study" in reading.flags:
         return False

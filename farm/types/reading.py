@@ -357,7 +357,7 @@ FLAGS: dict[str, str] = {
         "on a CPU: it did other work during more than half of the window (waited_share in the details of every reading "
         "on a CPU). Not checked for a GPU: a host too busy to feed it shows as starved"
     ),
-    "study": "taken by farm study under its own conditions; never reused",
+    "study": "taken by a study of the method under its own conditions; never reused",
     "simulated": "not a measurement; never reused",
 }
 

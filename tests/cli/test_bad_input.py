@@ -52,7 +52,6 @@ def _on_the_cpu(monkeypatch):
         ("operators resnet18 -b 2147483648", 2, "it must be from 1 to 2147483647.", "-b 1"),
         ("run resnet18 --window inf", 2, "maximum_s is inf; it must be above 0 and finite.", "--window 3"),
         ("run resnet18 --window nan", 2, "maximum_s is nan; it must be above 0 and finite.", "--window 3"),
-        ("study windows resnet18 -b 1.5", 2, "--batch needs a whole number, not '1.5'.", "farm study windows -h"),
         ("run resnet18 --dtype int3", 2, "dtype 'int3' is unknown", "float32, float16, bfloat16"),
         ("run resnet18 --memory-format odd", 2, "memory format 'odd' is unknown", "contiguous, channels_last"),
         ("run vit_b_16 --input-size 160", 2, "vit_b_16 takes images of 224 px only", "224"),

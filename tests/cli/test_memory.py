@@ -11,13 +11,13 @@ import torch
 from pydantic import TypeAdapter
 from sqlmodel import select
 
+from farm.api import planned_step
 from farm.benchmark_process import requests
 from farm.models import catalog
 from farm.settings import settings
 from farm.slow_memory import offload_plan
 from farm.slow_memory import planned_step as benchmarked
 from farm.store import tables
-from farm.study import planned_step
 from tests.report import filled, measured
 from tests.slow_memory.test_offload import Fake
 

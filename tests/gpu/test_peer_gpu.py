@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.studies import STUDIES, results
+from benchmarks.studies.laboratory import StudyOptions
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
@@ -27,8 +29,6 @@ from farm.slow_memory import memory_tier
 from farm.slow_memory.in_situ import changes_of, time_changes, together
 from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
 from farm.slow_memory.offload import offload
-from farm.study import STUDIES, results
-from farm.study.laboratory import StudyOptions
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 pytestmark = [

@@ -30,7 +30,6 @@ ALLOWED = {
     ("farm/operators/allow_list.py", "torch"),  # overloads of a fixed list
     ("farm/operators/encoding.py", "torch"),  # dtypes and memory formats of a fixed list
     ("farm/operators/profiler.py", "torch"),  # operators that the profiler named
-    ("farm/study/results.py", "importlib.import_module"),  # studies of a fixed list
     ("cli/main.py", "importlib.import_module"),  # commands of a fixed list
     ("farm/models/torchvision.py", "importlib.import_module"),  # the package of a source
     # Rows that were checked wait in a temporary file without a name, which only this process can read or write.

@@ -7,13 +7,13 @@ import pytest
 from sqlmodel import func, select
 from typer.testing import CliRunner
 
-from cli.main import app
+from benchmarks.studies import results
+from benchmarks.studies.__main__ import app
 from farm.devices.simulated import simulated_cards
 from farm.errors import FarmError, UsageError
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.study import results
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def cards(monkeypatch):
 
 
 def farm(*arguments):
-    return CliRunner().invoke(app, ["study", *arguments])
+    return CliRunner().invoke(app, arguments)
 
 
 def made(name="windows", *options):

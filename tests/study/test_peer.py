@@ -7,6 +7,9 @@ import pytest
 import torch
 from sqlmodel import col, select, update
 
+from benchmarks.studies import STUDIES, results
+from benchmarks.studies.conditions import peer
+from benchmarks.studies.laboratory import Laboratory, StudyOptions
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.lock import CardLock
 from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
@@ -14,9 +17,6 @@ from farm.memory_report.slow_costs import read_slow
 from farm.settings import settings
 from farm.slow_memory import memory_tier
 from farm.store import tables
-from farm.study import STUDIES, results
-from farm.study.conditions import peer
-from farm.study.laboratory import Laboratory, StudyOptions
 from farm.types.protocol import Variant
 from tests.report import filled
 from tests.slow_memory.test_offload import Fake

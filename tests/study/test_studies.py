@@ -7,7 +7,11 @@ import pytest
 from sqlmodel import select
 from typer.testing import CliRunner
 
-from cli.main import app
+from benchmarks.studies import STUDIES, results
+from benchmarks.studies.__main__ import app
+from benchmarks.studies.conditions import data, simultaneous
+from benchmarks.studies.laboratory import Laboratory, Sample, StudyOptions
+from benchmarks.studies.method import against_whole, windows
 from farm.devices.lock import CardLock
 from farm.errors import CardBusy, CardUnavailable, FarmError, UnhealthyCard, UsageError
 from farm.jobs.cards import quarantine, stored_state
@@ -15,10 +19,6 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import satisfies
 from farm.store.database import Database
-from farm.study import STUDIES, results
-from farm.study.conditions import data, simultaneous
-from farm.study.laboratory import Laboratory, Sample, StudyOptions
-from farm.study.method import against_whole, windows
 from farm.types.protocol import Stopping, Subject, Variant
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
@@ -372,7 +372,7 @@ def test_a_card_that_fails_during_a_study_ends_it(database, cards, tmp_path, mon
 
 def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):
     path = tmp_path / "found.png"
-    arguments = ["study", "windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(path)]
+    arguments = ["windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(path)]
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -384,7 +384,7 @@ def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):
 
 @pytest.mark.parametrize("name", ["found.xyz", ""])
 def test_a_file_that_cannot_be_drawn_is_refused_before_anything_is_measured(cards, tmp_path, name):
-    arguments = ["study", "windows", "squeezenet1_1", "-b", "1", "--quick", "--png", str(tmp_path / name)]
+    arguments = ["windows", "squeezenet1_1", "-b", "1", "--quick", "--png", str(tmp_path / name)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert not (settings().state_dir / "farm.db").exists()
@@ -393,7 +393,7 @@ def test_a_file_that_cannot_be_drawn_is_refused_before_anything_is_measured(card
 def test_a_drawing_that_fails_costs_no_findings(cards, tmp_path):
     full = tmp_path / "full.png"
     full.symlink_to("/dev/full")
-    arguments = ["study", "windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(full)]
+    arguments = ["windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(full)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert "cannot be written" in done.stderr
@@ -404,4 +404,4 @@ def test_every_study_has_its_measurement():
     import importlib
 
     for study in STUDIES.values():
-        assert callable(getattr(importlib.import_module(f"farm.study.{study.module}"), study.name))
+        assert callable(getattr(importlib.import_module(f"benchmarks.studies.{study.module}"), study.name))

@@ -18,14 +18,14 @@ from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter
 
+from benchmarks.studies import Study
+from benchmarks.studies.laboratory import Laboratory, StudyOptions
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
 from farm.jobs.item_driver import write_whole
 from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.store.database import Database
-from farm.study import Study
-from farm.study.laboratory import Laboratory, StudyOptions
 from farm.types.protocol import Variant
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
@@ -131,7 +131,7 @@ class StudyResult(Findings):
         return f"{self.study}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON without charts: `farm study --json` does not print them."""
+        """The result as JSON without charts: `--json` does not print them."""
         data = TypeAdapter(type(self)).dump_python(self, mode="json", exclude={"charts"})
         return {**data, "variant": self.variant.to_json()}
 
@@ -180,7 +180,7 @@ def find_kept(beginning: str) -> StudyResult:
     problem = f"{'Several studies have' if found else 'No study has'} an id that begins with '{beginning}'."
     raise UsageError(
         problem if beginning.strip() else "The id of a study is empty.",
-        "`farm study show` lists the studies of this host.",
+        "`python -m benchmarks.studies show` lists the studies of this host.",
     )
 
 
@@ -205,7 +205,7 @@ def perform(
         FarmError: nothing could be measured.
     """
     measure: Callable[[Laboratory, StudyOptions], Findings]
-    measure = getattr(importlib.import_module(f"farm.study.{study.module}"), study.name)
+    measure = getattr(importlib.import_module(f"benchmarks.studies.{study.module}"), study.name)
     with Laboratory(database, card, study.name, say) as laboratory:
         made = StudyResult(
             **vars(measure(laboratory, options)),

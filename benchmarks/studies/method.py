@@ -9,10 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from farm.pages.plots import Chart, Line
-from farm.store import tables
-from farm.study.laboratory import Laboratory, Sample, StudyOptions
-from farm.study.results import (
+from benchmarks.studies.laboratory import Laboratory, Sample, StudyOptions
+from benchmarks.studies.results import (
     QUANTITIES,
     Findings,
     ResultColumn,
@@ -24,6 +22,8 @@ from farm.study.results import (
     median_and_most,
     tabulated,
 )
+from farm.pages.plots import Chart, Line
+from farm.store import tables
 from farm.types.reading import Details
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Part, ReadingView, Whole

@@ -1,4 +1,7 @@
-"""Studies: measurements that justify the farm's method. Anyone can repeat them on a card (`farm study`).
+"""Studies: measurements that justify the farm's method. Anyone can repeat them on a card on this host:
+
+    python -m benchmarks.studies windows resnet18 --quick
+    python -m benchmarks.studies show                       # the studies of this host
 
 This file has only their names and questions, so that the command line can list them without loading other modules.
 """
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Study:
-    """A study with its question. The function `name` of ``farm.study.<module>`` measures the answer."""
+    """A study with its question. The function `name` of ``benchmarks.studies.<module>`` measures the answer."""
 
     name: str
     question: str

@@ -1,4 +1,4 @@
-"""``farm study``: measurements that answer the questions behind the method, one command per question."""
+"""The command line of the studies: one command per question. Each prints a table and stores its result."""
 
 from __future__ import annotations
 
@@ -9,21 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
+from typer.core import TyperGroup
 
+from benchmarks.studies import STUDIES, Study
 from cli import output, tables
+from cli.main import reported_errors
 from cli.options import AsJson
 from cli.output import answer, say
 from cli.tables import Text
 from farm.errors import UsageError
-from farm.study import STUDIES, Study
 from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 
 if TYPE_CHECKING:
-    from farm.study.results import ResultColumn, StudyResult
+    from benchmarks.studies.results import ResultColumn, StudyResult
 
+PROGRAM = "python -m benchmarks.studies"
 _MOST_FAILURES = 5
 
+
+class _Commands(TyperGroup):
+    """Turns an exception into one message and an exit code, as `farm` does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reported_errors(ctx):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    name=PROGRAM,
+    cls=_Commands,
+    pretty_exceptions_enable=False,
     help="Repeat the measurements behind the method on a card; each study prints a table and stores it.",
     no_args_is_help=True,
 )
@@ -45,13 +60,13 @@ def _verb(study: Study) -> Callable[..., None]:
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
+        from benchmarks.studies import results
+        from benchmarks.studies.laboratory import StudyOptions
         from farm.jobs.cards import all_own_cards
         from farm.models.catalog import find
         from farm.pages import plots
         from farm.requests.partial_request import PartialRequest, complete
         from farm.settings import settings
-        from farm.study import results
-        from farm.study.laboratory import StudyOptions
 
         find(model)
         if png is not None:
@@ -86,13 +101,13 @@ def show_stored(
     as_json: AsJson = False,
 ) -> None:
     """List the studies of this host, or show one again."""
+    from benchmarks.studies import results
     from farm.pages import plots
-    from farm.study import results
 
     if png is not None:
         if study is None:
             raise UsageError(
-                "--png needs the id of the study to draw.", "Give the id: `farm study show ID --png FILE`."
+                "--png needs the id of the study to draw.", f"Give the id: `{PROGRAM} show ID --png FILE`."
             )
         plots.check_path(png)
     if study is not None:
@@ -149,7 +164,7 @@ def _table(made: StudyResult) -> RenderableType:
 def _list(studies: Sequence[StudyResult]) -> RenderableType:
     """The studies of this host as a table."""
     if not studies:
-        return Text("No studies yet. Start one with `farm study windows --quick`.")
+        return Text(f"No studies yet. Start one with `{PROGRAM} windows --quick`.")
     rows = []
     for made in studies:
         quick, age = "quick" if made.quick else "", span(time.time() - made.created_at_s)
@@ -168,3 +183,7 @@ def _cell(column: ResultColumn, value: Any) -> str:
         "count": lambda value: f"{value:g}",
     }
     return NOTHING if value is None else formats.get(column.kind, str)(value)
+
+
+if __name__ == "__main__":
+    app(prog_name=PROGRAM)

@@ -11,14 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess
-from farm.devices.device import Card
-from farm.errors import FarmError, Unmeasurable
-from farm.jobs.item_driver import check_health
-from farm.settings import settings
-from farm.store import tables
-from farm.study.laboratory import Laboratory, Sample, StudyOptions, holding
-from farm.study.results import (
+from benchmarks.studies.laboratory import Laboratory, Sample, StudyOptions, holding
+from benchmarks.studies.results import (
     QUANTITIES,
     Findings,
     ResultColumn,
@@ -30,6 +24,12 @@ from farm.study.results import (
     scatter_chart,
     tabulated,
 )
+from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess
+from farm.devices.device import Card
+from farm.errors import FarmError, Unmeasurable
+from farm.jobs.item_driver import check_health
+from farm.settings import settings
+from farm.store import tables
 from farm.types.format import percent
 from farm.types.protocol import Protocol, Stopping
 from farm.types.tuple import parse
