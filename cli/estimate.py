@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 class EstimateOptions:
     """The options of `farm estimate` beside the variant."""
 
-    batch: str = option(
-        "32", "-b", "--batch", metavar="N|N..M|N,M", help="Batch size. Several sizes (1..256 or 1,8,32) give a curve."
+    batch: str | None = option(
+        None,
+        "-b",
+        "--batch",
+        metavar="N|N..M|N,M",
+        help="Batch size. Several sizes (1..256 or 1,8,32) give a curve. Default: 32, or that of your example inputs.",
     )
     length: str | None = option(
         None, metavar="N|N..M|N,M", help="Tokens per sequence. Several give a curve. Default: the model's own."
@@ -89,7 +93,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     from farm.requests.partial_request import default_dtype
 
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
-    batches = parse_sizes(options.batch, "--batch")
+    batches = parse_sizes(options.batch or str(catalog.usual_batch(model, 32)), "--batch")
     lengths = parse_sizes(options.length, "--length") if options.length is not None else [None]
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
     fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}

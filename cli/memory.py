@@ -70,7 +70,9 @@ class MemoryCliOptions:
 def memory(
     model: Model,
     *,
-    batch: int = typer.Option(32, "-b", "--batch", help="Batch size."),
+    batch: int | None = typer.Option(
+        None, "-b", "--batch", help="Batch size. Default: 32, or that of your example inputs."
+    ),
     given: Fields,
     dtype: str = typer.Option("float32", help="Data type of activations and weights: float32, float16 or bfloat16."),
     options: MemoryCliOptions,
@@ -82,7 +84,7 @@ def memory(
     from farm.models import catalog
 
     checked = memories.MemoryOptions(**vars(options))
-    variant = catalog.variant(model, batch, dtype=dtype, step="training", **given)
+    variant = catalog.variant(model, batch or catalog.usual_batch(model, 32), dtype=dtype, step="training", **given)
     access = memories.Access(
         ask=output.first_that_knows,
         open_database=output.open_database,

@@ -86,10 +86,10 @@ def operators(
     from farm.requests.partial_request import DEFAULTS, default_dtype
     from farm.training.version import versioned
 
-    catalog.find(model)  # before looking for cards
     kind = kind_of_cards() if batch is None else ""
     options = {"dtype": default_dtype(model, kind or "cuda"), **given}
-    variant = catalog.variant(model, DEFAULTS[kind].batch if batch is None else batch, **options)
+    size = catalog.usual_batch(model, DEFAULTS[kind].batch) if batch is None else batch
+    variant = catalog.variant(model, size, **options)
     if variant.compile:
         variant = versioned(variant)
         listed = first_that_knows(lambda session: compiled_operators(session, variant, kind or "cuda"))

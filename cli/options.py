@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
     from farm.types.fields import Field
 
-Model = Annotated[str, typer.Argument(help="The model's name; `farm models` lists all names.")]
+
+def _known(name: str) -> str:
+    from farm.models.catalog import known
+
+    return known(name)
+
+
+_MODEL = "The model's name (`farm models` lists all names), or the location of your own model: my_models.py:net."
+Model = Annotated[str, typer.Argument(help=_MODEL, callback=_known)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Follow = Annotated[bool, typer.Option("--wait", help="Show the job's progress until it ends.")]
 Job = Annotated[str, typer.Argument(help="The job's id, or its first characters.")]
@@ -160,7 +168,10 @@ class CliOptions:
     """The options of `run` and `submit`. `given` has the fields of a request that were given, by name."""
 
     models: list[str] | None = argument(
-        None, metavar="MODEL", help="Models by name, or patterns such as 'resnet*'; `farm models` lists all names."
+        None,
+        metavar="MODEL",
+        help="Models by name or pattern, such as 'resnet*' (`farm models` lists all names). For `farm run` also the"
+        " location of your own model: my_models.py:net, or a folder with a config.json.",
     )
     files: list[Path] | None = option(
         None,
@@ -188,17 +199,21 @@ class CliOptions:
     check: bool = option(False, "--check", help="Exit with code 5 unless every verdict passes.", rich_help_panel=_WHERE)
     as_json: bool = option(False, "--json", help="Print only JSON on stdout.", rich_help_panel=_WHERE)
 
-    def requests(self) -> list[PartialRequest]:
+    def requests(self, *, locations: bool = True) -> list[PartialRequest]:
         """One request per model and per entry of the files, for each combination of the options with several values.
 
         The command line wins over a file.
+
+        Args:
+            locations: accept the locations of own functions, such as my_models.py:net, beside names.
 
         Raises:
             UsageError: nothing to measure was named.
             UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
                 `farm.requests.measurement_file.load`.
         """
-        from farm.models.catalog import find, matching
+        from farm.models.catalog import find, known, matching
+        from farm.models.own import is_location
         from farm.requests import measurement_file
         from farm.requests.partial_request import GIVEN, QUICK, PartialRequest, operator_names
 
@@ -212,12 +227,17 @@ class CliOptions:
             given["operators"] = operator_names(given["operators"])
         several = [name for name, one in GIVEN.items() if one.several and name in given]
         grid = [[(name, number) for number in _numbers(f"--{name}", given.pop(name))] for name in several]
+        if not locations and (wrong := next(filter(is_location, self.models or ()), None)):
+            raise UsageError(
+                f"`farm submit` accepts names only, not the location '{wrong}': the workers' hosts have other files.",
+                "Register the function in the setting `models` of every host, or use `farm run`.",
+            )
         models = list(dict.fromkeys(found for name in self.models or () for found in matching(name)))
         for name in models:
             find(name)
         cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
         found = [cell.over(PartialRequest(model=name)) for name in models for cell in cells]
-        for entry in measurement_file.load(self.files, check_model=find) if self.files else ():
+        for entry in measurement_file.load(self.files, check_model=known if locations else find) if self.files else ():
             found += [cell.over(entry) for cell in (cells if entry.model else cells[:1])]  # a sweep has its own grid
         return found
 

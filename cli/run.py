@@ -186,7 +186,7 @@ def submit(
 
     if options.check and not wait and not options.dry_run:
         raise UsageError("--check needs the verdicts, but `farm submit` does not wait for them.", "Add --wait.")
-    requests = options.requests()
+    requests = options.requests(locations=False)
     check_broker(settings())
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])

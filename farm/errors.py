@@ -60,10 +60,10 @@ class UnknownModel(UsageError):
     """No model has this name. ``next_step`` suggests similar names."""
 
     @classmethod
-    def named(cls, name: str, known: Iterable[str]) -> UnknownModel:
-        return cls(
-            f"There is no model named '{name}'.", did_you_mean(name, known) or "List the models with `farm models`."
-        )
+    def named(cls, name: str, known: Iterable[str], like: str = "") -> UnknownModel:
+        """``like``: the text that suggested names are similar to, if this is not ``name``."""
+        step = did_you_mean(like or name, known) or "List the models with `farm models`."
+        return cls(f"There is no model named '{name}'.", step)
 
 
 class UnsupportedModel(UsageError):

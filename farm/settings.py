@@ -69,8 +69,8 @@ class Settings(BaseSettings):
     """The user's own models: name -> 'module:function'. Read on each host at start; nothing else is imported by name.
     """
     models_path: str = ""
-    """Folder with the modules of the setting 'models', searched after all that is installed. Empty: they are
-    installed, or on PYTHONPATH.
+    """Folder with the modules of the setting 'models', searched after all that is installed; several are separated as
+    in PATH. Empty: they are installed, or on PYTHONPATH.
     """
     losses: dict[str, str] = Field(default_factory=dict)
     """Losses that the user's own models are trained with: the model's name -> 'module:function', found as in the

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _PREFERRED = cast(tuple[Source, ...], (torchvision, own))
 SOURCES = (*_PREFERRED, *cast(tuple[Source, ...], (transformers, timm)))
 
+#: Other names of dtypes.
+_DTYPES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 _MOST_SIZES = 2  # number of input sizes in a title
 
 
@@ -75,7 +77,8 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(name: str) -> list[str]:
-    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; a plain name matches itself.
+    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; a plain name matches itself, and the
+    location of a user's function the name under which it is registered (`own.register`).
 
     Case is ignored. Without a source, a pattern matches models of torchvision and the user; if none, of all sources.
 
@@ -83,7 +86,7 @@ def matching(name: str) -> list[str]:
         UnknownModel: no model matches.
     """
     if not is_pattern(name):
-        return [name]
+        return [own.register(name)]
     prefix, _, pattern = name.rpartition("/")
     groups = [(source_named(prefix),)] if prefix else [_PREFERRED, SOURCES]
     for group in groups:
@@ -101,7 +104,7 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
         having = [f"{one.NAME}/{name}" for one in SOURCES if name in _entries(one)]
         if len(having) > 1:
             raise UnknownModel(f"Several sources have a model '{name}'.", f"Choose {' or '.join(having)}.")
-        raise UnknownModel.named(name, names())
+        raise UnknownModel.named(name, names(), bare)  # a name of a hub has an owner: microsoft/phi-2
     if bare in (reasons := source.REFUSED):
         raise UnsupportedModel(f"{bare} is {reasons[bare]}.", "Choose a model that `farm models` lists.")
     if (entry := _entries(source).get(bare)) is None:
@@ -119,6 +122,21 @@ def find(name: str) -> ModelEntry:
     return _found(name)[1]
 
 
+def usual_batch(name: str, default: int) -> int:
+    """The batch of a user's own example inputs; ``default`` for all other models. Imports torch for a user's model."""
+    entry = find(name)
+    return (own.own_batch(entry.own_name) if entry.origin == own.NAME else 0) or default
+
+
+def known(name: str) -> str:
+    """The name of a model of the catalog, or of a user's function given by its location (`own.register`).
+
+    Raises:
+        UnknownModel, UnsupportedModel: see `find`.
+    """
+    return find(own.register(name)).name
+
+
 def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     """A variant of a model with the given fields, and the model's defaults for the others.
 
@@ -133,8 +151,9 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
         UsageError: the model does not accept or use one of the fields; see `farm.models.texts.user_text.tokenize`.
         UnknownModel, UnsupportedModel: see `find`.
     """
-    entry = find(name)
+    entry = find(own.register(name))
     given = {key: value for key, value in fields.items() if value is not None}
+    given |= {key: _DTYPES[given[key]] for key in ("dtype", "amp") if given.get(key) in _DTYPES}
     text, tokenizer = given.pop("text", None), given.pop("tokenizer", None)
     if (text is None) != (tokenizer is None):
         there, absent = ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
@@ -193,9 +212,10 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
     """The variant, its source and entry; raises `UnsupportedModel` if the source's package is not installed."""
     chosen = variant(model) if isinstance(model, str) else model
     source, entry = _found(chosen.model)
-    if not is_installed(source):
-        problem = f"{chosen.model} is a model of {source.PACKAGE}, which is not installed."
-        raise UnsupportedModel(problem, f"Install it: {install_line(source)}")
+    needed = transformers if entry.own_name in transformers.folders() and source is own else source
+    if not is_installed(needed):  # type: ignore[arg-type]
+        problem = f"{chosen.model} is a model of {needed.PACKAGE}, which is not installed."
+        raise UnsupportedModel(problem, f"Install it: {install_line(needed)}")  # type: ignore[arg-type]
     return chosen, source, entry
 
 

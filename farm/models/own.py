@@ -7,8 +7,11 @@ The function takes no argument and returns the module, or a pair of the module a
     a dict of values                          keyword arguments
     a pair of a tuple and a dict              positional and keyword arguments
 
-The Python module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only modules that this
-host's own settings name are imported; messages and the database hold the name alone.
+Instead of a function, the setting may name a folder with a config.json of transformers (`farm.models.transformers`).
+
+The Python module is installed, on PYTHONPATH, or in a folder of the setting ``models_path``. Only modules that this
+host's own settings name are imported; messages and the database hold the name alone. `register` adds a location that
+the user gives on this host, such as ``my_models.py:net``, to the settings of this process and its child processes.
 """
 
 from __future__ import annotations
@@ -16,14 +19,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
+import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError
+from farm.errors import SettingsError, UsageError
+from farm.models import transformers
 from farm.models.entry import ModelEntry
 from farm.settings import settings
 
@@ -38,6 +44,51 @@ PACKAGE = EXTRA = ""
 REFUSED: Mapping[str, str] = {}
 IMAGE_PX = 224  # size of the images for a model without example inputs
 _PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or install the module"
+
+
+def is_location(name: str) -> bool:
+    """True for ``my_models.py:net`` and for a folder such as ``models/tiny/``, unless it is a registered name."""
+    return name not in settings().models and (":" in name or ("/" in name and Path(name, "config.json").is_file()))
+
+
+def register(name: str) -> str:
+    """Return the name of a model. If it is a location, register it in this process's settings first.
+
+    Child processes inherit the registration. Never call it with a name from a message or from the database.
+
+    Args:
+        name: a model's name; or the location of a function: ``file.py:function``, or ``package.module:function`` of an
+            installed package or a package in the current folder; or a folder with a config.json, by its path.
+
+    Raises:
+        UsageError: there is no such file, or its module has the name of another module.
+    """
+    if not is_location(name):
+        return name
+    where, colon, function = name.rpartition(":")
+    if not colon:
+        path = Path(name).absolute()
+        os.environ["FARM_MODELS"] = json.dumps({**settings().models, path.name: str(path)})
+        settings.cache_clear()
+        return path.name
+    file = Path(where)
+    if is_file := file.suffix == ".py":
+        if not file.is_file():
+            raise UsageError(f"There is no file '{where}'.", "Give the path of a Python file: my_models.py:function.")
+        where = file.stem
+    folder = str(file.absolute().parent) if is_file else os.getcwd()
+    target = f"{where}:{function}"
+    _checked("models", {target: target}, "takes no argument and returns the module")
+    paths = dict.fromkeys([*filter(None, settings().models_path.split(os.pathsep)), folder])
+    os.environ["FARM_MODELS"] = json.dumps({**settings().models, target: target})
+    os.environ["FARM_MODELS_PATH"] = os.pathsep.join(paths)
+    settings.cache_clear()
+    _note_folder(where)
+    found = importlib.util.find_spec(where.partition(".")[0])
+    if is_file and found and Path(found.origin or ".").absolute() != file.absolute():
+        problem = f"'{file}' cannot be imported: the name '{where}' means the module {found.origin or 'of Python'}."
+        raise UsageError(problem, "Rename the file.")
+    return target
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
@@ -56,7 +107,17 @@ def loss(name: str) -> Callable[[Any], Any] | None:
 
 
 def _targets() -> dict[str, str]:
-    return _checked("models", settings().models, "takes no argument and returns the module")
+    """The registered functions by name of the model. Folders with a config.json are left out."""
+    given, folders = settings().models, transformers.folders()
+    for name, folder in folders.items():
+        if not (folder / "config.json").is_file():
+            raise SettingsError(
+                f"The setting 'models' has '{folder}' for '{name}', which is no 'module:function' and no folder with a "
+                "config.json.",
+                "Write 'package.module:function', or the path of the folder.",
+            )
+    functions = {name: target for name, target in given.items() if name not in folders}
+    return _checked("models", functions, "takes no argument and returns the module")
 
 
 def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
@@ -83,8 +144,9 @@ def _imported(target: str) -> Any:
 
 def _note_folder(module_name: str) -> None:
     """Make the module importable, and remember the folder that has it."""
-    if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
-        sys.path.append(folder)  # last: nothing in it may replace an installed module
+    for path in filter(None, settings().models_path.split(os.pathsep)):
+        if (folder := os.path.abspath(path)) not in sys.path:
+            sys.path.append(folder)  # last: nothing in it may replace an installed module
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     top = module_name.partition(".")[0]
@@ -128,16 +190,21 @@ _FINDER = _Finder()
 
 def _is_own(name: str, file: str) -> bool:
     """True for modules of the package or the folder of a registered function; False for installed ones beside it."""
-    top, path = name.partition(".")[0], Path(file).absolute()
+    top = name.partition(".")[0]
     if top in _folders or top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
         return top in _folders
+    return _is_in_folders(file)
+
+
+def _is_in_folders(file: str) -> bool:
+    path = Path(file).absolute()
     installed = {"site-packages", "dist-packages"}.intersection(path.parts)
     return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
 
 
 def _functions(name: str, step: str) -> list[str]:
     """The registered functions that decide what a model computes, as 'module:function'."""
-    return [target for target in (_targets()[name], settings().losses.get(name) if step else None) if target]
+    return [target for target in (_targets().get(name), settings().losses.get(name) if step else None) if target]
 
 
 def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
@@ -197,8 +264,10 @@ def forget_edited(name: str, step: str) -> None:
 
 
 def code(name: str, step: str) -> list[str]:
-    """The functions' names and the source of the loaded modules of a model, without comments and docstrings."""
+    """The functions' names and the source of the loaded modules of a model, without comments and docstrings; for a
+    folder its config.json."""
     names = [target.partition(":")[2] for target in _functions(name, step)]
+    names += [transformers.config_text(name)] if name in transformers.folders() else []
     return names + sorted(text if tree is None else _without_docstrings(tree) for _, text, tree in _loaded(name, step))
 
 
@@ -210,7 +279,8 @@ def _without_docstrings(tree: ast.Module) -> str:
 
 
 def entries() -> Mapping[str, ModelEntry]:
-    return {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in _targets()}
+    functions = {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in _targets()}
+    return functions | {name: transformers.entry_of_folder(name) for name in transformers.folders()}
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
@@ -221,6 +291,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     """
     from farm.models.building import ByPosition, dtype_of
 
+    if entry.own_name in transformers.folders():
+        return transformers.make(entry, variant, device)
     model, positional, keywords = _made(entry.own_name)
     model = model.to(dtype_of(variant))
     return ByPosition(model, len(positional or ()), tuple(keywords)) if keywords else model
@@ -234,6 +306,8 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
     """
     from farm.models.building import dtype_of, images
 
+    if entry.own_name in transformers.folders():
+        return transformers.inputs(entry, variant, device, seed)
     if (given := given_inputs(entry.own_name)) is None:
         return (images(variant, device, seed),)
     return tuple(_like(value, dtype_of(variant), device, seed) for value in batched(given, variant.batch))
@@ -245,6 +319,8 @@ def given_inputs(name: str) -> tuple[Any, ...] | None:
     Raises:
         SettingsError: see `make`.
     """
+    if name in transformers.folders():
+        return None
     _, positional, keywords = _made(name)
     return None if positional is None else (*positional, *keywords.values())
 
@@ -253,8 +329,7 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
     """Example inputs for another batch: tensors with the first dimension of the first tensor are repeated or cut."""
     import torch
 
-    tensors = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
-    own_batch = tensors[0].shape[0] if tensors else 0
+    own_batch = _batch(given)
 
     def fitted(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != own_batch or not own_batch:
@@ -262,6 +337,22 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
         return value.repeat(-(-batch // own_batch), *[1] * (value.dim() - 1))[:batch]
 
     return [fitted(value) for value in given]
+
+
+def own_batch(name: str) -> int:
+    """The batch of the model's own example inputs; 0 if they have none. Imports the module and torch.
+
+    Raises:
+        SettingsError: see `make`.
+    """
+    return _batch(given_inputs(name) or ())
+
+
+def _batch(given: Sequence[Any]) -> int:
+    import torch
+
+    tensors = (value for value in given if isinstance(value, torch.Tensor) and value.dim())
+    return next((tensor.shape[0] for tensor in tensors), 0)
 
 
 def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
@@ -289,10 +380,13 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
         with contextlib.redirect_stdout(sys.stderr):  # text that it prints is not output of this program
             made = _imported(target)()
     except (Exception, SystemExit) as error:
-        raise SettingsError(
-            f"'{target}' could not build the model '{name}': {type(error).__name__}: {error}",
-            f"{_PLACE}, and check that the function takes no argument.",
-        ) from error
+        message = f"'{target}' could not build the model '{name}': {type(error).__name__}: {error}"
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_in_folders(one.filename)]
+        if frames:
+            step = f"Correct {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+        else:
+            step = f"{_PLACE}, and check that the function takes no argument."
+        raise SettingsError(message, step) from error
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     positional, keywords = _arguments(given)
     if not isinstance(model, nn.Module):

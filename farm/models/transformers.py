@@ -13,17 +13,20 @@ are random. The kind of a model decides its inputs:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import UnsupportedModel, UsageError
+from farm.errors import SettingsError, UnsupportedModel, UsageError
 from farm.models.entry import ModelEntry, costs_of
 from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
 from farm.models.torchvision import imported_after_torchvision
+from farm.settings import settings
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +72,64 @@ def entries() -> Mapping[str, ModelEntry]:
     return {name: _entry(name, **about) for name, about in _TABLE.items()}
 
 
+def folders() -> dict[str, Path]:
+    """The user's models that the setting ``models`` describes by a folder with a config.json, by name."""
+    return {name: Path(target) for name, target in settings().models.items() if ":" not in target}
+
+
+def entry_of_folder(name: str) -> ModelEntry:
+    """The entry of a user's model with a config.json.
+
+    Raises:
+        SettingsError, UnsupportedModel: the file cannot be read, or the farm cannot make a model from it.
+    """
+    return dataclasses.replace(_entry(name, **_of_config(config_text(name), str(folders()[name]))), origin="user")
+
+
+def config_text(name: str) -> str:
+    """The text of a user's config.json."""
+    path = folders()[name] / "config.json"
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"'{path}' cannot be read: {error}", "Name a folder with a config.json.") from error
+
+
+@functools.lru_cache
+def _of_config(text: str, folder: str) -> dict[str, Any]:
+    """The description of a model from its config.json: like the catalog's model of its class, with other sizes."""
+    try:
+        config = dict(json.loads(text))
+    except ValueError as error:
+        raise SettingsError(f"The config.json in '{folder}' is no JSON object: {error}", "Correct the file.") from error
+    for key, what in (("auto_map", "code from its folder"), ("quantization_config", "quantized weights")):
+        if key in config:
+            problem = f"The model in '{folder}' needs {what} ({key}), which the farm does not use."
+            raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
+    named = (config.get("architectures") or ["no class"])[0]
+    classes = (named, re.sub(r"For\w+$", "Model", named))
+    like = next((about for one in classes for about in _TABLE.values() if about["class"] == one), None)
+    if like is None:
+        raise UnsupportedModel(
+            f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has.",
+            "Write a function that builds the model: farm run my_models.py:net.",
+        )
+    about: dict[str, Any] = {
+        key: like[key] for key in ("class", "kind", "tokenizer", "specials", "whole_layers") if key in like
+    }
+    if max(_specials(about).all, default=0) >= _vocabulary(
+        config
+    ):  # a smaller vocabulary than that of the catalog's model
+        about.pop("specials", None)
+    return {**about, "config": config}
+
+
+def _about(entry: ModelEntry) -> dict[str, Any]:
+    if entry.origin == NAME:
+        return _TABLE[entry.own_name]
+    return _of_config(config_text(entry.own_name), str(folders()[entry.own_name]))
+
+
 def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
     phases = _PHASES.get(kind, ())
     longest = about.get("positions") or next((config[key] for key in _POSITIONS if key in config), 0)
@@ -81,7 +142,7 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
         fixed_size=True,
         origin=NAME,
         length=0 if kind == "image" else min(usual, longest) if longest else usual,
-        shortest=_specials(name).around + 1,
+        shortest=_specials(about).around + 1,
         longest=longest,
         fixed_length=kind in ("image", "frames"),
         phases=phases,
@@ -96,7 +157,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
     from farm.models.building import ByPosition, Decoding, dtype_of
 
-    about = _TABLE[entry.own_name]
+    about = _about(entry)
     kind, config = about["kind"], about["config"]
     if variant.layers:
         config = config | {key: variant.layers for key in _DEPTH if key in config}
@@ -104,7 +165,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     if variant.mode == "train" and variant.phase == "encode":  # its training task
         made = getattr(_package(), f"{made.__name__.removesuffix('Model')}ForMaskedLM", made)
     with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
-        model = made._from_config(made.config_class(**config), dtype=dtype_of(variant))
+        model = made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
         if variant.phase == "decode":
             return Decoding(model, variant.batch, variant.cache, entry.depth)
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
@@ -121,7 +182,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     """The model's arguments, by name."""
     from farm.models.building import dtype_of, images, random_normal
 
-    about, dtype = _TABLE[entry.own_name], dtype_of(variant)
+    about, dtype = _about(entry), dtype_of(variant)
     kind = about["kind"]
     if kind == "image":
         return {"pixel_values": images(variant, device, seed)}
@@ -149,16 +210,16 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     return call
 
 
-def _specials(name: str) -> Specials:
+def _specials(about: Mapping[str, Any]) -> Specials:
     """The special ids of a model: ids that are not text."""
-    about = _TABLE[name].get("specials", {}).items()
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in about}
+    given = about.get("specials", {}).items()
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     return Specials(**values)
 
 
-def _vocabulary(name: str) -> int:
-    config = _TABLE[name]["config"]
-    return config.get("vocab_size") or config["text_config"]["vocab_size"]
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    """The number of token ids; 0 for a model without text."""
+    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0)
 
 
 def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
@@ -167,14 +228,14 @@ def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) 
     Raises:
         UsageError, SettingsError: see `farm.models.texts.user_text.tokenize`.
     """
-    name, bare = entry.own_name, variant.phase == "decode"  # in decode the input is one token of the text
-    sizes = _vocabulary(name), _rows(entry, variant), variant.length
-    return user_text.tokenize(text, tokenizer, *sizes, padded=variant.padded, specials=_specials(name), bare=bare)
+    about, bare = _about(entry), variant.phase == "decode"  # in decode the input is one token of the text
+    sizes = _vocabulary(about["config"]), _rows(entry, variant), variant.length
+    return user_text.tokenize(text, tokenizer, *sizes, padded=variant.padded, specials=_specials(about), bare=bare)
 
 
 def _rows(entry: ModelEntry, variant: Variant) -> int:
     """The number of rows of tokens; an encoder-decoder needs a second row per sample for its decoder."""
-    kind = _TABLE[entry.own_name]["kind"]
+    kind = _about(entry)["kind"]
     each = _CHOICES if kind == "choices" else 2 if kind == "both" and variant.phase != "encode" else 1
     return each * variant.batch
 
@@ -183,7 +244,8 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
     """Ids and mask (0 for padding) of the rows of a text, both of shape (rows, length), int64."""
     import torch
 
-    rows, vocabulary = _rows(entry, variant), _vocabulary(entry.own_name)
+    about = _about(entry)
+    rows, vocabulary = _rows(entry, variant), _vocabulary(about["config"])
     if device.type == "meta":
         return (torch.empty((rows, variant.length), dtype=torch.int64, device=device),) * 2
     if variant.text:
@@ -195,9 +257,10 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
                 "Give the text again, with --text and --tokenizer.",
             )
     else:
-        specials = Specials() if variant.phase == "decode" else _specials(entry.own_name)
-        kind = _TABLE[entry.own_name]["tokenizer"]
-        found = token_ids(kind, vocabulary, rows, variant.length, padded=variant.padded, specials=specials)
+        specials = Specials() if variant.phase == "decode" else _specials(about)
+        found = token_ids(
+            about["tokenizer"], vocabulary, rows, variant.length, padded=variant.padded, specials=specials
+        )
     order = [row % found.batch for row in range(rows)]  # a larger batch starts a user's text again
     return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
 
@@ -252,7 +315,7 @@ def class_name(name: str) -> str:
 
 
 def _class_of(entry: ModelEntry) -> Any:
-    name = class_name(entry.name)
+    name = _about(entry)["class"]
     if (found := getattr(_package(), name, None)) is None:
         raise UnsupportedModel(
             f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have.",

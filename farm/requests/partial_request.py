@@ -156,8 +156,10 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         from farm.models import catalog
         from farm.training.version import versioned
 
-        usual = {"batch": defaults.batch, "dtype": default_dtype(partial.model, card_kind)}
-        variant = versioned(catalog.variant(partial.model, **{**usual, **partial.among(VARIANT)}))
+        name = catalog.known(partial.model)
+        batch = partial.batch or catalog.usual_batch(name, defaults.batch)
+        usual = {"batch": batch, "dtype": default_dtype(name, card_kind)}
+        variant = versioned(catalog.variant(name, **{**usual, **partial.among(VARIANT)}))
     return Request(
         variant=variant,
         sweep=sweep,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 
 import pytest
 import torch
 
-from farm.errors import CaptureError, SettingsError, UsageError
-from farm.models import catalog
+from farm.errors import CaptureError, SettingsError, UnknownModel, UnsupportedModel, UsageError
+from farm.models import catalog, own
+from farm.requests.partial_request import PartialRequest, complete
 from farm.settings import settings
 from farm.training import extract as extraction
 from farm.training.extract import extract
+from farm.training.version import versioned
 from farm.types.protocol import Variant
 
 TEXT = """
@@ -167,3 +171,113 @@ def test_a_model_of_ones_own_wins_its_name_of_all_but_torchvisions(user_models):
         "timm/resnet50",
     )
     assert catalog.variant("transformers/gpt2").model == "transformers/gpt2"
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """An empty current folder. Registrations in the environment end with the test."""
+    monkeypatch.setenv("FARM_MODELS", "{}")
+    monkeypatch.setenv("FARM_MODELS_PATH", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    settings.cache_clear()
+    yield tmp_path
+    settings.cache_clear()
+
+
+NET = """
+import torch
+def net(): return torch.nn.Linear(64, 4), torch.randn(16, 64)
+def bad(): return helper()
+def helper(): raise ValueError("no width")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "location"), [("one", "{0}.py:net"), ("two", "{1}/{0}.py:net"), ("three", "{0}:net")]
+)
+def test_a_model_is_given_by_the_location_of_its_function(here, module, location):
+    module, name = f"located_{module}", f"located_{module}:net"
+    (here / f"{module}.py").write_text(NET)
+    variant = complete(PartialRequest(model=location.format(module, here), dtype="bf16"), "cuda", target=0.95).variant
+    assert (variant.model, variant.batch, variant.dtype) == (name, 16, "bfloat16")
+    assert json.loads(os.environ["FARM_MODELS"]) == {name: name}
+    assert os.environ["FARM_MODELS_PATH"] == str(here)
+    assert catalog.variant(name, 8).batch == 8
+    assert catalog.title_of(variant) == f"{name} 16x64 bfloat16"
+
+
+def test_a_location_in_a_message_imports_nothing(here):
+    (here / "in_message.py").write_text("raise SystemExit('imported')\n")
+    for name in ("in_message:net", "in_message.py:net"):
+        with pytest.raises(UnknownModel):
+            catalog.build(Variant(name, 1, 224))
+    assert "in_message" not in sys.modules
+
+
+def test_a_wrong_location_is_refused(here):
+    (here / "json.py").write_text(NET)
+    for location, message in (
+        ("none.py:net", "There is no file 'none.py'"),
+        ("json.py:net", "'json.py' cannot be imported: the name 'json' means the module"),
+        ("two words:net", "the form must be 'module:function'"),
+    ):
+        with pytest.raises((UsageError, SettingsError), match=message):
+            own.register(location)
+
+
+def test_an_error_of_the_users_function_is_shown_with_its_line(here):
+    (here / "raises_here.py").write_text(NET)
+    with pytest.raises(SettingsError, match="ValueError: no width") as caught:
+        catalog.build(own.register("raises_here.py:bad"))
+    assert caught.value.next_step.endswith('raises_here.py, line 5: def helper(): raise ValueError("no width")')
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_folder_with_a_config_is_a_model_with_phases_and_a_version(here):
+    pytest.importorskip("transformers")
+    (here / "tiny").mkdir()
+    (here / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    name = own.register("./tiny")
+    assert (name, catalog.find(name).phases, catalog.find(name).longest) == ("tiny", ("prefill", "decode"), 256)
+    prompt = catalog.variant(name, 2, length=8)
+    module = catalog.build(prompt, device="cpu")
+    assert {str(tensor.dtype) for tensor in module.parameters()} == {"torch.float32"}
+    assert module(*catalog.example_inputs(prompt, device="cpu")).logits.shape == (2, 1, 1000)
+    first = versioned(prompt)
+    (here / "tiny" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": 32}))
+    assert versioned(prompt).version != first.version
+    assert catalog.variant(name, 2, phase="decode").cache == 256
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"auto_map": {"AutoModel": "code.Model"}}, "needs code from its folder"),
+        ({"quantization_config": {}}, "needs quantized weights"),
+        ({"architectures": ["Strange"]}, "names Strange"),
+    ],
+)
+def test_a_config_that_the_farm_cannot_use_is_refused(here, more, message):
+    (here / "odd").mkdir()
+    (here / "odd" / "config.json").write_text(json.dumps({**CONFIG, **more}))
+    with pytest.raises(UnsupportedModel, match=message):
+        catalog.find(own.register("./odd"))
+
+
+def test_the_name_of_a_hub_suggests_the_catalogs():
+    with pytest.raises(UnknownModel) as caught:
+        catalog.find("microsoft/phi-2")
+    assert "Did you mean phi-2" in caught.value.next_step
