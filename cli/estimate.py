@@ -12,8 +12,8 @@ from cli.output import answer, emit_json, say, show
 from farm.errors import NoReadings, NoSuchCard, UsageError
 
 if TYPE_CHECKING:
-    from farm.estimate.estimate import Estimate
-    from farm.estimate.query import EstimateQuery
+    from farm.estimation.estimate import Estimate
+    from farm.estimation.query import EstimateQuery
     from farm.types.protocol import Variant
 
 
@@ -88,7 +88,7 @@ class EstimateOptions:
 def estimate(model: Model, options: EstimateOptions) -> None:
     """Estimate the cost of a model on a card from readings, and from predictions where there are none. Runs nothing."""
     from cli import prediction_tables
-    from farm.estimate.query import EstimateQuery, parse_sizes
+    from farm.estimation.query import EstimateQuery, parse_sizes
     from farm.models import catalog
     from farm.requests.partial_request import default_dtype
 
@@ -134,7 +134,7 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:
     from cli import prediction_tables
-    from farm.estimate.estimate import too_large_from
+    from farm.estimation.estimate import too_large_from
 
     found: list[Estimate] = []
     without: dict[Variant, NoReadings] = {}
@@ -164,7 +164,7 @@ def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptio
 def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) -> None:
     """Measure the tuples that narrow an estimate most on a card of this host."""
     from farm.api.measure import measure_tuples
-    from farm.estimate.query import import_packaged
+    from farm.estimation.query import import_packaged
 
     own = [card for card in output.own_cards() if card.model == found.card_model]
     if not own:

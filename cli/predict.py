@@ -27,7 +27,7 @@ Torch = Annotated[
 
 def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
     """The readings and models of one's own database, or those of the package."""
-    from farm.estimate import query
+    from farm.estimation import query
 
     return output.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
 
@@ -40,7 +40,7 @@ def dataset(
     as_json: AsJson = False,
 ) -> None:
     """Write the training data of predictors: a row for each tuple."""
-    from farm.estimate.query import write_dataset
+    from farm.estimation.query import write_dataset
 
     found, _ = training_set(card, torch)
     write_dataset(found, target)
@@ -153,8 +153,8 @@ def plan(
     """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""
     from cli import prediction_tables
     from cli.estimate import estimated
-    from farm.estimate import next_measurements
-    from farm.estimate.query import EstimateQuery
+    from farm.estimation import next_measurements
+    from farm.estimation.query import EstimateQuery
     from farm.models import catalog
     from farm.requests.partial_request import default_dtype
 
@@ -187,7 +187,7 @@ def plan(
 
 def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
     """Compare a fitted predictor with readings outside its training data."""
-    from farm.estimate import query
+    from farm.estimation import query
     from farm.prediction import evaluation, stored_predictor
     from farm.prediction.predictors import predictor_spec
 

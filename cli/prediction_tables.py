@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.estimate.estimate import interval_at, too_large_from
+from farm.estimation.estimate import interval_at, too_large_from
 from farm.prediction.stored_predictor import PredictedValue
 from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
 from farm.verdict.figures import Figure, PerToken
 
 if TYPE_CHECKING:
-    from farm.estimate.estimate import Estimate, MissingTuple
-    from farm.estimate.generation import Generation
-    from farm.estimate.next_measurements import MeasurementPlan
+    from farm.estimation.estimate import Estimate, MissingTuple
+    from farm.estimation.generation import Generation
+    from farm.estimation.next_measurements import MeasurementPlan
     from farm.prediction.calibration import IntervalCoverage
     from farm.prediction.evaluation import Evaluation, Score
 

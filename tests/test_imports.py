@@ -25,7 +25,7 @@ ORDER = (
     "memory_report",
     "pages",
     "report",
-    "estimate",
+    "estimation",
     "exchange",
     "jobs",
     "verdict",

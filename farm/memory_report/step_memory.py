@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import Session, col, select
 
 from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
-from farm.estimate.readings import peaks_of, select_for_model
+from farm.estimation.readings import peaks_of, select_for_model
 from farm.jobs import jobs
 from farm.memory_report.plans import offload_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs

@@ -19,7 +19,7 @@ from farm.types.format import percent
 from farm.types.reading import Trace
 
 if TYPE_CHECKING:
-    from farm.estimate.estimate import Estimate
+    from farm.estimation.estimate import Estimate
     from farm.prediction.dataset import Dataset
     from farm.prediction.evaluation import HeldOutPredictions
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
-from farm.estimate.readings import stored_tuples
+from farm.estimation.readings import stored_tuples
 from farm.models import catalog
 from farm.operators.roofline import Roofline
 from farm.prediction.stored_predictor import NeededTuple

@@ -12,7 +12,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.errors import FarmError
-from farm.estimate.readings import tuples_of
+from farm.estimation.readings import tuples_of
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.content import PlacedCall

@@ -9,9 +9,9 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import UsageError
-from farm.estimate.estimate import estimate
-from farm.estimate.query import EstimateQuery
-from farm.estimate.readings import tuples_of
+from farm.estimation.estimate import estimate
+from farm.estimation.query import EstimateQuery
+from farm.estimation.readings import tuples_of
 from farm.models import catalog
 from farm.operators.roofline import roofline_of
 from farm.prediction.stored_predictor import RooflinePredictor
@@ -257,7 +257,7 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
         classes = {"zeros": 1, "normal": 1}
         return [dataclasses.replace(one, calls=classes) for one in tuples_of(*arguments)]
 
-    monkeypatch.setattr("farm.estimate.estimate.tuples_of", needed)
+    monkeypatch.setattr("farm.estimation.estimate.tuples_of", needed)
     found = asked(database)
     assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
     assert found.flags["unstable_clock"] == found.tuples

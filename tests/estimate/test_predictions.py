@@ -12,9 +12,9 @@ from sqlmodel import select
 
 from farm.devices.device import Card
 from farm.errors import UsageError
-from farm.estimate.estimate import estimate
-from farm.estimate.next_measurements import plan
-from farm.estimate.query import EstimateQuery, import_packaged, training_set
+from farm.estimation.estimate import estimate
+from farm.estimation.next_measurements import plan
+from farm.estimation.query import EstimateQuery, import_packaged, training_set
 from farm.exchange.export import export
 from farm.models import catalog
 from farm.operators.sweep_builder import Expansion
@@ -159,7 +159,7 @@ def test_what_is_measured_joins_the_package_s_readings_in_one_database(database,
         before = estimate(session, filled.VARIANT, "H200")
         export(session, tmp_path / "h200")
     theirs.close()
-    monkeypatch.setattr("farm.estimate.query.packaged_files", lambda: [tmp_path / "h200"])
+    monkeypatch.setattr("farm.estimation.query.packaged_files", lambda: [tmp_path / "h200"])
     filled.fill(database, leave_out=lambda spec: spec.short_name != "Linear", whole=False, prefix="own")
     query = EstimateQuery("H200")
     assert import_packaged(database, before, query)
@@ -282,7 +282,7 @@ def test_a_measurement_without_a_predictor_measures_what_is_missing(own, databas
     measured = []
     monkeypatch.setattr("cli.output.own_cards", lambda: [card])
     monkeypatch.setattr("farm.api.measure.measure_tuples", lambda specs, **options: measured.extend(specs))
-    monkeypatch.setattr("farm.estimate.query.packaged_files", list)
+    monkeypatch.setattr("farm.estimation.query.packaged_files", list)
     said = own(*MODEL, "--fill", "none", "--measure", "2")
     assert said.code == 0, said.stderr
     assert "Measuring 2 tuples" in said.stderr

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from farm.errors import UsageError
-from farm.estimate.query import training_set, write_dataset
+from farm.estimation.query import training_set, write_dataset
 from farm.exchange.columns import DATASET
 from farm.prediction.call_features import NAMES, describe, numbers_of
 from farm.prediction.families import model_family, operator_family, operator_type

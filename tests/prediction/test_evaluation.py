@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from farm.errors import UsageError
-from farm.estimate.query import training_set
+from farm.estimation.query import training_set
 from farm.prediction import call_features, stored_predictor
 from farm.prediction.calibration import Calibration, PredictionErrors, quantile
 from farm.prediction.dataset import cached_share, measured_models

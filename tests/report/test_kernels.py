@@ -8,8 +8,8 @@ import json
 import pytest
 
 from farm.errors import NoReadings, UsageError
-from farm.estimate.query import EstimateQuery
-from farm.estimate.readings import tuples_of
+from farm.estimation.query import EstimateQuery
+from farm.estimation.readings import tuples_of
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
 from farm.prediction.dataset import datasets, measured_models

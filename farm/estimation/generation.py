@@ -20,7 +20,7 @@ from typing import Any
 from sqlmodel import Session, select
 
 from farm.errors import FarmError, UsageError
-from farm.estimate.estimate import Estimate, cost_json
+from farm.estimation.estimate import Estimate, cost_json
 from farm.prediction.stored_predictor import PredictedValue
 from farm.store import tables
 from farm.types.protocol import Variant

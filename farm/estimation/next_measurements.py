@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from farm.errors import FarmError
-from farm.estimate.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
+from farm.estimation.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
 from farm.operators.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep

@@ -16,7 +16,7 @@ from typing import Any
 from sqlmodel import Session
 
 from farm.errors import FarmError, NoReadings, UsageError
-from farm.estimate.readings import (
+from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
     card_model_named,

@@ -11,9 +11,9 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import UsageError
-from farm.estimate.estimate import Estimate, estimate
-from farm.estimate.generation import Generation, generation
-from farm.estimate.readings import card_model_named, peaks_of
+from farm.estimation.estimate import Estimate, estimate
+from farm.estimation.generation import Generation, generation
+from farm.estimation.readings import card_model_named, peaks_of
 from farm.exchange.packaged import database_of, packaged_files
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, datasets, measured_models
@@ -77,7 +77,7 @@ class EstimateQuery:
         """Estimate the cost of a model. If a predictor file cannot be read, a note names it.
 
         Raises:
-            UsageError, CaptureError: see `farm.estimate.estimate.estimate`.
+            UsageError, CaptureError: see `farm.estimation.estimate.estimate`.
         """
         model = card_model_named(session, self.card)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
@@ -111,7 +111,7 @@ class EstimateQuery:
         return None, list(dict.fromkeys(notes))
 
     def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
-        """Estimate the cost of a text; see `farm.estimate.generation.generation`."""
+        """Estimate the cost of a text; see `farm.estimation.generation.generation`."""
         return generation(session, prompt, tokens, lambda variant: self.estimate(session, variant))
 
 
