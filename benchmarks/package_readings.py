@@ -2,7 +2,8 @@
 
 Existing rows stay. The script adds valid readings of real cards by the current method from each database, with
 their jobs, captures and verdicts, without traces. It does not change the databases. Adding the same database
-again changes nothing, so run the script after every measurement.
+again changes nothing, so run the script after every measurement. At the end it writes the compressed database of all
+packaged readings. Run it without a database after a change of the database's schema.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from farm.errors import FarmError
 from farm.exchange.export import export
 from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
-from farm.exchange.packaged import FOLDER
+from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
 from farm.store.database import Database
 from farm.types.reading import METHOD
 
@@ -57,6 +58,24 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
     return new
 
 
+def compress() -> Path:
+    """Write the compressed database of all packaged exports, and remove that of earlier exports."""
+    import pyarrow
+
+    files = packaged_files()
+    target = compressed_database(files)
+    for old in FOLDER.glob("packaged-*.db.zst"):
+        old.unlink()
+    with tempfile.TemporaryDirectory() as made:
+        database, small = database_of(files, Path(made)), Path(made) / "small.db"
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql("COMMIT")
+            connection.exec_driver_sql(f"VACUUM INTO '{small}'")
+        database.close()
+        target.write_bytes(pyarrow.Codec("zstd", compression_level=19).compress(small.read_bytes(), asbytes=True))
+    return target
+
+
 def _export(path: Path, copy: Path, target: Path) -> None:
     """Export the rows to add from a copy of a database, upgraded to the current schema."""
     with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source, sqlite3.connect(copy) as sink:
@@ -72,16 +91,18 @@ def _export(path: Path, copy: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("databases", nargs="+", type=Path, metavar="DATABASE", help="SQLite files of farms")
+    parser.add_argument("databases", nargs="*", type=Path, metavar="DATABASE", help="SQLite files of farms")
     parser.add_argument("--name", default="h200", help="name of the export under farm/data (default: %(default)s)")
     asked = parser.parse_args()
     try:
-        new = add(asked.databases, FOLDER / asked.name)
+        new = add(asked.databases, FOLDER / asked.name) if asked.databases else {}
     except FarmError as error:
         sys.exit(f"{error.message} {error.next_step}")
     print(", ".join(f"{number} {table}" for table, number in new.items()), "new")
     size = sum(file.stat().st_size for file in (FOLDER / asked.name).iterdir())
     print(f"{FOLDER / asked.name}: {size / 1e6:.2f} of at most {MOST_BYTES / 1e6:.0f} MB")
+    made = compress()
+    print(f"{made}: {made.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

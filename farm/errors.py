@@ -48,6 +48,9 @@ class FarmError(Exception):
         super().__init__(self.message)
         self.next_step = next_step
 
+    def __str__(self) -> str:
+        return f"{self.message}\n→ {self.next_step}" if self.next_step else self.message
+
     def __reduce__(self):  # type: ignore[no-untyped-def]
         return (type(self), (self.message, self.next_step))
 

@@ -117,7 +117,7 @@ def measure_tuples(
     from farm.operators.cost import cost
 
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
-    chosen = _card(card)
+    chosen = own_card(card)
     how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
     found = []
     with hold_card(chosen, database) as process:
@@ -171,7 +171,7 @@ def measure_model(
         UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is invalid.
         CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
     """
-    chosen = _card(card)
+    chosen = own_card(card)
     captured = model if isinstance(model, CapturedModel) else None
     if captured is not None and compile:
         raise UsageError(
@@ -351,7 +351,8 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
     return Tuples(extraction.capture.counts, capture_id)
 
 
-def _card(wanted: str) -> Card:
+def own_card(wanted: str) -> Card:
+    """The card of this host that ``--card`` means; "" is the first GPU, else the CPU."""
     return choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])[0]
 
 

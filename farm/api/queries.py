@@ -1,20 +1,44 @@
-"""Query a database from Python: readings and calls as data frames, and the memory of a training step."""
+"""Query a database from Python: readings, estimates, comparisons, exports, and the memory of a training step.
+
+Nothing here runs on a card, and nothing needs a broker.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from sqlmodel import Session
 
 from farm.errors import UsageError
-from farm.exchange import export, filters
-from farm.exchange.packaged import database_of, packaged_files
+from farm.estimation.estimate import Estimate
+from farm.estimation.query import EstimateQuery
+from farm.estimation.readings import card_model_named, peaks_of
+from farm.exchange import export as exports
+from farm.exchange import filters
+from farm.exchange.export import Exported
+from farm.exchange.importer import Imported, import_export
+from farm.exchange.packaged import database_of, first_answer, packaged_files, packaged_named
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
+from farm.models import catalog
+from farm.operators.cost import cost
+from farm.prediction.stored_predictor import CallPrediction, NeededTuple
+from farm.report.compare import SideComparison
+from farm.report.compare import compare as compare_sides
+from farm.report.lookup import LookupRow, Sort
+from farm.report.lookup import lookup as look_up
 from farm.requests.memory import amounts_of, bytes_of
+from farm.requests.partial_request import default_dtype
 from farm.settings import settings
 from farm.store.database import Database
 from farm.training.version import versioned
+from farm.types.label import label_of
 from farm.types.protocol import Variant
+from farm.types.tuple import OperatorTuple
+
+Answer = TypeVar("Answer")
 
 
 def open_database(where: str | Path | None = None) -> Database:
@@ -64,12 +88,154 @@ def calls(database: Database, *wanted: str, card: str = "") -> Any:
 def _frame(database: Database, table: Literal["readings", "calls"], wanted: tuple[str, ...], card: str) -> Any:
     meant = filters.parse(wanted, [card] if card else ())
     with database.read() as session:
-        found = export.as_table(session, table, meant or None)
+        found = exports.as_table(session, table, meant or None)
     try:
         import pandas  # noqa: F401
     except ImportError:
         return found
     return found.to_pandas()
+
+
+def ask(database: Database | None, query: Callable[[Session], Answer], knows: Callable[[Answer], bool]) -> Answer:
+    """Query a database; without one, that of the settings and then the packaged readings, as commands do."""
+    if database is None:
+        return first_answer(query, knows, lambda line: None)
+    with database.read() as session:
+        return query(session)
+
+
+def lookup(
+    *wanted: str, card: str = "", sort: Sort = "time", limit: int = 20, database: Database | None = None
+) -> tuple[LookupRow, ...]:
+    """Return readings of an operator, as `farm lookup` shows them.
+
+    Args:
+        wanted: an operator and filters: ``farm.lookup("Conv2d", "in_channels=64", card="H200")``.
+        sort: time, energy or power (most expensive first), or age (newest first).
+        database: default: the database of the settings, then the packaged readings.
+
+    Raises:
+        UsageError, UnknownOperator: there is no such column or operator; the message suggests a similar name.
+    """
+    meant = filters.parse(wanted, [card] if card else ())
+    found, _ = ask(database, lambda session: look_up(session, meant, sort=sort, limit=limit), lambda one: one[1] > 0)
+    return found
+
+
+def estimate(
+    model: Variant | str,
+    *,
+    card: str = "",
+    batch: int | None = None,
+    torch: str = "",
+    fill: str = "auto",
+    database: Database | None = None,
+    **fields: Any,
+) -> Estimate:
+    """Estimate the cost of one pass of a model from readings, and from predictions where there are none.
+
+    Args:
+        model: a name, or a variant: ``farm.estimate("resnet50", card="H200", batch=32)``.
+        card: part of a card model's name.
+        batch: default: 32, or that of the example inputs of your own model.
+        torch: a version or its beginning. Default: the version whose readings cover most of the model.
+        fill: "auto", "roofline" or "none", as in `farm estimate --fill`.
+        database: default: the database of the settings, then the packaged readings.
+        fields: other fields of a variant, for a name, such as ``dtype="bfloat16"``.
+
+    Returns:
+        The estimate: ``time`` in us and ``energy`` in mJ with intervals; ``to_json()`` equals `farm estimate --json`.
+
+    Raises:
+        UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known about the model.
+    """
+    if isinstance(model, str):
+        name = catalog.known(model)
+        usual = {"dtype": default_dtype(name, "cuda"), **fields}
+        model = catalog.variant(name, batch or catalog.usual_batch(name, 32), **usual)
+    variant, query = versioned(model), EstimateQuery(card, torch=torch, fill=fill)
+    return ask(database, lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0)
+
+
+def predict(
+    tuples: Iterable[OperatorTuple], *, card: str, torch: str = "", database: Database | None = None
+) -> list[CallPrediction]:
+    """Predict the time and energy of operator tuples on a card, with 90 % intervals. Readings are not used.
+
+    Args:
+        tuples: such as ``farm.capture_model(model, inputs).tuples``.
+        card: part of a card model's name.
+
+    Raises:
+        UsageError: no card or several cards match, or there is no predictor for the card.
+    """
+    wanted = []
+    for spec in tuples:
+        found = cost(spec)
+        about = spec.id, spec.short_name, label_of(spec), found.flops, found.bytes
+        wanted.append(NeededTuple(*about, {"": 1}, spec.to_json(), found.output_shapes))
+    query = EstimateQuery(card, torch=torch)
+
+    def answer(session: Session) -> list[CallPrediction]:
+        model = card_model_named(session, card)
+        kind, _ = peaks_of(session, model, "float32")
+        predictor, _ = query.stored_predictor(session, model, query.protocol(kind))
+        if predictor is None:
+            raise UsageError(f"There is no predictor for {model}.", "Make one: `farm predict fit`.")
+        return list(predictor.predict(wanted, wanted).calls)
+
+    return ask(database, answer, bool)
+
+
+def compare(first: str, second: str, *, database: Database) -> SideComparison:
+    """Compare two jobs or two sets of readings, as `farm compare`. ``to_json()`` equals its ``--json``.
+
+    Args:
+        first, second: the id of a job, or filters in one text: ``"card=H200 torch=2.11"``.
+
+    Raises:
+        UsageError: a side is no job and no filter, or nothing matches.
+    """
+    with database.read() as session:
+        return compare_sides(session, first, second)
+
+
+def export(
+    target: str | Path,
+    *wanted: str,
+    database: Database,
+    card: str = "",
+    form: str | None = None,
+    traces: bool = False,
+) -> Exported:
+    """Write readings to a file, or all tables to a folder, as `farm export`.
+
+    Args:
+        target: a file (.parquet, .csv or .jsonl), or a folder.
+        wanted: filters as in `lookup`. Default: all readings.
+        form: the format of the files in a folder: parquet (default), csv or jsonl.
+        traces: also write the sampled time series.
+
+    Raises:
+        UsageError: the target cannot be written, or a filter is wrong.
+    """
+    meant = filters.parse(wanted, [card] if card else ())
+    with database.read() as session:
+        return exports.export(session, Path(target), form=form, filters=meant or None, traces=traces)
+
+
+def import_readings(source: str | Path, *, database: Database, origin: str = "") -> list[Imported]:
+    """Import the export of another farm, as `farm import`. Returns the number of rows and of new rows by table.
+
+    Args:
+        source: a file or folder of `export`; "h100" and "h200" are the packaged readings.
+        origin: the name of the exporting farm. Default: the name of the file.
+
+    Raises:
+        UsageError: a file is not an export, or damaged; then nothing is written.
+    """
+    path = Path(source)
+    return import_export(database, path if path.exists() else packaged_named(str(source)) or path, origin=origin)
 
 
 def step_memory(

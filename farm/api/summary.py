@@ -11,9 +11,9 @@ from farm.api.notebook import table
 from farm.api.queries import ask
 from farm.devices.host import discover
 from farm.errors import FarmError
-from farm.estimate.estimate import Estimate
-from farm.estimate.query import EstimateQuery
-from farm.estimate.readings import needed_of
+from farm.estimation.estimate import Estimate
+from farm.estimation.query import EstimateQuery
+from farm.estimation.readings import needed_of
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity

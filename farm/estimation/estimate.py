@@ -29,7 +29,7 @@ from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
 from farm.store.database import read_clock_s
-from farm.types.format import percent, plural
+from farm.types.format import ENERGY, TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
@@ -89,6 +89,7 @@ class Estimate:
     oldest_at_s: float | None
     notes: tuple[str, ...]
     specs: Mapping[str, Any]  # tuple id -> description of a missing tuple; not in the JSON
+    measured: Mapping[str, tuple[float, float | None]]  # tuple id -> µs and mJ of one call alone; not in the JSON
     predictor: str = ""
     predicted_us: float | None = None  # time of the missing tuples, if there is a predictor
     predicted_mj: float | None = None
@@ -98,6 +99,11 @@ class Estimate:
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
     oldest_age_s: float | None = None  # the age of the oldest reading, by the clock of the database; not in the JSON
+
+    def __repr__(self) -> str:
+        cost = f"{quantity(self.time.value, TIME)}, {quantity(self.energy.value if self.energy else None, ENERGY)}"
+        source = f"{self.covered_tuples} of {self.tuples} tuples measured"
+        return f"<Estimate {self.variant} on {self.card_model}: {cost}; {source}>"
 
     @property
     def complete(self) -> bool:
@@ -184,6 +190,7 @@ class Estimate:
         """
         left_out = (
             "specs",
+            "measured",
             "oldest_age_s",
             "measured_time",
             "measured_energy",
@@ -246,6 +253,7 @@ def estimate(
     predictor: Predictor | None = None,
     unfilled: str = "no predictor is given",
     notes: Sequence[str] = (),
+    needed: Sequence[NeededTuple] | None = None,
 ) -> Estimate:
     """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
 
@@ -258,6 +266,7 @@ def estimate(
             model needs no reading at all.
         unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
         notes: notes about the predictor; used only if tuples are missing.
+        needed: the tuples of the model; None: see `tuples_of`.
 
     Raises:
         UsageError: no card or several cards match.
@@ -267,7 +276,8 @@ def estimate(
     model = card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
-    needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, model)
+    if needed is None:
+        needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, model)
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
     if selected:
@@ -360,6 +370,7 @@ def _from_readings(
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
         notes=tuple(notes),
         specs={one.operator_id: one.spec for one in rest},
+        measured={id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from farm.estimation.readings import card_model_named, peaks_of
 from farm.exchange.packaged import database_of, packaged_files
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, datasets, measured_models
-from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
+from farm.prediction.stored_predictor import NeededTuple, Predictor, RooflinePredictor, StoredPredictor
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import tells_others
@@ -73,8 +74,11 @@ class EstimateQuery:
         launch = self.launch or ("eager" if kind == "cpu" else "graph")
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
-    def estimate(self, session: Session, variant: Variant) -> Estimate:
+    def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
         """Estimate the cost of a model. If a predictor file cannot be read, a note names it.
+
+        Args:
+            needed: the tuples of the model; None: those of a stored capture, or of a new one.
 
         Raises:
             UsageError, CaptureError: see `farm.estimation.estimate.estimate`.
@@ -89,13 +93,13 @@ class EstimateQuery:
         elif self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
-            predictor, notes = self._stored_predictor(session, model, protocol)
+            predictor, notes = self.stored_predictor(session, model, protocol)
             under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
             unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
-        given = {"protocol": protocol, "torch": self.torch, "predictor": predictor}
+        given = {"protocol": protocol, "torch": self.torch, "predictor": predictor, "needed": needed}
         return estimate(session, variant, model, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
 
-    def _stored_predictor(
+    def stored_predictor(
         self, session: Session, card_model: str, protocol: Protocol
     ) -> tuple[StoredPredictor | None, list[str]]:
         """Return the stored predictor of a card, with notes about it and about files that cannot be read."""

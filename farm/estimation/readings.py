@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy
 from sqlmodel import Session
@@ -26,6 +26,9 @@ from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
 from farm.verdict.figures import Part, ReadingView, Whole
+
+if TYPE_CHECKING:
+    from farm.training.extract import Extraction
 
 _READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
     table.__table__.c  # type: ignore[union-attr]
@@ -92,7 +95,11 @@ def tuples_of(
         )
     from farm.training.extract import extract
 
-    extracted = extract(variant, device_type=device_type)
+    return needed_of(extract(variant, device_type=device_type))
+
+
+def needed_of(extracted: Extraction) -> list[NeededTuple]:
+    """Return the tuples of an extraction, all with the data class of the protocol."""
     costs, counts, found = extracted.costs, extracted.capture.counts, []
     for id_, spec in extracted.capture.tuples.items():
         about = id_, spec.short_name, label_of(spec), costs[id_].flops, costs[id_].bytes

@@ -1,13 +1,14 @@
 """The packaged readings: exports in ``farm/data`` (one folder for each card model), queried like a database.
 
-The first query imports them into an SQLite file in the state folder. So the same queries work on them and on a farm's
-own database.
+The first query makes an SQLite file of them in the state folder. So the same queries work on them and on a farm's own
+database. The package has this file compressed; if the exports or the schema differ, the exports are imported instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -35,6 +36,15 @@ def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
     return next((path for path in packaged_files(folder) if path.stem == name), None)
 
 
+def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
+    """Return the path of the compressed database of these exports in the current schema. The file may be missing."""
+    about = hashlib.sha256(newest_schema().encode())
+    for path in files:
+        for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+            about.update(hashlib.sha256(file.read_bytes()).digest())
+    return folder / f"packaged-{about.hexdigest()[:16]}.db.zst"
+
+
 def database_of(files: Sequence[Path], cache: Path) -> Database:
     """Open a database with the contents of these exports. Create it in folder `cache` if it is missing.
 
@@ -53,9 +63,15 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
         unfinished = cache / f".{made.name}.{os.getpid()}"
         database = Database(f"sqlite:///{unfinished}")
         try:
-            database.upgrade()
-            for path in files:
-                import_export(database, path)
+            if (ready := compressed_database(files)).is_file():
+                import pyarrow
+
+                with pyarrow.input_stream(ready, compression="zstd") as stream, unfinished.open("wb") as out:
+                    shutil.copyfileobj(stream, out)
+            else:
+                database.upgrade()
+                for path in files:
+                    import_export(database, path)
             with database.engine.connect() as connection:  # one file, without a write-ahead log
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("PRAGMA journal_mode=DELETE")

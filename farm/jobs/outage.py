@@ -31,7 +31,7 @@ class Outage:
             self.lasts, self._is_news = True, False
             if time.monotonic() - self._over_s >= SAME_OUTAGE_S:
                 self._logged.clear()
-        message = str(error)
+        message = getattr(error, "message", str(error))
         # The details of a broker's error depend on the command that met it.
         cause = message.partition(": ")[0] if isinstance(error, BrokerUnreachable) else message
         if cause not in self._logged:

@@ -165,6 +165,9 @@ class SideComparison:
     tuples_only_b: tuple[ComparedRow, ...]
     kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
 
+    def __repr__(self) -> str:
+        return f"<SideComparison {self.a.text} and {self.b.text}: {len(self.tuples)} tuples on both sides>"
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")

@@ -16,6 +16,7 @@ from farm.errors import UsageError, did_you_mean
 from farm.exchange.filters import Filters, Selection, select_readings
 from farm.store import tables
 from farm.store.database import read_clock_s
+from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Trace
 
@@ -56,6 +57,10 @@ class LookupRow:
     created_at_s: float
     age_s: float
     origin: str  # the farm from which it was imported; "" if measured here
+
+    def __repr__(self) -> str:
+        cost = f"{quantity(self.time_us, TIME)}, {quantity(self.energy_mj, ENERGY)}"
+        return f"<LookupRow {self.label}: {cost} on {self.card_model}>"
 
 
 def lookup(

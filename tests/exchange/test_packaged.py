@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import func, select, update
 
 from farm.errors import FarmError
-from farm.exchange.packaged import FOLDER, packaged_files, packaged_named
+from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files, packaged_named
 from farm.models import catalog
 from farm.requests.measurement_file import load
 from farm.store import tables
@@ -37,6 +37,15 @@ def test_packaged_readings_are_small_and_by_the_current_method(name, card_model)
 
 def test_every_packaged_folder_is_found():
     assert packaged_files() == [FOLDER / "h100", FOLDER / "h200"]
+
+
+def test_the_compressed_database_has_all_packaged_readings(tmp_path, monkeypatch):
+    """If this fails, run ``python benchmarks/package_readings.py`` and commit the new file."""
+    assert list(FOLDER.glob("*.zst")) == [compressed_database(packaged_files())]
+    monkeypatch.setattr("farm.exchange.importer.import_export", None)  # it is not imported again
+    with database_of(packaged_files(), tmp_path).read() as session:
+        number = session.scalar(select(func.count()).select_from(tables.ReadingRow))
+    assert number == sum(pq.read_metadata(path / "readings.parquet").num_rows for path in packaged_files())
 
 
 def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
