@@ -24,7 +24,7 @@ from farm.estimate.readings import (
     select_for_model,
     tuples_of,
 )
-from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue, Predictor
+from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue, Predictor, StoredPredictor
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
@@ -264,7 +264,8 @@ def estimate(
         NoReadings: no tuple of the model has a reading, and there is no prediction.
         CaptureError: see `tuples_of`.
     """
-    model = card_model_named(session, card)
+    known = isinstance(predictor, StoredPredictor) and predictor.card.model == card  # it may have no reading
+    model = card if known else card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
     needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, model)
@@ -368,6 +369,7 @@ def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[Ne
     missing = [one for one in needed if one.operator_id in found.specs]
     predicted, notes = predictor.predict(missing, needed), found.notes
     calls = {one.operator_id: call for one, call in zip(missing, predicted.calls, strict=True)}
+    notes = (*(predictor.about(missing) if missing else ()), *notes)
     if found.covered_tuples and missing and predictor.software and predictor.software.id != found.software.id:
         torches = (
             f"Predictions are for torch {predictor.software.torch}, readings are from torch {found.software.torch}."

@@ -7,6 +7,7 @@ readings. Predictions have separate 90 % intervals, because predictions can be w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -114,6 +115,9 @@ class RooflinePredictor:
     software: Software | None = None
     method: int = 0
 
+    def about(self, wanted: Iterable[NeededTuple]) -> list[str]:
+        return []
+
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         times = [self.roofline.estimate_us(one.flops, one.bytes_moved) for one in wanted]
         total = sum(time * one.all_calls for time, one in zip(times, wanted, strict=True))
@@ -189,6 +193,10 @@ class StoredPredictor:
         found = map(CallPrediction, map(PredictedValue.around, times, time_widths), by_call_mj, map(bool, costs.known))
         narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
         return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
+
+    def about(self, wanted: Iterable[NeededTuple]) -> list[str]:
+        """Say what predictions of some tuples are based on, beside readings of their card model."""
+        return []
 
     def explain(self, wanted: NeededTuple) -> list[str]:
         """Describe what the predicted time of a call is based on."""
@@ -309,6 +317,15 @@ def _about(path: Path) -> dict[str, Any]:
         raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
     except ValueError as error:
         raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
+
+
+def card_models(folders: Iterable[Path]) -> list[str]:
+    """Return the card models of all predictors that can be read."""
+    found = set()
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        with contextlib.suppress(UsageError):
+            found.add((_about(path).get("circumstances") or {}).get("card_model") or "")
+    return sorted(found - {""})
 
 
 def find(
