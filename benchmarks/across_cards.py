@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from sqlmodel import Session
 
-from farm.exchange.packaged import FOLDER, database_of, packaged_files
+from farm.exchange.packaged import FOLDER, packaged_database
+from farm.operators.sweep import calibration_tuples
 from farm.prediction.calibration import SUM_FLOOR, Calibration, PredictionErrors, coverage
 from farm.prediction.dataset import (
     Dataset,
@@ -32,8 +33,7 @@ from farm.prediction.dataset import (
 )
 from farm.prediction.predictors import PREDICTORS, CallCosts
 from farm.prediction.stored_predictor import StoredPredictor
-from farm.prediction.transfer import POWER, SUM_WIDTH, TIME, SourceCosts, Transfer, _points
-from farm.settings import settings
+from farm.prediction.transfer import POWER, TIME, WIDTHS, Points, SourceCosts, Transfer
 
 CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 #: The families of models from which calibration tuples are taken.
@@ -80,7 +80,7 @@ def chosen_order(session: Session) -> list[str]:
     times, watts = (np.array([getattr(row, name) or np.nan for row in rows]) for name in ("time_us", "power_w"))
     costs = dataclasses.replace(CallCosts.empty(len(rows)), time_us=times, power_w=watts)
     nobody = np.full(len(rows), "", dtype=np.str_)
-    points = _points(data.card, data.calls, costs, nobody, nobody)
+    points = Points.of(data.card, data.calls, costs, nobody, nobody)
     weights = np.array([uses[row.call.operator_id] for row in rows], dtype=float)
     names = [row.call.operator_id for row in rows]
     candidates = [
@@ -160,7 +160,7 @@ class Comparison:
         wanted = (wanted - listed) & {call.operator_id for call in self.source.data.calls}
         source_data = self.source.data if read else self.source.data.without(wanted)
         developing = fitted.name == "family"
-        stored = StoredPredictor.of(source_data, fitted, WIDTHS)
+        stored = StoredPredictor.of(source_data, fitted, SOURCE_WIDTHS)
         costs_of = SourceCosts(stored, lambda _: source_data.rows)
         rows = [row for row in self.target.data.rows if row.call.operator_id in wanted]
         family_of = {id_: name for name, held in families_of(self.target.models).items() if name in families
@@ -193,7 +193,7 @@ class Comparison:
                 costs, counts = predict(of.calls), np.array(of.counts, dtype=float)
                 time_us, energy_mj = predicted(costs, of.cached_share, counts)
                 total = costs.sum(of.calls, of.counts, of.cached_share)
-                wide = SUM_WIDTH * np.hypot([total.time_spread, total.energy_spread], SUM_FLOOR)
+                wide = WIDTHS.sum_time * np.hypot([total.time_spread, total.energy_spread], SUM_FLOOR)
                 for name, value, width, whole in (("sum time", time_us, wide[0], model.time_us),
                                                   ("sum energy", energy_mj, wide[1], model.energy_mj)):  # fmt: skip
                     errors.add(name, np.array([value]), np.array([whole or np.nan]),
@@ -246,17 +246,18 @@ class Comparison:
         print(counts, flush=True)
 
 
-WIDTHS = Calibration(1.5, 1.5, 1.5, 3.0, 3.0, 3.0)
+SOURCE_WIDTHS = Calibration(1.5, 1.5, 1.5, 3.0, 3.0, 3.0)
 VERBOSE = "-v" in sys.argv
 
 
 def main() -> None:
-    database = database_of(packaged_files(), settings().state_dir / "packaged")
+    database = packaged_database()
     with database.read() as session:
         if sys.argv[1] == "choose":
             choose(session)
             return
-        order = chosen_order(session)
+        listed = [one.id for one in calibration_tuples()]
+        order = list(dict.fromkeys([*listed, *chosen_order(session)]))[:MOST]
         for source, target in (CARDS, CARDS[::-1]):
             fitted = None
             for read in (True, False):

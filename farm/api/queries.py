@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from farm.errors import UsageError
 from farm.exchange import export, filters
-from farm.exchange.packaged import database_of, packaged_files
+from farm.exchange.packaged import packaged_database
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import amounts_of, bytes_of
@@ -102,7 +102,7 @@ def step_memory(
     amounts = amounts_of("fast", fast) if fast else []
     bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     found = memories.memory(versioned(variant), card)
-    known = database or database_of(packaged_files(), settings().state_dir / "packaged")
+    known = database or packaged_database()
     with known.read() as session:
         found = memories.with_readings(session, found)
         read = memories.read_in_slow_memory(session, found) if amounts else None

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import ChainMap
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sqlalchemy
-from sqlmodel import Session
+from sqlmodel import Session, select
 
-from farm.errors import Ambiguous, UsageError
+from farm.errors import Ambiguous, NoDatabase, UsageError
 from farm.estimate.estimate import Estimate, estimate
 from farm.estimate.generation import Generation, generation
 from farm.estimate.readings import card_model_named, peaks_of
-from farm.exchange.packaged import database_of, packaged_files
+from farm.exchange.packaged import database_of, packaged_database, packaged_files
 from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import (
+    Conditions,
     Dataset,
     MeasuredModel,
     TrainingRow,
@@ -27,11 +29,12 @@ from farm.prediction.dataset import (
     stored_card_model,
 )
 from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
+from farm.prediction.tile_roofline import card_model
 from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import tells_others
-from farm.store.database import Database
+from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
 
 FILLS = ("auto", "none", "roofline")
@@ -103,30 +106,29 @@ class EstimateQuery:
             under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
             unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
             if predictor is None and kind == "cuda":
-                predictor, note = transferred(session, model, self.torch, protocol)
-                if predictor is None:
-                    unfilled += note
-                notes += [note] if note else []
-        given = {"protocol": protocol, "torch": self.torch, "predictor": predictor}
-        return estimate(session, variant, model, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
+                predictor, why = transferred(session, model, self.torch, protocol)
+                unfilled, notes = unfilled + why, [*notes, why] if predictor and why else notes
+            if predictor:
+                unfilled = f"the predictor is for torch {predictor.software.torch} (omit --torch to use it)"
+        given = {"protocol": protocol, "torch": self.torch, "predictor": predictor, "card_model": model}
+        return estimate(session, variant, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
 
     def _card_model(self, session: Session) -> str:
-        """Return the card model: one with readings, else one with a data sheet, for predictions alone."""
+        """Return the card model: one with readings, else the name of a data sheet, for predictions alone."""
         try:
             return card_model_named(session, self.card)
-        except Ambiguous:
-            raise
         except UsageError as error:
-            sheet = next((name for name in KNOWN_CARDS if name.lower() in self.card.lower()), "")
-            if self.fill != "auto" or not self.card:
+            if isinstance(error, Ambiguous) or self.fill != "auto" or not self.card:
                 raise
-            if not sheet:
-                sheets = f"Without readings, a card needs a data sheet: {', '.join(KNOWN_CARDS)}."
-                raise UsageError(error.message, f"{error.next_step} {sheets}") from error
-            with _packaged().read() as packaged:
-                if any(sheet in name for name in packaged.scalars(sqlalchemy.select(tables.CardRow.model))):
-                    raise  # the package has readings of it
-            return sheet
+            with packaged_database().read() as packaged:
+                known = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
+                is_here = packaged.get_bind().engine.url == session.get_bind().engine.url
+            if (sheet := sheet_of(self.card)) and sheet not in known:  # else the package has readings of it
+                return sheet
+            if sheet or not is_here:
+                raise
+            step = f"{error.next_step} Without readings, a card needs a data sheet: {', '.join(KNOWN_CARDS)}."
+            raise UsageError(error.message, step) from error
 
     def _stored_predictor(
         self, session: Session, card_model: str, protocol: Protocol
@@ -148,75 +150,54 @@ class EstimateQuery:
         return generation(session, prompt, tokens, lambda variant: self.estimate(session, variant))
 
 
-def _packaged() -> Database:
-    return database_of(packaged_files(), settings().state_dir / "packaged")
-
-
 def transferred(
-    session: Session, card_model: str, torch: str, protocol: Protocol
+    session: Session, model: str, torch: str, protocol: Protocol
 ) -> tuple[TransferredPredictor | None, str]:
-    """Return a predictor for a card model that has none, from the most similar one, and a note; or why not.
-
-    It uses the readings of both card models in the database and in the package.
-    """
-    if not sheet_of(card_model):
+    """Return a predictor for a card model that has none, from the most similar card model, with a note; or why not."""
+    target = stored_card_model(session, model)
+    measured = target != card_model(target.kind, model)  # its card has a fingerprint
+    if not measured and not sheet_of(model):
         return None, f", and no data sheet, so no other card predicts it (there are sheets of {', '.join(KNOWN_CARDS)})"
-    folders = stored_predictor.folders()
-    found = list[StoredPredictor]()
-    for name in set(stored_predictor.card_models(folders)) - {card_model}:
+    folders, found = stored_predictor.folders(), list[StoredPredictor]()
+    for name in stored_predictor.card_models(folders):
         with contextlib.suppress(UsageError):
             one = stored_predictor.find(folders, name, torch, protocol.launch, protocol.tf32)
             found += [one] if one and one.card.kind == "cuda" else []
-    usable = [one for one in found if one.software.torch.startswith(torch)]
-    if not usable:
-        versions = ", ".join(sorted({one.software.torch for one in found}))
-        other = f"; the predictors of other cards are for torch {versions}: omit --torch to use them"
-        return None, other if found else ""
-    target = stored_card_model(session, card_model)
-    source = min(usable, key=lambda one: (distance(one.card, target), one.card.model))
-    prints = sqlalchemy.select(tables.CardRow.fingerprint).where(tables.CardRow.model == card_model)
-    if not any(session.scalars(prints)):
-        target = data_sheet_model(source.card, card_model)
-    own, rows = _rows(session, card_model, source)
-    cards = {row.card_id for row in own}
-    note = ""
-    if not rows and (others := {one.conditions.software.torch for one in datasets(session, card_model)}):
+    if not found:
+        return None, ""
+    usual = [one for one in found if one.software.torch.startswith(torch)] or found
+    source = min(usual, key=lambda one: (distance(one.card, target), one.card.model))
+    target = target if measured else data_sheet_model(source.card, model)
+    its_torch, (own, packaged) = source.software.torch, _rows(model, source)
+    rows, cards, note = {**packaged, **own}, {row.card_id for id_, row in own.items() if id_ not in packaged}, ""
+    if not rows and (others := {one.conditions.software.torch for one in datasets(session, model)} - {its_torch}):
         note = (
-            f"The readings of {card_model} are for torch {', '.join(sorted(others))}, and the predictor of "
-            f"{source.card.model} for torch {source.software.torch}, so they do not calibrate it. Measure with that "
+            f"The readings of {model} are for torch {', '.join(sorted(others))}, and the predictor of "
+            f"{source.card.model} for torch {its_torch}, so they do not calibrate it. Measure with that "
             "version, or fit a predictor to the readings: `farm predict fit`."
         )
-    costs = SourceCosts(source, lambda ids: _rows(session, source.card.model, source, ids)[1])
-    card_id = cards.pop() if len(cards) == 1 else ""
-    return TransferredPredictor.fit(costs, target, rows, card_id), note
+    costs = SourceCosts(source, lambda ids: ChainMap(*_rows(source.card.model, source, ids)).values())
+    return TransferredPredictor.fit(costs, target, list(rows.values()), cards.pop() if len(cards) == 1 else ""), note
 
 
 def _rows(
-    session: Session, card_model: str, source: StoredPredictor, only: Collection[str] | None = None
-) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Return the readings of a card model that fit a predictor: those that only this database has; then all.
+    card_model: str, source: StoredPredictor, only: Collection[str] | None = None
+) -> list[dict[str, TrainingRow]]:
+    """Return the readings of a card model that fit a predictor, by id: of the own database, and of the package.
 
-    The second list includes the readings of the package. ``only``: ids of tuples.
+    ``only``: ids of tuples; None: all tuples.
     """
-    wanted = (source.method, source.software.torch, source.conditions.protocol)
 
-    def rows(at: Session) -> list[TrainingRow]:
-        found = datasets(at, card_model, source.card, only)
-        alike = (
-            one
-            for one in found
-            if (about := one.conditions) and (about.method, about.software.torch, about.protocol) == wanted
-        )
-        return [row for one in alike for row in one.rows]
+    def key(of: Conditions) -> tuple[int, str, Protocol]:
+        return of.method, of.software.torch, of.protocol
 
-    packaged, here = _packaged(), rows(session)
-    if session.get_bind().engine.url == packaged.engine.url:
-        return [], here
-    with packaged.read() as there:
-        theirs = rows(there)
-    known = {row.reading_id for row in theirs}
-    own = [row for row in here if row.reading_id not in known]
-    return own, own + theirs
+    found: list[dict[str, TrainingRow]] = [{}, {}]
+    for rows, database in zip(found, (open_database, packaged_database), strict=True):
+        with contextlib.suppress(NoDatabase), database().read() as session:
+            for one in datasets(session, card_model, source.card, only):
+                if key(one.conditions) == key(source.conditions):
+                    rows |= {row.reading_id: row for row in one.rows}
+    return found
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:

@@ -422,9 +422,8 @@ def card_named(word: str) -> str:
     Raises:
         UsageError: no card matches; the message suggests the nearest name.
     """
-    for name in KNOWN_CARDS:
-        if name.lower() in word.lower():
-            return name
+    if name := sheet_of(word):
+        return name
     near = did_you_mean(word, KNOWN_CARDS)
     raise UsageError(f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}.")
 

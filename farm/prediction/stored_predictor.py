@@ -95,12 +95,15 @@ class Predictions:
     """Calls in the order of the request, and their sum.
 
     `narrowing`: indices of the calls; first the call whose reading would narrow the interval of the sum most.
+    `transfer`: what predictions from another card model are based on, with `notes` in words.
     """
 
     calls: tuple[CallPrediction, ...]
     time_us: PredictedValue
     energy_mj: PredictedValue | None = None
     narrowing: tuple[int, ...] = ()
+    transfer: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,6 @@ class RooflinePredictor:
     name: str = "roofline"
     software: Software | None = None
     method: int = 0
-
-    def about(self, wanted: Iterable[NeededTuple]) -> list[str]:
-        return []
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         times = [self.roofline.estimate_us(one.flops, one.bytes_moved) for one in wanted]
@@ -193,10 +193,6 @@ class StoredPredictor:
         found = map(CallPrediction, map(PredictedValue.around, times, time_widths), by_call_mj, map(bool, costs.known))
         narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
         return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
-
-    def about(self, wanted: Iterable[NeededTuple]) -> list[str]:
-        """Say what predictions of some tuples are based on, beside readings of their card model."""
-        return []
 
     def explain(self, wanted: NeededTuple) -> list[str]:
         """Describe what the predicted time of a call is based on."""
@@ -319,13 +315,13 @@ def _about(path: Path) -> dict[str, Any]:
         raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
 
 
-def card_models(folders: Iterable[Path]) -> list[str]:
+def card_models(folders: Iterable[Path]) -> set[str]:
     """Return the card models of all predictors that can be read."""
     found = set()
     for path in (path for folder in folders for path in folder.glob("*.json")):
         with contextlib.suppress(UsageError):
-            found.add((_about(path).get("circumstances") or {}).get("card_model") or "")
-    return sorted(found - {""})
+            found.add(str((_about(path).get("circumstances") or {}).get("card_model")))
+    return found
 
 
 def find(
