@@ -4,7 +4,8 @@
 
 `t_source` is the source card's reading of the same tuple, else its prediction. The ratio weights the bandwidths, peak
 rates and launch times of both cards by what bounds the call on the source card. The process learns how far the target's
-readings differ from that. Its kernel has few constants, chosen with pairs of readings of two card models. Power is predicted in the same way. Readings of one card share an offset.
+readings differ from that. Its kernel has few constants, chosen with pairs of readings of two card models. Power is
+predicted in the same way. Readings of one card share an offset.
 """
 
 from __future__ import annotations
