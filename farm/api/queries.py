@@ -14,12 +14,12 @@ from sqlmodel import Session
 from farm.errors import UsageError
 from farm.estimation.estimate import Estimate
 from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import card_model_named, peaks_of
+from farm.estimation.readings import peaks_of
 from farm.exchange import export as exports
 from farm.exchange import filters
 from farm.exchange.export import Exported
 from farm.exchange.importer import Imported, import_export
-from farm.exchange.packaged import database_of, first_answer, packaged_files, packaged_named
+from farm.exchange.packaged import first_answer, packaged_database, packaged_named
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.models import catalog
@@ -177,11 +177,11 @@ def predict(
     query = EstimateQuery(card, torch=torch)
 
     def answer(session: Session) -> list[CallPrediction]:
-        model = card_model_named(session, card)
+        model = query.card_model(session)
         kind, _ = peaks_of(session, model, "float32")
-        predictor, _ = query.stored_predictor(session, model, query.protocol(kind))
+        predictor, _, why = query.predictor(session, model, query.protocol(kind), kind)
         if predictor is None:
-            raise UsageError(f"There is no predictor for {model}.", "Make one: `farm predict fit`.")
+            raise UsageError(f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`.")
         return list(predictor.predict(wanted, wanted).calls)
 
     return ask(database, answer, bool)
@@ -268,7 +268,7 @@ def step_memory(
     amounts = amounts_of("fast", fast) if fast else []
     bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     found = memories.memory(versioned(variant), card)
-    known = database or database_of(packaged_files(), settings().state_dir / "packaged")
+    known = database or packaged_database()
     with known.read() as session:
         found = memories.with_readings(session, found)
         read = memories.read_in_slow_memory(session, found) if amounts else None

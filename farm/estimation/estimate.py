@@ -96,6 +96,7 @@ class Estimate:
     total_time: PredictedValue | None = None  # readings and predictions together
     total_energy: PredictedValue | None = None
     narrowing: tuple[str, ...] = ()  # ids of missing tuples; the one that would narrow the total most is first
+    transfer: Mapping[str, Any] | None = None  # what predictions from another card model are based on
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
     oldest_age_s: float | None = None  # the age of the oldest reading, by the clock of the database; not in the JSON
@@ -248,6 +249,7 @@ def estimate(
     variant: Variant,
     card: str = "",
     *,
+    card_model: str = "",
     protocol: Protocol | None = None,
     torch: str = "",
     predictor: Predictor | None = None,
@@ -259,6 +261,7 @@ def estimate(
 
     Args:
         card: part of the card model's name.
+        card_model: its whole name instead; it may be without readings.
         protocol: launch, residency and numeric flags; None: the defaults of the card. Its data class is ignored:
             each call uses a reading with its own data class, or with another class if there is none.
         torch: a version or its beginning; "": the version whose readings cover most of the model.
@@ -273,7 +276,7 @@ def estimate(
         NoReadings: no tuple of the model has a reading, and there is no prediction.
         CaptureError: see `tuples_of`.
     """
-    model = card_model_named(session, card)
+    model = card_model or card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
     if needed is None:
@@ -379,6 +382,7 @@ def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[Ne
     missing = [one for one in needed if one.operator_id in found.specs]
     predicted, notes = predictor.predict(missing, needed), found.notes
     calls = {one.operator_id: call for one, call in zip(missing, predicted.calls, strict=True)}
+    notes = (*(predicted.notes if missing else ()), *notes)
     if found.covered_tuples and missing and predictor.software and predictor.software.id != found.software.id:
         torches = (
             f"Predictions are for torch {predictor.software.torch}, readings are from torch {found.software.torch}."
@@ -394,6 +398,7 @@ def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[Ne
         total_energy=_total(measured_energy, predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0)),
         narrowing=tuple(missing[place].operator_id for place in predicted.narrowing),
         missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in found.missing),
+        transfer=predicted.transfer if missing else None,
         notes=notes,
     )
 

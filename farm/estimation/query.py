@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sqlalchemy
-from sqlmodel import Session
+from sqlmodel import Session, select
 
-from farm.errors import UsageError
+from farm.errors import Ambiguous, NoDatabase, UsageError
 from farm.estimation.estimate import Estimate, estimate
 from farm.estimation.generation import Generation, generation
 from farm.estimation.readings import card_model_named, peaks_of
-from farm.exchange.packaged import database_of, packaged_files
+from farm.exchange.packaged import database_of, packaged_database, packaged_files
+from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
-from farm.prediction.dataset import Dataset, MeasuredModel, datasets, measured_models
+from farm.prediction.dataset import (
+    Conditions,
+    Dataset,
+    MeasuredModel,
+    TrainingRow,
+    datasets,
+    measured_models,
+    stored_card_model,
+)
 from farm.prediction.stored_predictor import NeededTuple, Predictor, RooflinePredictor, StoredPredictor
+from farm.prediction.tile_roofline import card_model
+from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import tells_others
-from farm.store.database import Database
+from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
 
 FILLS = ("auto", "none", "roofline")
@@ -83,7 +95,7 @@ class EstimateQuery:
         Raises:
             UsageError, CaptureError: see `farm.estimation.estimate.estimate`.
         """
-        model = card_model_named(session, self.card)
+        model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
@@ -93,13 +105,49 @@ class EstimateQuery:
         elif self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
-            predictor, notes = self.stored_predictor(session, model, protocol)
-            under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
-            unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
-        given = {"protocol": protocol, "torch": self.torch, "predictor": predictor, "needed": needed}
-        return estimate(session, variant, model, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
+            predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
+        given = {
+            "protocol": protocol,
+            "torch": self.torch,
+            "predictor": predictor,
+            "card_model": model,
+            "needed": needed,
+        }
+        return estimate(session, variant, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
 
-    def stored_predictor(
+    def predictor(
+        self, session: Session, model: str, protocol: Protocol, kind: str
+    ) -> tuple[StoredPredictor | TransferredPredictor | None, list[str], str]:
+        """Return the predictor of a card model, or one from another card model; notes; and why a tuple has no value."""
+        found: StoredPredictor | TransferredPredictor | None
+        found, notes = self._stored_predictor(session, model, protocol)
+        under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
+        unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
+        if found is None and kind == "cuda":
+            found, why = transferred(session, model, self.torch, protocol)
+            unfilled, notes = unfilled + why, [*notes, why] if found and why else notes
+        if found:
+            unfilled = f"the predictor is for torch {found.software.torch} (omit --torch to use it)"
+        return found, notes, unfilled
+
+    def card_model(self, session: Session) -> str:
+        """Return the card model: one with readings, else the name of a data sheet, for predictions alone."""
+        try:
+            return card_model_named(session, self.card)
+        except UsageError as error:
+            if isinstance(error, Ambiguous) or self.fill != "auto" or not self.card:
+                raise
+            with packaged_database().read() as packaged:
+                known = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
+                is_here = packaged.get_bind().engine.url == session.get_bind().engine.url
+            if (sheet := sheet_of(self.card)) and sheet not in known:  # else the package has readings of it
+                return sheet
+            if sheet or not is_here:
+                raise
+            step = f"{error.next_step} Without readings, a card needs a data sheet: {', '.join(KNOWN_CARDS)}."
+            raise UsageError(error.message, step) from error
+
+    def _stored_predictor(
         self, session: Session, card_model: str, protocol: Protocol
     ) -> tuple[StoredPredictor | None, list[str]]:
         """Return the stored predictor of a card, with notes about it and about files that cannot be read."""
@@ -117,6 +165,56 @@ class EstimateQuery:
     def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
         """Estimate the cost of a text; see `farm.estimation.generation.generation`."""
         return generation(session, prompt, tokens, lambda variant: self.estimate(session, variant))
+
+
+def transferred(
+    session: Session, model: str, torch: str, protocol: Protocol
+) -> tuple[TransferredPredictor | None, str]:
+    """Return a predictor for a card model that has none, from the most similar card model, with a note; or why not."""
+    target = stored_card_model(session, model)
+    measured = target != card_model(target.kind, model)  # its card has a fingerprint
+    if not measured and not sheet_of(model):
+        return None, f", and no data sheet, so no other card predicts it (there are sheets of {', '.join(KNOWN_CARDS)})"
+    folders, found = stored_predictor.folders(), list[StoredPredictor]()
+    for name in stored_predictor.card_models(folders):
+        with contextlib.suppress(UsageError):
+            one = stored_predictor.find(folders, name, torch, protocol.launch, protocol.tf32)
+            found += [one] if one and one.card.kind == "cuda" else []
+    if not found:
+        return None, ""
+    usual = [one for one in found if one.software.torch.startswith(torch)] or found
+    source = min(usual, key=lambda one: (distance(one.card, target), one.card.model))
+    target = target if measured else data_sheet_model(source.card, model)
+    its_torch, (own, packaged) = source.software.torch, _rows(model, source)
+    rows, cards, note = {**packaged, **own}, {row.card_id for id_, row in own.items() if id_ not in packaged}, ""
+    if not rows and (others := {one.conditions.software.torch for one in datasets(session, model)} - {its_torch}):
+        note = (
+            f"The readings of {model} are for torch {', '.join(sorted(others))}, and the predictor of "
+            f"{source.card.model} for torch {its_torch}, so they do not calibrate it. Measure with that "
+            "version, or fit a predictor to the readings: `farm predict fit`."
+        )
+    costs = SourceCosts(source, lambda ids: ChainMap(*_rows(source.card.model, source, ids)).values())
+    return TransferredPredictor.fit(costs, target, list(rows.values()), cards.pop() if len(cards) == 1 else ""), note
+
+
+def _rows(
+    card_model: str, source: StoredPredictor, only: Collection[str] | None = None
+) -> list[dict[str, TrainingRow]]:
+    """Return the readings of a card model that fit a predictor, by id: of the own database, and of the package.
+
+    ``only``: ids of tuples; None: all tuples.
+    """
+
+    def key(of: Conditions) -> tuple[int, str, Protocol]:
+        return of.method, of.software.torch, of.protocol
+
+    found: list[dict[str, TrainingRow]] = [{}, {}]
+    for rows, database in zip(found, (open_database, packaged_database), strict=True):
+        with contextlib.suppress(NoDatabase), database().read() as session:
+            for one in datasets(session, card_model, source.card, only):
+                if key(one.conditions) == key(source.conditions):
+                    rows |= {row.reading_id: row for row in one.rows}
+    return found
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:

@@ -70,7 +70,8 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
     """Return the kind of a card model and its peaks: the measured peaks of its fingerprint, else its data sheet's."""
     cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == card_model)).all()
     fingerprint = next((row.fingerprint for row in cards if row.fingerprint), None)
-    return cards[0].kind, roofline_of(cards[0].kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
+    kind = cards[0].kind if cards else "cuda"  # only GPUs have data sheets
+    return kind, roofline_of(kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
 
 
 def tuples_of(

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sqlmodel import Session
 
-from farm.errors import Ambiguous, FarmError, NoDatabase, UsageError
+from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UsageError
 from farm.settings import make_private, settings
 from farm.store.database import Database, newest_schema, open_database
 
@@ -84,6 +84,11 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
     return Database(f"sqlite:///{made}")
 
 
+def packaged_database() -> Database:
+    """Open the database of the packaged readings. `database_of` creates it if it is missing."""
+    return database_of(packaged_files(), settings().state_dir / "packaged")
+
+
 def first_answer(
     ask: Callable[[Session], Answer], knows: Callable[[Answer], bool], say: Callable[[str], None]
 ) -> Answer:
@@ -110,7 +115,7 @@ def first_answer(
             raise
         problem = error
     try:
-        with database_of(files, settings().state_dir / "packaged").read() as session:
+        with packaged_database().read() as session:
             answers.append(ask(session))
         if knows(answers[-1]):
             say("Using the packaged readings: your own database has no readings for this.")
@@ -127,7 +132,8 @@ def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
     """Choose the error to raise if neither the own database nor the packaged readings have an answer."""
     from farm.exchange.filters import NO_READINGS
 
-    if not isinstance(own, UsageError) or own.next_step == NO_READINGS:
+    knows_more = isinstance(packaged, NoReadings) and not isinstance(own, NoReadings)  # it has that card or operator
+    if not isinstance(own, UsageError) or own.next_step == NO_READINGS or knows_more:
         return packaged
     suggests = ["Did you mean" in error.next_step for error in (own, packaged)]
     if own.message != packaged.message or suggests[0] or own.next_step == packaged.next_step:

@@ -17,7 +17,7 @@ from farm.memory_report.plans import offload_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
-from farm.operators.roofline import KNOWN_CARDS, roofline_of
+from farm.operators.roofline import KNOWN_CARDS, roofline_of, sheet_of
 from farm.prediction.stored_predictor import NeededTuple
 from farm.report import report as reports
 from farm.requests.memory import Amount
@@ -416,20 +416,14 @@ def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = N
     return StepMemory(variant, times, _life(capture, costs, times), costs)
 
 
-def sheet_of(model: str) -> str:
-    """Return the name of the data sheet for a card model; "" if there is none."""
-    return next((name for name in KNOWN_CARDS if name in model), "")
-
-
 def card_named(word: str) -> str:
     """Return the card with a data sheet whose name is part of `word`.
 
     Raises:
         UsageError: no card matches; the message suggests the nearest name.
     """
-    for name in KNOWN_CARDS:
-        if name.lower() in word.lower():
-            return name
+    if name := sheet_of(word):
+        return name
     near = did_you_mean(word, KNOWN_CARDS)
     raise UsageError(f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}.")
 

@@ -66,9 +66,14 @@ _GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)
 _CPU = DataSheet(1e11, 1e11, 1e11, 2e10, 8.0, 1, 32 << 20, 200.0)
 
 
+def sheet_of(model: str) -> str:
+    """The name of the data sheet for a card model; "" if there is none."""
+    return next((name for name in KNOWN_CARDS if name.lower() in model.lower()), "")
+
+
 def data_sheet(card_kind: str, card_model: str) -> DataSheet:
     """The data sheet of a card model; typical values for unknown ones."""
-    return _CPU if card_kind == "cpu" else next((p for name, p in _CARDS if name in card_model), _GENERIC_GPU)
+    return _CPU if card_kind == "cpu" else dict(_CARDS).get(sheet_of(card_model), _GENERIC_GPU)
 
 
 def roofline_of(

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,6 +68,7 @@ class TrainingRow:
     fetching_us: float  # part of the time: loading weights that a small model finds in the cache
     flags: tuple[str, ...]
     kernels: tuple[str, ...]  # known only after measuring, so never a feature
+    card_id: str = ""  # cards of one model differ; not a feature
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ class Dataset:
         return pandas.DataFrame.from_records(list(self.records()))
 
 
-_FIGURES = [field.name for field in dataclasses.fields(TrainingRow) if field.name not in ("call", "flags", "kernels")]
+_NO_FIGURES = ("call", "flags", "kernels", "card_id")
+_FIGURES = [field.name for field in dataclasses.fields(TrainingRow) if field.name not in _NO_FIGURES]
 _TABLES: tuple[Any, ...] = (tables.ReadingRow, tables.Operator, tables.CardRow, tables.SoftwareRow)
 _TABLES += (tables.ProtocolRow, tables.Capture, tables.Call, tables.ModelVariant)
 _READING, _OPERATOR, _CARD, _SOFTWARE, _PROTOCOL, _CAPTURE, _CALL, _VARIANT = (one.__table__.c for one in _TABLES)
@@ -135,21 +137,36 @@ def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
     return Protocol(**{**spec, "data": "normal", "grad": False})
 
 
-def _sound_readings(session: Session, model: str, subject_kind: str) -> Iterator[Any]:
+def _sound_readings(
+    session: Session, model: str, subject_kind: str, only: Collection[str] | None = None
+) -> Iterator[Any]:
     """Yield the usable readings of a card model, oldest first: without simulations and studies."""
     names = ["id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"]
-    names += ["energy_half_width_mj", "flags", "details", "kernels", "created_at_s"]
-    about = (_READING.card_model == model, _READING.subject_kind == subject_kind, _READING.simulated.is_(False))
+    names += ["energy_half_width_mj", "flags", "details", "kernels", "card_id", "created_at_s"]
+    about = [_READING.card_model == model, _READING.subject_kind == subject_kind, _READING.simulated.is_(False)]
+    about += [_READING.subject_id.in_(only)] if only is not None else []
     query = sqlalchemy.select(*(_READING[name] for name in names)).where(*about)
     for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
         if row.method is not None and tells_others(row.flags):
             yield row
 
 
-def datasets(session: Session, model: str) -> list[Dataset]:
-    """Return all usable readings of a card model (stored name): one data set by `Conditions`, the largest first."""
+def stored_card_model(session: Session, model: str) -> CardModel:
+    """Build a card model from the fingerprints of its cards in the database and from its data sheet."""
     cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
-    card = card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
+    return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
+
+
+def datasets(
+    session: Session, model: str, described_for: CardModel | None = None, only: Collection[str] | None = None
+) -> list[Dataset]:
+    """Return all usable readings of a card model (stored name): one data set by `Conditions`, the largest first.
+
+    Args:
+        described_for: describe the calls for this card model instead.
+        only: ids of tuples; None: all tuples.
+    """
+    card = described_for or stored_card_model(session, model)
     software = {
         row.id: Software(**{name: value for name, value in row._mapping.items() if name != "id"})
         for row in session.execute(sqlalchemy.select(*_SOFTWARE))
@@ -161,7 +178,7 @@ def datasets(session: Session, model: str) -> list[Dataset]:
     def conditions_of(method: int, software_id: str, protocol_id: str) -> Conditions:
         return Conditions(model, software[software_id], method, _plain_protocol(protocols[protocol_id]))
 
-    for row in _sound_readings(session, model, "operator"):
+    for row in _sound_readings(session, model, "operator", only):
         conditions = conditions_of(row.method, row.software_id, row.protocol_id)
         data = protocols[row.protocol_id]["data"]
         # Predictions cover fast memory only; the values of data that was copied from a compiled model are unknown.
@@ -208,6 +225,7 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
         fetching_us=fetching_us,
         flags=tuple(row.flags or ()),
         kernels=tuple(sorted(row.kernels or ())),
+        card_id=row.card_id or "",
     )
 
 

@@ -7,6 +7,7 @@ readings. Predictions have separate 90 % intervals, because predictions can be w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -94,12 +95,15 @@ class Predictions:
     """Calls in the order of the request, and their sum.
 
     `narrowing`: indices of the calls; first the call whose reading would narrow the interval of the sum most.
+    `transfer`: what predictions from another card model are based on, with `notes` in words.
     """
 
     calls: tuple[CallPrediction, ...]
     time_us: PredictedValue
     energy_mj: PredictedValue | None = None
     narrowing: tuple[int, ...] = ()
+    transfer: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -309,6 +313,15 @@ def _about(path: Path) -> dict[str, Any]:
         raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
     except ValueError as error:
         raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
+
+
+def card_models(folders: Iterable[Path]) -> set[str]:
+    """Return the card models of all predictors that can be read."""
+    found = set()
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        with contextlib.suppress(UsageError):
+            found.add(str((_about(path).get("circumstances") or {}).get("card_model")))
+    return found
 
 
 def find(

@@ -211,7 +211,7 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
     assert "farm export" in older.stderr
     with database.engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{newest_schema()}'")
-    unread = farm("estimate", "vgg11", "-b", "4", "--dtype", "float16", "--card", "H100")
+    unread = farm("estimate", "vgg11", "-b", "4", "--dtype", "float16", "--card", "H100", "--fill", "none")
     assert "has a reading on NVIDIA H100" in unread.stderr
     assert "farm run vgg11 --batch 4 --input-size 224 --dtype float16 --launch graph --data seen;" in unread.stderr
     unknown = farm("estimate", "resnet18", "--card", "X1").stderr

@@ -27,7 +27,7 @@ from farm.requests.memory import memory_need
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
+from farm.types.protocol import Protocol, Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -324,14 +324,13 @@ def test_tokens_of_a_model_include_predictions(own, database):
 
 
 def test_a_card_without_a_predictor_has_an_incomplete_sum(own, database):
-    filled.fill(
-        database, card="GPU-1", model="NVIDIA A100", leave_out=lambda spec: spec.short_name == "Linear", whole=False
-    )
-    arguments = (*MODEL[:-1], "A100")
+    about = {"card": "GPU-1", "model": "NVIDIA A100", "protocol": Protocol(launch="eager"), "whole": False}
+    filled.fill(database, leave_out=lambda spec: spec.short_name == "Linear", **about)
+    arguments = (*MODEL[:-1], "A100", "--launch", "eager")
     said = own(*arguments)
     assert "at least" in said.stdout.splitlines()[1]
     assert "(95 % interval): sum of" in " ".join(said.stdout.split())
-    assert "there is no predictor for NVIDIA A100 under graph launch" in " ".join(said.stdout.split())
+    assert "there is no predictor for NVIDIA A100 under eager launch" in " ".join(said.stdout.split())
     told = json.loads(own(*arguments, "--json").stdout)
     assert (told["complete"], told["time_us"]) == (False, told["measured_time_us"])
     assert "no predictor for NVIDIA A100" in told["incomplete_reason"]
@@ -371,3 +370,67 @@ def test_a_prompt_fills_a_cache_of_its_length():
     assert memory_need(decode, 2 * 10**9, 10**10, 10**6).cache_bytes == need.cache_bytes
     assert need.cards == 2
     assert memory_need(prompt, 10**11, 10**10, 10**6).needed_bytes is None  # surely fits: nothing is built
+
+
+@pytest.fixture
+def transferred(own, database, monkeypatch):
+    """A database with readings and a predictor of an H200. The package is empty."""
+    for module in ("estimate.query", "exchange.packaged"):
+        monkeypatch.setattr(f"farm.{module}.packaged_files", list)
+    return own
+
+
+def calibrate(database, model, card="GPU-1", **more):
+    """Add readings of few tuples of another model."""
+    leave_out = lambda spec: spec.short_name not in ("ReLU", "BatchNorm2d")  # noqa: E731
+    filled.fill(database, model=model, card=card, leave_out=leave_out, whole=False, prefix=card, **more)
+
+
+def test_readings_of_another_card_calibrate_its_predictions(transferred, database):
+    model = "NVIDIA H100 80GB HBM3"
+    other = dataclasses.replace(filled.VARIANT, batch=3)
+    calibrate(database, model, variant=other, slower=1.1)
+    arguments = (*MODEL[:-1], "H100")
+    found = json.loads(transferred(*arguments, "--json").stdout)
+    assert (found["card_model"], found["covered_tuples"], found["basis"]) == (model, 0, "sum")
+    about = found["transfer"]
+    assert (about["source_card"], about["card"]) == ("NVIDIA H200", "GPU-1")
+    assert 5 < about["readings"] < 40
+    assert "convolution" in " ".join(about["families_without"])
+    assert found["time_low_us"] < found["time_us"] < found["time_high_us"]
+    assert found["predicted_mj"] > 0
+    said = " ".join(transferred(*arguments).stdout.split())
+    assert f"they are transferred from NVIDIA H200 and calibrated with {about['readings']} readings of {model}" in said
+    assert "for the card GPU-1." in said
+    assert f"Wider intervals, because {model} has no reading of these families:" in said
+    calibrate(database, model, "GPU-2", variant=dataclasses.replace(other, batch=4))
+    assert json.loads(transferred(*arguments, "--json").stdout)["transfer"]["card"] == ""  # any of the two
+
+
+def test_a_card_without_readings_is_predicted_from_its_data_sheet(transferred):
+    h200 = json.loads(transferred(*MODEL, "--json").stdout)
+    found = json.loads(transferred(*MODEL[:-1], "b200", "--json").stdout)
+    assert (found["card_model"], found["covered_tuples"], h200["transfer"]) == ("B200", 0, None)
+    assert found["transfer"]["readings"] == 0
+    assert found["time_us"] < h200["time_us"]
+    assert found["time_high_us"] / found["time_low_us"] > h200["time_high_us"] / h200["time_low_us"]
+    assert "`farm calibrate` on the card" in " ".join(transferred(*MODEL[:-1], "B200").stdout.split())
+
+
+def test_a_card_that_cannot_be_predicted_is_refused_with_a_next_step(transferred, database):
+    for words, message, step in (
+        (("Radeon",), "no readings of a card 'Radeon'", "Choose a card that has readings: NVIDIA H200."),
+        (("B200", "--torch", "2.5"), "the predictor is for torch 2.11.0+cu130 (omit --torch", "Measure the model"),
+        (("B200", "--tf32"), "there is no predictor for B200 under graph launch with TF32", "Measure the model"),
+    ):
+        said = transferred(*MODEL[:-1], *words)
+        assert (said.code, said.stdout) == (2, "")
+        assert message in said.stderr
+        assert step in said.stderr
+
+
+def test_readings_with_another_torch_calibrate_nothing_and_are_named(transferred, database):
+    calibrate(database, "NVIDIA H100", software=dataclasses.replace(filled.SOFTWARE, torch="2.12.0"))
+    found = json.loads(transferred(*MODEL[:-1], "H100", "--json").stdout)
+    assert found["transfer"]["readings"] == 0
+    assert any("The readings of NVIDIA H100 are for torch 2.12.0" in note for note in found["notes"])
