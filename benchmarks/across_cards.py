@@ -10,6 +10,7 @@ tuples and whole models of the other families.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -33,7 +34,7 @@ from farm.prediction.dataset import (
 )
 from farm.prediction.predictors import PREDICTORS, CallCosts
 from farm.prediction.stored_predictor import StoredPredictor
-from farm.prediction.transfer import POWER, TIME, WIDTHS, Points, SourceCosts, Transfer
+from farm.prediction.transfer import POWER, TIME, WIDTHS, Points, SourceCosts, TransferredPredictor
 
 CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 #: The families of models from which calibration tuples are taken.
@@ -221,7 +222,10 @@ class Comparison:
         allowed = [id_ for id_ in self.order if id_ in listed and id_ not in wanted]
         for number in NUMBERS:
             used = [row for id_ in allowed[:number] for row in listed_rows.get(id_, [])]
-            add(f"transfer, {len(used) if VERBOSE else number} tuples", Transfer.fit(costs_of, self.card, used).predict)
+            add(
+                f"transfer, {len(used) if VERBOSE else number} tuples",
+                TransferredPredictor.fit(costs_of, self.card, used).costs,
+            )
             if number >= 30 and not developing:
                 ids = {row.call.operator_id for row in used}
                 alone = self.own.data.where(
@@ -251,9 +255,13 @@ VERBOSE = "-v" in sys.argv
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("choose", "develop", "evaluate"))
+    parser.add_argument("-v", action="store_true", help="print the error of each sum")
+    action = parser.parse_args().action
     database = packaged_database()
     with database.read() as session:
-        if sys.argv[1] == "choose":
+        if action == "choose":
             choose(session)
             return
         listed = [one.id for one in calibration_tuples()]
@@ -262,7 +270,7 @@ def main() -> None:
             fitted = None
             for read in (True, False):
                 one = Comparison(session, source, target, order)
-                if sys.argv[1] == "develop":
+                if action == "develop":
                     if not read:
                         continue
                     fitted = PREDICTORS["family"].fit(one.source.data)

@@ -29,7 +29,7 @@ from farm.prediction import call_features
 from farm.prediction.calibration import SUM_FLOOR, Calibration
 from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.dataset import Conditions, Dataset, cached_share
-from farm.prediction.predictors import FittedPredictor
+from farm.prediction.predictors import CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
 from farm.types import protocol as protocols
@@ -173,10 +173,13 @@ class StoredPredictor:
             for one in wanted
         ]
 
+    def costs(self, calls: Sequence[CallDescription]) -> CallCosts:
+        return self.fitted.predict(calls)
+
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         """``model``: all tuples of the model, from which the cached share of its weights is estimated."""
         calls, counts, wide = self.described(wanted), [one.all_calls for one in wanted], self.calibration
-        costs = self.fitted.predict(calls)
+        costs = self.costs(calls)
         share = cached_share(self.described(model), [one.all_calls for one in model], self.card.l2_bytes)
         times, energies = costs.in_model(share)
         time_widths = np.where(costs.known, wide.time, wide.unseen_time) * costs.time_spread

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -207,86 +207,74 @@ class SourceCosts:
         return costs, cards.astype(np.str_)
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """Predicts calls on a target card, like a `FittedPredictor`. Spreads are half-widths of 90 % intervals."""
+@dataclass(frozen=True, kw_only=True)
+class TransferredPredictor(StoredPredictor):
+    """Predicts a card model from another one, whose predictor is `fitted`."""
 
     source: SourceCosts
-    target: CardModel
     time: Correction
     power: Correction
     families: frozenset[str]  # operator families with a reading of the target
     card_id: str  # predict for this card; "": any card of the model
 
     @classmethod
-    def fit(cls, source: SourceCosts, target: CardModel, rows: Sequence[TrainingRow], card_id: str = "") -> Transfer:
+    def fit(cls, source: SourceCosts, target: CardModel, rows: Sequence[TrainingRow], card_id: str = "") -> Self:
         """``rows``: readings of the target, described for the source card."""
-        card, calls = source.source.card, [row.call for row in rows]
+        of, calls = source.source, [row.call for row in rows]
         costs, source_cards = source.at(calls)
-        points = Points.of(card, calls, costs, np.array([row.card_id for row in rows], dtype=np.str_), source_cards)
+        points = Points.of(of.card, calls, costs, np.array([row.card_id for row in rows], dtype=np.str_), source_cards)
         log_times = np.log([row.time_us for row in rows]) - np.log(costs.time_us)
-        priors = _log_ratio(card, target, calls, costs.time_us)
+        priors = _log_ratio(of.card, target, calls, costs.time_us)
         watts = np.array([row.power_w or np.nan for row in rows], dtype=float)
-        log_powers = np.log(watts / _powers_of_properties(card, target, costs.power_w, log_times))
-        apart = distance(card, target)
-        time = Correction.fit(TIME.times(apart), points, log_times - priors, costs.time_spread)
-        power = Correction.fit(POWER.times(apart), points, log_powers, costs.power_spread)
-        return cls(source, target, time, power, frozenset(call.operator_family for call in calls), card_id)
+        log_powers = np.log(watts / _powers_of_properties(of.card, target, costs.power_w, log_times))
+        apart = distance(of.card, target)
+        conditions = replace(of.conditions, card_model=target.model)
+        return cls(
+            *(of.fitted, WIDTHS, target, conditions, of.key, len(rows), of.learned),
+            source=source,
+            time=Correction.fit(TIME.times(apart), points, log_times - priors, costs.time_spread),
+            power=Correction.fit(POWER.times(apart), points, log_powers, costs.power_spread),
+            families=frozenset(call.operator_family for call in calls),
+            card_id=card_id,
+        )
 
     @property
     def name(self) -> str:
-        return f"{self.source.source.name} of {self.source.source.card.model}, transferred"
+        return f"{self.fitted.name} of {self.source.source.card.model}, transferred"
 
-    def predict(self, calls: Sequence[CallDescription]) -> CallCosts:
-        if not calls:
-            return CallCosts.empty(0)
+    def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
+        return self.source.source.described(wanted)
+
+    def costs(self, calls: Sequence[CallDescription]) -> CallCosts:
+        """Spreads are half-widths of 90 % intervals."""
         card = self.source.source.card
         costs, source_cards = self.source.at(calls)
         points = Points.of(card, calls, costs, np.full(len(calls), self.card_id), source_cards)
         correction, time_deviation = self.time.at(points)
-        log_ratio = _log_ratio(card, self.target, calls, costs.time_us) + correction
+        log_ratio = _log_ratio(card, self.card, calls, costs.time_us) + correction
         correction, power_deviation = self.power.at(points)
-        powers = _powers_of_properties(card, self.target, costs.power_w, log_ratio) * np.exp(correction)
+        powers = _powers_of_properties(card, self.card, costs.power_w, log_ratio) * np.exp(correction)
         times = {name: getattr(costs, name) * np.exp(log_ratio) for name in ("time_us", "neighbours_us", "fetching_us")}
         return replace(
             costs,
             **times,
             time_spread=NORMAL_90 * np.hypot(time_deviation, costs.time_spread),
-            power_w=np.minimum(powers, self.target.power_limit_w),
+            power_w=np.minimum(powers, self.card.power_limit_w),
             power_spread=NORMAL_90 * np.hypot(power_deviation, costs.power_spread),
-            waiting_w=self.target.base_power_w,
+            waiting_w=self.card.base_power_w,
         )
-
-
-@dataclass(frozen=True)
-class TransferredPredictor(StoredPredictor):
-    """Predicts a card model from another one: the predictor's `fitted` is a `Transfer`."""
-
-    @classmethod
-    def fit(cls, source: SourceCosts, target: CardModel, rows: Sequence[TrainingRow], card_id: str = "") -> Self:
-        """For the arguments see `Transfer.fit`."""
-        fitted: Any = Transfer.fit(source, target, rows, card_id)
-        conditions = replace(source.source.conditions, card_model=target.model)
-        return cls(fitted, WIDTHS, target, conditions, source.source.key, len(rows), np.zeros(0, dtype=np.uint64))
-
-    def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
-        transfer: Any = self.fitted
-        return transfer.source.source.described(wanted)  # type: ignore[no-any-return]
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         """Return predictions with what they are based on."""
-        transfer: Any = self.fitted
-        source, card = transfer.source.source.card.model, self.card.model
-        missing = sorted({call.operator_family for call in self.described(wanted)} - transfer.families)
+        source, card = self.source.source.card.model, self.card.model
+        missing = sorted({call.operator_family for call in self.described(wanted)} - self.families)
         notes = [f"The predictions are not readings of {card}: they are transferred from {source}"]
         if self.rows:
-            of = f"the card {transfer.card_id}" if transfer.card_id else f"any {card}"
+            of = f"the card {self.card_id}" if self.card_id else f"any {card}"
             notes[0] += f" and calibrated with {self.rows} {plural('reading', self.rows)} of {card}, for {of}."
-            if missing:
-                notes.append(f"Wider intervals, because {card} has no reading of these families: {', '.join(missing)}.")
         else:
-            notes[0] += (
-                " by the properties of the cards alone. Run `farm calibrate` on the card for narrower intervals."
-            )
-        basis = {"source_card": source, "readings": self.rows, "card": transfer.card_id, "families_without": missing}
+            notes[0] += " by the properties of the cards alone. `farm calibrate` on the card narrows the intervals."
+        if self.rows and missing:
+            notes.append(f"Wider intervals, because {card} has no reading of these families: {', '.join(missing)}.")
+        basis = {"source_card": source, "readings": self.rows, "card": self.card_id, "families_without": missing}
         return replace(super().predict(wanted, model), transfer=basis, notes=tuple(notes))

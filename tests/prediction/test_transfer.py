@@ -11,7 +11,7 @@ from farm.prediction.calibration import Calibration
 from farm.prediction.predictors import PREDICTORS
 from farm.prediction.stored_predictor import StoredPredictor
 from farm.prediction.tile_roofline import card_model
-from farm.prediction.transfer import SourceCosts, Transfer, data_sheet_model, distance
+from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from tests.prediction.made_up import H200, dataset
 
 DATA = dataset()
@@ -29,7 +29,7 @@ def target_rows(slower=1.2, power=0.9, card_id="GPU-1", every=4, types=("ReLU", 
 
 
 def transfer(rows, card_id="", read=True):
-    return Transfer.fit(SourceCosts(SOURCE, lambda ids: DATA.rows if read else ()), H100, rows, card_id)
+    return TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows if read else ()), H100, rows, card_id)
 
 
 CALLS = [row.call for row in DATA.rows[1::4]]
@@ -42,13 +42,14 @@ def errors(found, slower=1.2, power=0.9):
 
 
 def test_without_readings_an_equal_card_has_the_costs_of_the_source():
-    found = transfer([]).predict(CALLS)
+    found = transfer([]).costs(CALLS)
     assert np.median(found.time_us / READ_US) == pytest.approx(1)
     assert (found.time_spread > 0).all()
+    assert len(transfer([]).costs([]).time_us) == 0
 
 
 def test_readings_of_the_target_correct_other_tuples_and_narrow_their_intervals():
-    before, after = transfer([]).predict(CALLS), transfer(target_rows()).predict(CALLS)
+    before, after = transfer([]).costs(CALLS), transfer(target_rows()).costs(CALLS)
     time, power = errors(after)
     assert time < 0.06 < 0.15 < next(errors(before))
     assert power < 0.05
@@ -59,18 +60,18 @@ def test_readings_of_the_target_correct_other_tuples_and_narrow_their_intervals(
 
 def test_a_tuple_that_the_source_has_only_predicted_has_a_wider_interval():
     rows = target_rows()
-    assert (transfer(rows, read=False).predict(CALLS).time_spread > transfer(rows).predict(CALLS).time_spread).all()
+    assert (transfer(rows, read=False).costs(CALLS).time_spread > transfer(rows).costs(CALLS).time_spread).all()
 
 
 def test_families_without_a_reading_have_wider_intervals():
-    found = transfer(target_rows(types=("ReLU", "add"))).predict(CALLS)
+    found = transfer(target_rows(types=("ReLU", "add"))).costs(CALLS)
     products = np.array([call.operator_type.lower() == "linear" for call in CALLS])
     assert found.time_spread[products].min() > np.median(found.time_spread[~products])
 
 
 def test_an_own_card_keeps_its_offset():
     rows = [*target_rows(power=0.9), *target_rows(power=1.0, card_id="GPU-2", every=5)]
-    low, high, any_card = (transfer(rows, card).predict(CALLS) for card in ("GPU-1", "GPU-2", ""))
+    low, high, any_card = (transfer(rows, card).costs(CALLS) for card in ("GPU-1", "GPU-2", ""))
     assert np.median(low.power_w) < np.median(any_card.power_w) < np.median(high.power_w)
     assert (low.power_spread < any_card.power_spread).all()
 
@@ -80,6 +81,6 @@ def test_a_card_without_readings_is_less_certain_the_less_it_is_like_the_source(
     b200 = data_sheet_model(source, "B200")
     assert b200.bytes_per_s == pytest.approx(0.9 * card_model("cuda", "B200").bytes_per_s)
     assert distance(H200, H100) == 1 < distance(source, b200)
-    other = Transfer.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), b200, []).predict(CALLS)
+    other = TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), b200, []).costs(CALLS)
     assert np.mean(other.time_us / READ_US) < 1  # it is faster
-    assert (other.time_spread > transfer([]).predict(CALLS).time_spread).all()
+    assert (other.time_spread > transfer([]).costs(CALLS).time_spread).all()
