@@ -375,7 +375,7 @@ def test_a_prompt_fills_a_cache_of_its_length():
 @pytest.fixture
 def transferred(own, database, monkeypatch):
     """A database with readings and a predictor of an H200. The package is empty."""
-    for module in ("estimate.query", "exchange.packaged"):
+    for module in ("estimation.query", "exchange.packaged"):
         monkeypatch.setattr(f"farm.{module}.packaged_files", list)
     return own
 
