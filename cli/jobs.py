@@ -1,4 +1,4 @@
-"""``farm jobs``, ``status``, ``cancel``, ``resume`` and ``retry``: the jobs of this farm and their progress."""
+"""``farm jobs``, ``status``, ``cancel`` and ``resume``: the jobs of this farm and their progress."""
 
 from __future__ import annotations
 
@@ -19,16 +19,27 @@ WATCH_S = 1.0
 
 
 def jobs(
-    limit: int = typer.Option(50, "-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs to show."),
+    words: list[str] | None = typer.Argument(
+        None, metavar="[TEXT]...", help="Only jobs whose title has these texts, such as resnet50 bfloat16."
+    ),
+    state: str = typer.Option("", metavar="STATE", help="Only jobs in this state: open, done or cancelled."),
+    verdict: str = typer.Option("", metavar="VERDICT", help="Only jobs with this verdict: pass, fail or none."),
+    imported: bool | None = typer.Option(
+        None, "--imported/--own", help="Only jobs of other farms, or only those of this farm."
+    ),
+    limit: int = typer.Option(
+        50, "-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs of each kind to show."
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first: models, sweeps, and jobs that were imported."""
     from farm.jobs import listing
     from farm.store.database import read_clock_s
 
+    wanted = listing.JobFilter(tuple(words or ()), state, verdict, imported)
     with output.open_database().read() as session:
-        rows, now_s = listing.jobs(session, limit), read_clock_s(session)
-    answer(as_json, {"jobs": rows}, lambda: lists.jobs(rows, now_s))
+        rows, now_s = listing.jobs(session, limit, wanted), read_clock_s(session)
+    answer(as_json, {"jobs": rows}, lambda: lists.jobs(rows, now_s, filtered=wanted != listing.JobFilter()))
 
 
 def status(
@@ -128,8 +139,3 @@ def resume(
     say(f"Job {row.id} continues.")
     if wait:
         follow.follow(database, [row.id])
-
-
-def retry(job: Job, wait: Follow = False) -> None:
-    """Measure again what failed in a job or was cancelled with it, with all attempts, and make its verdict again."""
-    resume(job, failed=True, wait=wait)

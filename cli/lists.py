@@ -37,18 +37,29 @@ SHOWN = 20  # tuples of one side only, if no other tuples are shown
 _STYLES = {"faster": "green", "slower": "red"}
 
 
-def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
-    """Keys: id, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s, origin.
+def jobs(rows: Sequence[Row], now_s: float, *, filtered: bool = False) -> RenderableType:
+    """Jobs of models, sweeps, and imported jobs, each in a table.
+
+    Keys: id, kind, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s,
+    origin.
 
     Args:
         now_s: the time on the clock of the database, which ages are relative to. Unit: s.
     """
     if not rows:
-        return Text("No jobs yet. Start one with `farm run resnet18`.")
+        none = "No job matches. Omit a filter." if filtered else "No jobs yet. Start one with `farm run resnet18`."
+        return Text(none)
+    groups: dict[str, list[Row]] = {"job": [], "sweep": [], "imported job": []}
+    for row in rows:
+        groups["imported job" if row.get("origin") else "sweep" if row.get("kind") == "sweep" else "job"].append(row)
+    return Group(*(_jobs(some, name, now_s) for name, some in groups.items() if some))
+
+
+def _jobs(rows: Sequence[Row], head: str, now_s: float) -> RenderableType:
     return tables.filled(
         rows,
         [
-            ("job", "id"),
+            (head, "id"),
             ("title", "title"),
             ("state", lambda row: tables.state(f"from {row['origin']}" if row.get("origin") else row.get("state"))),
             (">items", lambda row: part_of(row.get("closed", 0), row.get("items", 0))),

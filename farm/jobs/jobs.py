@@ -164,7 +164,7 @@ def progress(session: Session, job_id: str) -> Progress:
     message = ABANDONED if gone else ""
     newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None and not gone:
-        cut = f"its planning was interrupted: `farm retry {job_id}` continues it"
+        cut = f"its planning was interrupted: `farm resume --failed {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
         message = waits_for(session, job_id, settings().heartbeat_s)

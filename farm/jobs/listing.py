@@ -5,6 +5,7 @@ The rows of the lists are plain, with units in their keys, ready for JSON and fo
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import sqlalchemy
 from sqlalchemy.orm import defer
 from sqlmodel import Session, and_, case, col, func, or_, select
 
+from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
 from farm.store.database import database_now
@@ -25,9 +27,50 @@ DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 
 BUSY_SPAN_S = 300.0
 
 
-def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
-    """List the newest jobs and their newest verdicts. Accuracies and coverage are fractions, None without a verdict."""
-    newest = session.exec(select(Job).order_by(col(Job.created_at_s).desc()).limit(limit)).all()
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs to list. Raises `UsageError` if a word is unknown.
+
+    Attributes:
+        texts: parts of the title; upper and lower case are the same.
+        state, verdict: "" for all.
+        imported: True: only jobs of other farms; False: only those of this farm; None: all.
+    """
+
+    texts: tuple[str, ...] = ()
+    state: str = ""
+    verdict: str = ""
+    imported: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("state", tuple(JobState)), ("verdict", ("pass", "fail", "none"))):
+            value = getattr(self, name)
+            if value and value not in known:
+                raise UsageError(f"There is no {name} '{value}'.", f"Choose one of {', '.join(known)}.")
+
+    def conditions(self) -> list[Any]:
+        found = [col(Job.title).icontains(text, autoescape=True) for text in self.texts]
+        found += [col(Job.state) == self.state] if self.state else []
+        judged = select(VerdictRow.id).where(VerdictRow.job_id == Job.id, VerdictRow.round == Job.round)
+        if self.verdict:
+            found.append(judged.where(VerdictRow.outcome == self.verdict, Job.state != JobState.CANCELLED).exists())
+        return found
+
+
+def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[dict[str, Any]]:
+    """List the newest jobs and their newest verdicts. Accuracies and coverage are fractions, None without a verdict.
+
+    ``limit``: for each of three groups: jobs of models, sweeps, and jobs of other farms.
+    """
+    is_imported = select(ImportedVerdict.job_id).where(ImportedVerdict.job_id == Job.id).exists()
+    groups = {False: [[~is_imported, Job.kind == kind] for kind in ("model", "sweep")], True: [[is_imported]]}
+    newest = list[Job]()
+    for group in itertools.chain.from_iterable(
+        found for key, found in groups.items() if wanted.imported in (None, key)
+    ):
+        query = select(Job).where(*group, *wanted.conditions()).order_by(col(Job.created_at_s).desc())
+        newest += session.exec(query.limit(limit))
+    newest.sort(key=lambda job: -job.created_at_s)
     ids = [job.id for job in newest]
     items, closed = Counter[str](), Counter[str]()
     counted = select(Item.job_id, Item.state, func.count()).where(col(Item.job_id).in_(ids))

@@ -42,7 +42,7 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
     reasons = [item.reason for item in sorted(hurt.farm.items(job_id), key=lambda item: item.id)]
     assert reasons == ["", "crashed", "crashed", "raised", "out_of_memory", "raised", "hung", "", "not_capturable", ""]
-    assert hurt.farm.say("retry", job_id).returncode == 0
+    assert hurt.farm.say("resume", "--failed", job_id).returncode == 0
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
 
 

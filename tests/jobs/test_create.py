@@ -122,7 +122,7 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
     control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         assert session.get_one(Job, job_id).state == "cancelled"
-        assert "farm retry" in jobs.progress(session, job_id).message
+        assert "farm resume --failed" in jobs.progress(session, job_id).message
     assert jobs.retry_failed(any_database, job_id) == 4
     control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:

@@ -17,7 +17,7 @@ from farm.jobs import item_state, items, jobs
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.rounds import close_round
 from farm.store import tables
-from farm.store.tables import Item, ItemState
+from farm.store.tables import CLOSED, Item, ItemState
 from tests.farms import store_operators
 from tests.planned import READING, claim, plan, plan_model, register
 
@@ -219,7 +219,7 @@ class Farm:
             return [session.get_one(tables.CardRow, card_id) for card_id in ids]
 
     def claim(self):
-        if found := [item for item in self.rows() if not ItemState(item.state).closed]:
+        if found := [item for item in self.rows() if item.state not in CLOSED]:
             item, lease_s = self.random.choice(found), self.random.choice([60.0, 60.0, -1.0])
             got = claim(
                 self.database,
