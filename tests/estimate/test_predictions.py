@@ -445,3 +445,12 @@ def test_a_card_without_a_data_sheet_needs_measured_rates(transferred, database)
     found = json.loads(transferred(*arguments, "--json").stdout)
     assert (found["transfer"], found["complete"]) == (None, False)
     assert "no data sheet, so no other card predicts it" in found["incomplete_reason"]
+
+
+def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(transferred, database, monkeypatch):
+    calibrate(database, "NVIDIA H100", variant=dataclasses.replace(filled.VARIANT, batch=3))
+    monkeypatch.delenv("FARM_DATABASE_URL")
+    settings.cache_clear()
+    with database.read() as session:
+        found = EstimateQuery("H100").estimate(session, filled.VARIANT)
+    assert found.transfer["readings"] > 5
