@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from farm.exchange.packaged import database_of, packaged_database, packaged_file
 from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import (
-    Conditions,
     Dataset,
     MeasuredModel,
     TrainingRow,
@@ -185,7 +185,7 @@ def transferred(
     usual = [one for one in found if one.software.torch.startswith(torch)] or found
     source = min(usual, key=lambda one: (distance(one.card, target), one.card.model))
     target = target if measured else data_sheet_model(source.card, model)
-    its_torch, (own, packaged) = source.software.torch, _rows(model, source)
+    its_torch, (own, packaged) = source.software.torch, _rows(session, model, source)
     rows, cards, note = {**packaged, **own}, {row.card_id for id_, row in own.items() if id_ not in packaged}, ""
     if not rows and (others := {one.conditions.software.torch for one in datasets(session, model)} - {its_torch}):
         note = (
@@ -193,28 +193,30 @@ def transferred(
             f"{source.card.model} for torch {its_torch}, so they do not calibrate it. Measure with that "
             "version, or fit a predictor to the readings: `farm predict fit`."
         )
-    costs = SourceCosts(source, lambda ids: ChainMap(*_rows(source.card.model, source, ids)).values())
+    costs = SourceCosts(source, lambda ids: ChainMap(*_rows(session, source.card.model, source, ids)).values())
     return TransferredPredictor.fit(costs, target, list(rows.values()), cards.pop() if len(cards) == 1 else ""), note
 
 
 def _rows(
-    card_model: str, source: StoredPredictor, only: Collection[str] | None = None
-) -> list[dict[str, TrainingRow]]:
+    session: Session, card_model: str, source: StoredPredictor, only: Collection[str] | None = None
+) -> tuple[dict[str, TrainingRow], dict[str, TrainingRow]]:
     """Return the readings of a card model that fit a predictor, by id: of the own database, and of the package.
 
-    ``only``: ids of tuples; None: all tuples.
+    ``session``: of either; the settings name the own database if it is of the package. ``only``: ids of tuples.
     """
+    alike = operator.attrgetter("method", "software.torch", "protocol")
 
-    def key(of: Conditions) -> tuple[int, str, Protocol]:
-        return of.method, of.software.torch, of.protocol
+    def fitting(at: Session) -> dict[str, TrainingRow]:
+        found = datasets(at, card_model, source.card, only)
+        same = (one for one in found if alike(one.conditions) == alike(source.conditions))
+        return {row.reading_id: row for one in same for row in one.rows}
 
-    found: list[dict[str, TrainingRow]] = [{}, {}]
-    for rows, database in zip(found, (open_database, packaged_database), strict=True):
-        with contextlib.suppress(NoDatabase), database().read() as session:
-            for one in datasets(session, card_model, source.card, only):
-                if key(one.conditions) == key(source.conditions):
-                    rows |= {row.reading_id: row for row in one.rows}
-    return found
+    with packaged_database().read() as packaged:
+        if packaged.get_bind().engine.url != session.get_bind().engine.url:
+            return fitting(session), fitting(packaged)
+        with contextlib.suppress(NoDatabase), open_database().read() as own:
+            return fitting(own), fitting(packaged)
+        return {}, fitting(packaged)
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:

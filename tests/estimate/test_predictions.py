@@ -434,3 +434,23 @@ def test_readings_with_another_torch_calibrate_nothing_and_are_named(transferred
     found = json.loads(transferred(*MODEL[:-1], "H100", "--json").stdout)
     assert found["transfer"]["readings"] == 0
     assert any("The readings of NVIDIA H100 are for torch 2.12.0" in note for note in found["notes"])
+
+
+def test_a_card_without_a_data_sheet_needs_measured_rates(transferred, database):
+    calibrate(database, "NVIDIA RTX 4090")
+    arguments = (*MODEL[:-1], "4090")
+    assert json.loads(transferred(*arguments, "--json").stdout)["transfer"]["readings"] > 5
+    with database.write() as session:
+        session.get_one(tables.CardRow, "GPU-1").fingerprint = None
+    found = json.loads(transferred(*arguments, "--json").stdout)
+    assert (found["transfer"], found["complete"]) == (None, False)
+    assert "no data sheet, so no other card predicts it" in found["incomplete_reason"]
+
+
+def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(transferred, database, monkeypatch):
+    calibrate(database, "NVIDIA H100", variant=dataclasses.replace(filled.VARIANT, batch=3))
+    monkeypatch.delenv("FARM_DATABASE_URL")
+    settings.cache_clear()
+    with database.read() as session:
+        found = EstimateQuery("H100").estimate(session, filled.VARIANT)
+    assert found.transfer["readings"] > 5
