@@ -5,7 +5,6 @@ The rows of the lists are plain, with units in their keys, ready for JSON and fo
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,13 +62,13 @@ def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[
     ``limit``: for each of three groups: jobs of models, sweeps, and jobs of other farms.
     """
     is_imported = select(ImportedVerdict.job_id).where(ImportedVerdict.job_id == Job.id).exists()
-    groups = {False: [[~is_imported, Job.kind == kind] for kind in ("model", "sweep")], True: [[is_imported]]}
+    groups: list[tuple[bool, list[Any]]] = [(True, [is_imported])]
+    groups += [(False, [~is_imported, Job.kind == kind]) for kind in ("model", "sweep")]
     newest = list[Job]()
-    for group in itertools.chain.from_iterable(
-        found for key, found in groups.items() if wanted.imported in (None, key)
-    ):
-        query = select(Job).where(*group, *wanted.conditions()).order_by(col(Job.created_at_s).desc())
-        newest += session.exec(query.limit(limit))
+    for imported, group in groups:
+        if wanted.imported in (None, imported):
+            query = select(Job).where(*group, *wanted.conditions()).order_by(col(Job.created_at_s).desc())
+            newest += session.exec(query.limit(limit))
     newest.sort(key=lambda job: -job.created_at_s)
     ids = [job.id for job in newest]
     items, closed = Counter[str](), Counter[str]()
