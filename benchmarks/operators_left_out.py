@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from cli.output import first_that_knows
-from farm.estimate import query
+from farm.estimation import query
 from farm.prediction import stored_predictor
 from farm.prediction.calibration import Calibration
 from farm.prediction.call_features import CallDescription
