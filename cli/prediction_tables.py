@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Score
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
+_TIME_AND_POWER = ("time_us", "power_w")
 _SHARES = {"unseen_types": "predicted for operator types without any reading"}
 
 # -- farm estimate
@@ -147,7 +148,18 @@ def _missing(found: Estimate) -> RenderableType:
         [(head, "label"), (">calls", "calls"), (">share of\nestimated cost", "share", percent), *extra],
         drops=["predicted time per call"] if extra else (),
     )
-    return Group(missing, *_more(len(entries) - MOST_MISSING))
+    return Group(missing, *_more(len(entries) - MOST_MISSING), *_far(found, entries))
+
+
+def _far(found: Estimate, entries: Mapping[str, MissingTuple]) -> list[Text]:
+    """Explain the mark of predictions far from the readings, and name the measurement that narrows the total most."""
+    far = [entry for entry in entries.values() if entry.far]
+    if not far:
+        return []
+    share = math.fsum((entry.predicted_us or 0.0) * entry.calls for entry in far) / found.time.value
+    about = f"far: no reading is similar, so the interval is wide ({len(far)} {plural('tuple', len(far))}, "
+    first = f"{entries[found.narrowing[0]].label} narrows the total most (`--measure 1`)"
+    return [Text(f"  {about}{percent(share)} of the time). A reading of {first}.")]
 
 
 def _more(number: int) -> list[Text]:
@@ -166,11 +178,11 @@ def predicted(found: PredictedValue | None, units: Units) -> str:
 
 
 def _predicted_call(entry: MissingTuple) -> str:
-    """The predicted time of one call with its interval, and a note if the operator type has no reading."""
+    """The predicted time of one call with its interval, and a mark if no reading is similar or of this type."""
     if entry.predicted_low_us is None or entry.predicted_high_us is None:
         return quantity(entry.predicted_us, TIME)
     low, high = (quantity(value, TIME) for value in (entry.predicted_low_us, entry.predicted_high_us))
-    mark = "" if entry.known else "; no reading of this operator type"
+    mark = ("; far" if entry.far else "") if entry.known else "; no reading of this operator type"
     return f"{quantity(entry.predicted_us, TIME)} ({low} to {high}{mark})"
 
 
@@ -248,6 +260,7 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
         _scores(left_out, found, "families"),
         _sums(found),
         _intervals(found),
+        *([_by_distance(best)] if best.by_distance else []),
         errors("operator type", list(best.by_type.items())[:MOST_PROPOSED]),
         errors("model family", best.by_family.items()),
         _models(best),
@@ -271,7 +284,7 @@ def plan(found: MeasurementPlan) -> RenderableType:
         [
             ("to measure", lambda one: one.entry.label),
             (">share of\nuncertainty", lambda one: one.gain / found.uncertain, percent),
-            (">predicted time", lambda one: one.entry.predicted_us, TIME),
+            (">predicted time", lambda one: _predicted_call(one.entry)),
             ("models", lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")),
         ],
         drops=["models"],
@@ -322,9 +335,18 @@ def _intervals(found: Sequence[Evaluation]) -> RenderableType:
     heads = ("90 % intervals: cover, worst family, width", ">time", ">power", ">time of sums", ">energy of sums")
     rows = []
     for one in found:
-        singles = (one.intervals.get(name) for name in ("time_us", "power_w"))
+        singles = (one.intervals.get(name) for name in _TIME_AND_POWER)
         sums = (one.sum_intervals.get(name) for name in ("time_us", "energy_mj"))
         rows.append((one.predictor, *map(_interval, (*singles, *sums))))
+    return ruled(heads, rows)
+
+
+def _by_distance(best: Evaluation) -> RenderableType:
+    heads = (f"90 % intervals by distance from the readings, predictor {best.predictor}", ">tuples", ">time", ">power")
+    rows = []
+    for one in best.by_distance:
+        cells = (_interval(one.intervals.get(name)) for name in _TIME_AND_POWER)
+        rows.append((f"up to {one.distance:.2f}", str(one.count), *cells))
     return ruled(heads, rows)
 
 

@@ -48,6 +48,7 @@ class MissingTuple:
         share: its share of the model's estimated cost.
         predicted_us: the time of one call; None without a predictor. Low and high are the ends of its 90 % interval.
         known: True if its operator type has a reading; None without a predictor.
+        far: True if no reading is similar, so its interval is wide; None without a predictor.
     """
 
     operator_id: str
@@ -60,6 +61,7 @@ class MissingTuple:
     predicted_high_us: float | None = None
     predicted_mj: float | None = None
     known: bool | None = None
+    far: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -406,7 +408,7 @@ def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[Ne
 def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
     time, energy_mj = call.time_us, call.energy_mj.value if call.energy_mj else None
     times: dict[str, Any] = {"predicted_us": time.value, "predicted_low_us": time.low, "predicted_high_us": time.high}
-    return replace(entry, **times, predicted_mj=energy_mj, known=call.known)
+    return replace(entry, **times, predicted_mj=energy_mj, known=call.known, far=call.far)
 
 
 def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure, list[str]]:

@@ -1,8 +1,9 @@
 """Choose the tuples to measure next, to reduce the error of the given models most. Write a measurement file.
 
-Tuples are ranked by their uncertain share of the models' time: calls x time x width of the interval. A tuple similar
-to a chosen one (the same type, half to twice its time) counts half, because the reading of one helps to predict the
-other. The file lists a tuple as a sweep if a sweep can create it; otherwise it lists the model and the operator type.
+Tuples are ranked by their uncertain share of the models' time: calls x time x width of the interval. Those far
+from all readings come first, because their intervals are uncertain, too. A tuple similar to a chosen one (the same
+type, half to twice its time) counts half, because the reading of one helps to predict the other. The file lists a
+tuple as a sweep if a sweep can create it; otherwise it lists the model and the operator type.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from farm.types.request import Sweep
 from farm.types.tuple import plain, tensor_references
 
 SIMILAR = 0.5  # the factor on a tuple that is similar to a chosen one
+LEAST_FAR = 0.01  # share of the uncertainty from which a tuple far from all readings comes first
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class ProposedMeasurement:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self.entry, name) for name in ("operator_id", "operator", "label", "predicted_us")},
+            **{name: getattr(self.entry, name) for name in ("operator_id", "operator", "label", "predicted_us", "far")},
             "gain": self.gain,
             "models": list(self.models),
             "sweep": {"operator": self.sweep.operator, "grid": self.sweep.grid} if self.sweep else None,
@@ -80,9 +82,10 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
                 gains[entry.operator_id] += entry.calls * entry.predicted_us * width / total_us / len(estimates)
                 missing_of[entry.operator_id].append((one, entry))
     uncertain, left = math.fsum(gains.values()), dict(gains)
+    far = {id_ for id_, found in missing_of.items() if found[-1][1].far and gains[id_] >= LEAST_FAR * uncertain}
     chosen: list[ProposedMeasurement] = []
     while left and len(chosen) < most:
-        best = max(left, key=lambda id_: (left[id_], id_))
+        best = max(left, key=lambda id_: (id_ in far, left[id_], id_))
         found, entry = missing_of[best][-1]
         titles = tuple(str(one.variant) for one, _ in missing_of[best])
         sweep = _sweep_of(entry.operator, found.specs[best], best)

@@ -153,7 +153,14 @@ def _sound_readings(
 
 def stored_card_model(session: Session, model: str) -> CardModel:
     """Build a card model from the fingerprints of its cards in the database and from its data sheet."""
-    cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
+    # Cards that measured only compiled models do not change the peaks: their readings are not used.
+    compiled = sqlalchemy.select(_VARIANT.id).where(_VARIANT.compile != "")
+    copied = sqlalchemy.select(_PROTOCOL.id).where(_PROTOCOL.spec["data"].as_string() == "copied")
+    used = sqlalchemy.select(_READING.card_id).where(
+        _READING.subject_id.not_in(compiled), _READING.protocol_id.not_in(copied)
+    )
+    about = sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)
+    cards = session.execute(about.where(_CARD.id.in_(used))).all() or session.execute(about).all()
     return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
 
 

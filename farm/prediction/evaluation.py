@@ -24,7 +24,7 @@ from farm.prediction.calibration import (
     IntervalCoverage,
     PredictionErrors,
     coverage,
-    jackknife_coverage,
+    jackknife_half_widths,
     quantile,
     unseen_quantile,
     without_nan,
@@ -39,6 +39,7 @@ LEAST_FAMILIES = 3
 MEASURED = (1, 3, 5, 8, 12)  # numbers of a model's most expensive tuples that have readings
 TARGETS = {"time_us": "time", "power_w": "power", "energy_mj": "energy"}
 SUM_TARGETS = {"time_us": "time", "energy_mj": "energy"}
+DISTANCE_QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # limits of the rows of `Evaluation.by_distance`
 Say = Callable[[str], None]
 
 
@@ -170,6 +171,15 @@ def _put(costs: CallCosts, rows: npt.NDArray[np.intp], part: CallCosts) -> None:
 
 
 @dataclass(frozen=True)
+class DistanceCoverage:
+    """Intervals by target, of calls that have up to this distance from the readings, and more than the row before."""
+
+    distance: float
+    count: int
+    intervals: dict[str, IntervalCoverage]
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Scores of one predictor by target: time_us, power_w, energy_mj; of sums time_us and energy_mj."""
 
@@ -185,6 +195,7 @@ class Evaluation:
     unseen: Score | None = None  # time, of operator types outside the training data
     models: tuple[dict[str, Any], ...] = ()
     curve: tuple[tuple[int, float], ...] = ()  # (number of training tuples, median error of time)
+    by_distance: tuple[DistanceCoverage, ...] = ()  # between `DISTANCE_QUANTILES`, families left out
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; NaN, which JSON lacks, becomes None."""
@@ -206,14 +217,29 @@ def evaluate(
     """
     held = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
-    intervals = {of: jackknife_coverage(held.errors(data, of), held.costs.known) for of in TARGETS}
-    sum_intervals = {of: jackknife_coverage(held.sum_errors(of)) for of in SUM_TARGETS}
+    errors = {of: held.errors(data, of) for of in TARGETS}
+    widths = {of: jackknife_half_widths(errors[of], held.costs.known) for of in TARGETS}
+    intervals = {of: coverage(errors[of], widths[of]) for of in TARGETS}
+    of_sums = {of: held.sum_errors(of) for of in SUM_TARGETS}
+    sum_intervals = {of: coverage(one, jackknife_half_widths(one)) for of, one in of_sums.items()}
     found = replace(
         _evaluation(spec.name, data, held, intervals, sum_intervals),
         cross_validation={of: Score.of(random.errors(data, of).log_ratio) for of in TARGETS} if random else {},
         curve=tuple(learning_curve(spec, data, say)) if curve else (),
+        by_distance=tuple(_by_distance(held.costs.distance, errors, widths)),
     )
     return found, held
+
+
+def _by_distance(
+    distance: Floats, errors: Mapping[str, PredictionErrors], widths: Mapping[str, Floats]
+) -> Iterator[DistanceCoverage]:
+    low, limits = -np.inf, distance[np.isfinite(distance)]
+    for share in DISTANCE_QUANTILES if len(limits) else ():
+        high = float(np.quantile(limits, share))
+        chosen, low = (distance > low) & (distance <= high), high
+        inside = {of: coverage(errors[of].where(chosen), widths[of][chosen]) for of in errors}
+        yield DistanceCoverage(high, int(chosen.sum()), {of: one for of, one in inside.items() if one})
 
 
 def _evaluation(
@@ -313,13 +339,17 @@ def fit(
     """
     held = leave_families_out(spec, data, models, say)
     say(f"{spec.name}: fitted with all {len(data)} tuples")
+    return StoredPredictor.of(data, spec.fit(data), calibration_of(held, data))
+
+
+def calibration_of(held: HeldOutPredictions, data: Dataset) -> Calibration:
+    """Calibrate the intervals with the errors of families that were left out."""
     known, found = held.costs.known, {}
     for target, name in TARGETS.items():
         errors = held.errors(data, target)
         predicted = np.isfinite(errors.log_ratio)
-        found[name] = quantile(errors.where(predicted & known)) * (1.0 if name == "power" else WIDENED)
+        found[name] = WIDENED * quantile(errors.where(predicted & known))
         found[f"unseen_{name}"] = unseen_quantile(found[name], errors.where(predicted & ~known))
     for target, name in SUM_TARGETS.items():
         found[f"sum_{name}"] = float(np.maximum(quantile(held.sum_errors(target)), SUM_LEAST / SUM_FLOOR))
-    calibration = Calibration(**found, families=len(set(held.families) - {""}))
-    return StoredPredictor.of(data, spec.fit(data), calibration)
+    return Calibration(**found, families=len(set(held.families) - {""}))

@@ -10,7 +10,7 @@ of regressors). Spreads use only the nearest points, so no n x n matrix is store
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ JITTER = 1e-6
 #: Mean and standard deviation of the prior of logarithmic weights. Without a prior, some features with few readings
 #: dominate.
 PRIOR_WEIGHT, PRIOR_OTHER = (-5.0, 1.0), (0.0, 2.0)
+#: Least weight of a feature in `GaussianProcess.distances`. The training data do not show the effect of a feature that
+#: hardly varies in them, so its fitted weight can be too small for a call that is unlike them.
+LEAST_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,27 @@ class GaussianProcess:
             variances[batch] = np.maximum(kernel.variance + kernel.noise - explained, kernel.noise)
         return values, np.sqrt(variances)
 
+    @functools.cached_property
+    def _comparable(self) -> tuple[Floats, KernelPoints]:
+        """Factors that raise each weight to `LEAST_WEIGHT`, and the readings scaled by them."""
+        factors = np.sqrt(np.maximum(self.weights, LEAST_WEIGHT) / self.weights)
+        return factors, replace(self.points, at=self.points.at * factors)
+
+    def distances(self, inputs: Inputs) -> Floats:
+        """Return the distance of each call to the nearest reading. Unit: length scales."""
+        placed, (factors, readings) = self.placed(inputs), self._comparable
+        points = replace(placed, at=placed.at * factors)
+        batches = (points.where(slice(begin, begin + BATCH)) for begin in range(0, len(inputs), BATCH))
+        nearest = [one.squared(readings, self.matern).min(axis=1) for one in batches]
+        return np.sqrt(np.maximum(np.concatenate([np.empty(0), *nearest]), 0.0))
+
     def explain(self, inputs: Inputs) -> list[str]:
         """Describe the distance to the nearest reading, and the features that differ."""
-        point = self.placed(inputs)
-        squared = np.maximum(point.squared(self.points, self.matern)[0], 0.0)
+        placed, (factors, readings) = self.placed(inputs), self._comparable
+        point = replace(placed, at=placed.at * factors)
+        squared = np.maximum(point.squared(readings, self.matern)[0], 0.0)
         nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
-        apart = (point.at[0] - self.points.at[nearest]) ** 2
+        apart = (point.at[0] - readings.at[nearest]) ** 2
         differing = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
         lines = [
             f"the nearest reading is {squared[nearest] ** 0.5:.2g} length scales away; {close} readings are within 0.5"

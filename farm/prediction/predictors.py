@@ -43,6 +43,10 @@ from farm.prediction.regressors import (
 )
 
 LEAST_ROWS = 20  # least number of readings for a fit
+NEAR, GROWTH = 0.6, 1.25  # distance from which spreads grow, and their growth per length scale
+FAR = 0.8  # distance from which an estimate marks a prediction
+LEAST_TIME_SPREAD = 0.03
+CARD_SPREAD = 0.05  # of the power above the base power: cards of one model differ
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -50,7 +54,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 class CallCosts:
     """Predicted costs of calls, in their order. Spreads are standard deviations of the logarithm, before calibration.
 
-    `power_w` is NaN if no reading had a power.
+    `power_w` is NaN if no reading had a power, `distance` is NaN if the predictor has no process.
     """
 
     time_us: Floats
@@ -60,13 +64,14 @@ class CallCosts:
     neighbours_us: Floats  # time that other operators add if the call is part of a model
     fetching_us: Floats  # part of the time: loading weights that are not in the cache
     known: npt.NDArray[np.bool_]  # True if its operator type has a reading
+    distance: Floats  # from the nearest reading (`GaussianProcess.distances`)
     waiting_w: float = 0.0  # maximum power of the card while a kernel waits
 
     @classmethod
     def empty(cls, calls: int) -> CallCosts:
         """Return costs that are NaN for every call."""
-        time, time_spread, power, power_spread, neighbours, fetching = np.full((6, calls), np.nan)
-        return cls(time, time_spread, power, power_spread, neighbours, fetching, np.zeros(calls, dtype=bool))
+        time, time_spread, power, power_spread, neighbours, fetching, distance = np.full((7, calls), np.nan)
+        return cls(time, time_spread, power, power_spread, neighbours, fetching, np.zeros(calls, dtype=bool), distance)
 
     @property
     def energy_mj(self) -> Floats:
@@ -219,14 +224,23 @@ class FittedPredictor:
         inputs = Inputs.of(self.typical.filled(calls))
         times, time_spread, unanswered = self._times(inputs)
         powers, power_spread = self._powers(with_times(inputs, times), unanswered)
+        parts = self.time.parts if isinstance(self.time, Mean) else (self.time,)
+        process = next((part for part in parts if isinstance(part, GaussianProcess)), None)
+        distance = np.full(len(calls), np.nan) if process is None else process.distances(inputs)
+        # The regressors' spreads are too small for calls that are unlike all readings. Types without a reading have
+        # their own calibration.
+        known = np.isin(inputs.types, self.typical.types)
+        growth = np.where(known, 1 + GROWTH * np.fmax(distance - NEAR, 0.0), 1.0)
+        of_card = CARD_SPREAD * np.maximum(1 - self.base_power_w / powers, 0.0)
         return CallCosts(
             times,
-            time_spread,
+            np.hypot(time_spread, LEAST_TIME_SPREAD) * growth,
             powers,
-            power_spread,
+            np.hypot(power_spread, of_card) * growth,
             times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0)),
             -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2)),
-            np.isin(inputs.types, self.typical.types),
+            known,
+            distance,
             self.base_power_w,
         )
 

@@ -29,7 +29,7 @@ from farm.prediction import call_features
 from farm.prediction.calibration import SUM_FLOOR, Calibration
 from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.dataset import Conditions, Dataset, cached_share
-from farm.prediction.predictors import CallCosts, FittedPredictor
+from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
 from farm.types import protocol as protocols
@@ -83,11 +83,12 @@ class PredictedValue:
 
 @dataclass(frozen=True)
 class CallPrediction:
-    """One call as part of a model. `known`: its operator type has a reading."""
+    """One call as part of a model. `known`: its operator type has a reading. `far`: no reading is similar."""
 
     time_us: PredictedValue
     energy_mj: PredictedValue | None = None
     known: bool = True
+    far: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,8 @@ class StoredPredictor:
                 total.energy_mj, wide.sum_energy * np.hypot(total.energy_spread, SUM_FLOOR)
             )
             by_call_mj = map(PredictedValue.around, energies, energy_widths)
-        found = map(CallPrediction, map(PredictedValue.around, times, time_widths), by_call_mj, map(bool, costs.known))
+        by_call_us = map(PredictedValue.around, times, time_widths)
+        found = map(CallPrediction, by_call_us, by_call_mj, costs.known.tolist(), (costs.distance > FAR).tolist())
         narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
         return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
 
@@ -210,7 +212,7 @@ def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
     return np.array([int(hashlib.sha256(id_.encode()).hexdigest()[:16], 16) for id_ in operator_ids], dtype=np.uint64)
 
 
-FORMAT = 2
+FORMAT = 3
 PACKAGED = Path(__file__).parent.parent / "data" / "predictors"
 MOST_BYTES = 64 << 20  # of one file, and of its unpacked arrays
 REFIT = "Fit the predictor again: farm predict fit."
@@ -282,8 +284,9 @@ def load(path: Path) -> StoredPredictor:
     about = _about(path.with_suffix(".json"))
     version = about.get("features_version")
     if (about.get("format"), version) != (FORMAT, call_features.VERSION):
-        what = f"The predictor '{path}' uses version {version} of the features"
-        raise UsageError(f"{what}; this program has version {call_features.VERSION}.", REFIT)
+        what = f"The predictor '{path}' uses version {version} of the features and format {about.get('format')}"
+        this = f"this program has version {call_features.VERSION} and format {FORMAT}"
+        raise UsageError(f"{what}; {this}.", REFIT)
     try:
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:

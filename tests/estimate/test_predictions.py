@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 from sqlmodel import select
@@ -232,6 +233,35 @@ def test_what_no_sweep_makes_is_asked_of_its_model(database):
     assert any(partial.sweep and partial.sweep.operator == "Linear" for partial in measurements)
     gains = [partial.gain for partial in found.proposals]
     assert gains == sorted(gains, reverse=True)
+
+
+def grouped():
+    """A model with convolutions of three channels per group, which are unlike all packaged readings."""
+    import torch
+    from torch import nn
+
+    blocks = [(nn.Conv2d(192, 192, 5, padding=2, groups=64), nn.BatchNorm2d(192), nn.ReLU()) for _ in range(2)]
+    layers = [nn.Conv2d(3, 192, 3, padding=1), *(layer for block in blocks for layer in block)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(192, 10)), torch.randn(16, 3, 48, 48)
+
+
+def test_parts_unlike_the_readings_are_marked_and_planned_first(own, database, monkeypatch):
+    monkeypatch.setenv("FARM_MODELS", json.dumps({"grouped": "tests.estimate.test_predictions:grouped"}))
+    settings.cache_clear()
+    packaged = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11")
+    shutil.rmtree(settings().state_dir / "predictors")
+    found = asked(database, packaged, catalog.variant("grouped", 16))
+    entries = {one.operator_id: one for one in found.missing}
+    far = [one for one in found.missing if one.far]
+    assert any("g64" in one.label and one.predicted_high_us / one.predicted_us > 1.8 for one in far)
+    assert {one.operator: one.far for one in found.missing}["ReLU"] is False
+    assert plan([found], 1).proposals[0].entry.far
+    only = [dataclasses.replace(one, far=one.operator == "BatchNorm2d") for one in found.missing]
+    assert plan([dataclasses.replace(found, missing=tuple(only))], 1).proposals[0].entry.operator == "BatchNorm2d"
+    said = " ".join(own("estimate", "grouped", "-b", "16", "--card", "H200").stdout.split())
+    assert "; far)" in said
+    assert f"far: no reading is similar, so the interval is wide ({len(far)} tuple" in said
+    assert f"A reading of {entries[found.narrowing[0]].label} narrows the total most (`--measure 1`)." in said
 
 
 def test_neighbours_of_what_is_chosen_count_half(database):

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from benchmarks.operators_left_out import GROUPS, left_out
 from farm.errors import UsageError
 from farm.estimation.query import training_set
 from farm.prediction import call_features, stored_predictor
@@ -21,6 +22,7 @@ from farm.prediction.dataset import cached_share, measured_models
 from farm.prediction.evaluation import (
     FOLDS,
     Score,
+    calibration_of,
     cross_validated,
     evaluate,
     evaluate_fitted,
@@ -31,9 +33,10 @@ from farm.prediction.evaluation import (
 from farm.prediction.predictors import PREDICTORS
 from farm.prediction.stored_predictor import StoredPredictor
 from farm.prediction.tile_roofline import card_model
+from farm.store import tables
 from farm.types.protocol import Variant
 from tests.prediction.made_up import dataset, models
-from tests.report import filled
+from tests.report import compiled, filled
 
 # Looked for and not imported: every worker collects this file, and one runs it.
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
@@ -85,6 +88,19 @@ def test_an_evaluation_says_all_that_was_asked():
     assert sizes == sorted(sizes)
     assert json.dumps(found.to_json())
     assert len(held.sums) == 5
+
+
+def test_intervals_are_counted_by_distance_and_wider_far_from_the_readings():
+    data = dataset()
+    found, held = evaluate(PREDICTORS["process"], data, models(data), folds=False)
+    assert sum(one.count for one in found.by_distance) == len(data)
+    assert found.by_distance[-1].distance == held.costs.distance.max()
+    widths = [one.intervals["time_us"].width for one in found.by_distance]
+    assert widths[-1] > widths[0]
+    assert evaluated()[0].by_distance == ()
+    products = left_out(PREDICTORS["process"], data, GROUPS["products, float32"], calibration_of(held, data))
+    assert products["distance"] > found.by_distance[-2].distance
+    assert products["time_width"] > widths[-1]
 
 
 def test_more_readings_teach_more():
@@ -189,3 +205,17 @@ def test_models_are_read_with_their_wholes(database):
     assert titles["resnet18 2x64 float32"].time_us > 0
     assert titles["alexnet 1x64 float32"].time_us is None
     assert not any(call.data_known for model in found for call in model.calls)
+
+
+def test_compiled_models_change_neither_the_rows_nor_the_peaks(database):
+    filled.fill(database, card="GPU-1")
+    with database.read() as session:
+        before, _ = training_set(session)
+    compiled.job(database, "compiled", compiled.COMPILED, compiled.compiled_calls())
+    with database.write() as session:
+        slow = {"matmul_flops_per_s": {"float32": 1e13, "bfloat16": 2e14}, "copy_bytes_per_s": 1e12}
+        session.get_one(tables.CardRow, compiled.CARD).fingerprint = slow
+    with database.read() as session:
+        after, found = training_set(session)
+    assert (after.key, len(after)) == (before.key, len(before))
+    assert not any(model.variant.compile for model in found)

@@ -14,7 +14,7 @@ import pytest
 from farm.errors import UsageError
 from farm.prediction.call_features import CallDescription
 from farm.prediction.gaussian_process import fit_process
-from farm.prediction.predictors import PREDICTORS, FittedPredictor, predictor_spec
+from farm.prediction.predictors import NEAR, PREDICTORS, FittedPredictor, predictor_spec
 from farm.prediction.regressors import Inputs, fit_medians, fit_nearest, fit_polynomials, fit_trees
 from tests.prediction.made_up import dataset
 
@@ -151,3 +151,18 @@ def test_a_factor_of_its_own_takes_three_readings():
     medians = fit_medians(inputs, np.zeros(len(inputs)))
     assert isinstance(inputs.calls[0], CallDescription)
     assert {"", "type:relu", "family:pointwise"} <= set(medians.names)
+
+
+def test_the_farther_a_call_is_from_the_readings_the_wider_its_spread():
+    data = dataset()
+    small = data.where([call.operator_type != "linear" or call.k <= 512 for call in data.calls])
+    large = dataset(seed=7).where([call.operator_type == "linear" and call.k == 2048 for call in dataset(seed=7).calls])
+    learnt = PREDICTORS["best"].fit(small)
+    own, other = learnt.predict(small.calls), learnt.predict(large.calls)
+    assert own.distance == pytest.approx(0, abs=0.02)
+    assert other.distance.min() > 0.1
+    regressors = learnt.time.predict(Inputs.of(large.calls))[1]
+    assert (other.time_spread > regressors)[other.distance > NEAR].all()
+    farthest = np.argsort(other.distance)
+    assert (np.diff((other.time_spread / regressors)[farthest]) >= 0).all()
+    assert np.isnan(fitted("trees").predict(data.calls).distance).all()
