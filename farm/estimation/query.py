@@ -238,10 +238,11 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: fields that differ between calls
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))
+    eager = (row for row in specs if (row.spec or {}).get("data") != "copied")  # kernels are not predicted
     query = sqlalchemy.select(reading.subject_id, reading.flags).where(
         reading.card_model == found.card.model,
         reading.software_id == conditions.software.id,
-        reading.protocol_id.in_([row.id for row in specs if {**(row.spec or {}), **of_calls} == like]),
+        reading.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
         reading.subject_kind == "operator",
         reading.method == conditions.method,
         reading.simulated.is_(False),

@@ -191,7 +191,7 @@ _FINDER = _Finder()
 def _is_own(name: str, file: str) -> bool:
     """True for modules of the package or the folder of a registered function; False for installed ones beside it."""
     top = name.partition(".")[0]
-    if top in _folders or top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
+    if top in _folders or top in (*sys.stdlib_module_names, "farm", "tasks", "cli"):
         return top in _folders
     return _is_in_folders(file)
 

@@ -202,7 +202,8 @@ class SourceCosts:
                 values = [value for row in rows if (value := getattr(row, name)) is not None]
                 if values:
                     getattr(costs, name)[place] = np.mean(values)
-            costs.time_spread[place], costs.known[place], cards[place] = 0.0, True, rows[0].card_id
+            costs.time_spread[place], costs.known[place], costs.distance[place] = 0.0, True, 0.0
+            cards[place] = rows[0].card_id
             costs.power_spread[place] = 0.0 if rows[0].power_w else costs.power_spread[place]
         return costs, cards.astype(np.str_)
 

@@ -235,18 +235,22 @@ def test_what_no_sweep_makes_is_asked_of_its_model(database):
     assert gains == sorted(gains, reverse=True)
 
 
-def grouped():
-    """A model with convolutions of three channels per group, which are unlike all packaged readings."""
-    import torch
-    from torch import nn
+GROUPED = """
+import torch
+from torch import nn
 
+def net():
+    # Convolutions of three channels per group are unlike all packaged readings.
     blocks = [(nn.Conv2d(192, 192, 5, padding=2, groups=64), nn.BatchNorm2d(192), nn.ReLU()) for _ in range(2)]
     layers = [nn.Conv2d(3, 192, 3, padding=1), *(layer for block in blocks for layer in block)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(192, 10)), torch.randn(16, 3, 48, 48)
+"""
 
 
-def test_parts_unlike_the_readings_are_marked_and_planned_first(own, database, monkeypatch):
-    monkeypatch.setenv("FARM_MODELS", json.dumps({"grouped": "tests.estimate.test_predictions:grouped"}))
+def test_parts_unlike_the_readings_are_marked_and_planned_first(own, database, monkeypatch, tmp_path):
+    (tmp_path / "grouped_convolutions.py").write_text(GROUPED)
+    monkeypatch.setenv("FARM_MODELS", json.dumps({"grouped": "grouped_convolutions:net"}))
+    monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     settings.cache_clear()
     packaged = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11")
     shutil.rmtree(settings().state_dir / "predictors")
