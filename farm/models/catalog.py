@@ -125,7 +125,10 @@ def find(name: str) -> ModelEntry:
 def usual_batch(name: str, default: int) -> int:
     """The batch of a user's own example inputs; ``default`` for all other models. Imports torch for a user's model."""
     entry = find(name)
-    return (own.own_batch(entry.own_name) if entry.origin == own.NAME else 0) or default
+    if entry.origin == own.NAME:
+        with contextlib.suppress(SettingsError):  # using the model raises this error again
+            return own.own_batch(entry.own_name) or default
+    return default
 
 
 def known(name: str) -> str:

@@ -154,11 +154,18 @@ def test_what_is_not_run_says_what_it_needs():
                 )
 
 
+def write_module(block, folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()])
+    (folder / block.file).write_text(block.text)
+    monkeypatch.setitem(sys.modules, Path(block.file).stem, sys)  # other tests have modules of that name:
+    del sys.modules[Path(block.file).stem]  # theirs is put aside, and this page's taken away
+
+
 def test_every_command_that_is_told_can_be_parsed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in all_blocks():
         if block.file:  # a model may be given by the location of its file
-            Path(block.file).write_text(block.text)
+            write_module(block, tmp_path, monkeypatch)
     monkeypatch.setenv("FARM_MODELS", '{"my_net": "my_models:net"}')
     monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     settings.cache_clear()
@@ -216,10 +223,7 @@ def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, t
     for block in (block for block in blocks(page) if not block.needs):
         where = f"{block.page}:{block.line}"
         if block.file:
-            (tmp_path / block.file).write_text(block.text)
-            monkeypatch.setitem(sys.modules, Path(block.file).stem, sys)  # other tests have modules of that name:
-            del sys.modules[Path(block.file).stem]  # theirs is put aside, and this page's taken away
-            monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()])
+            write_module(block, tmp_path, monkeypatch)
         elif block.language == "python":
             exec(compile(block.text, where, "exec"), {})
         elif not block.language:

@@ -74,19 +74,19 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
 def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(farm, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     written = tmp_path / "jobs.yml"
-    written.write_text("- {model: autocast}\n- {model: loud, batch: [1, 2]}\n")
+    written.write_text("- {model: autocast}\n- {model: loud, batch: [1, 4]}\n")
     for what in (("auto*", "loud"), ("-f", written)):
         said = farm("run", *what, "--dry-run")
-        assert (said.code, "loud 4x8 float32 on 1 card" in said.stdout) == (1, "-f" not in what), said.stderr
+        assert (said.code, "loud 2x8 float32 on 1 card" in said.stdout) == (1, "-f" not in what), said.stderr
         assert "Nothing was started" in said.stdout
         at_once, _, end = said.stderr.partition("error: ")
         where = f"{written}:1: " if "-f" in what else ""
-        assert f"{where}autocast 4x8 float32 is left out: autocast cannot be extracted completely:" in at_once
+        assert f"{where}autocast 2x8 float32 is left out: autocast cannot be extracted completely:" in at_once
         refused = f"1 of {3 if where else 2} requests cannot be measured:"
-        assert f"{refused}\n  autocast 4x8 float32: autocast cannot be" in end
+        assert f"{refused}\n  autocast 2x8 float32: autocast cannot be" in end
     foreseen = farm("run", "-f", written, "--dry-run", "--json")
     (refused,) = json.loads(foreseen.stdout)["refused"]
-    assert (foreseen.code, refused["title"]) == (1, "autocast 4x8 float32")
+    assert (foreseen.code, refused["title"]) == (1, "autocast 2x8 float32")
     assert refused["reason"].startswith("autocast cannot be extracted completely: ")
     alone = farm("run", "autocast", "-b", "1,2", "--dry-run")
     assert (alone.code, alone.stdout) == (1, "")

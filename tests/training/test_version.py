@@ -117,7 +117,7 @@ def test_an_edited_model_is_measured_again_and_old_jobs_keep_their_version(folde
         return farm.measure_model("net", database=database, card="simulated", stopping=SHORT)
 
     old = measured()
-    assert command_of(Request.from_json(old.to_json()["request"])).startswith("farm run net --batch 32 --launch")
+    assert command_of(Request.from_json(old.to_json()["request"])).startswith("farm run net --batch 2 --launch")
     assert measured().to_json()["verdict"]["whole_time_us"] == old.to_json()["verdict"]["whole_time_us"]
     edit(folder, "LAYERS = 1", "LAYERS = 8")
     new = measured()
