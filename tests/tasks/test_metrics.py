@@ -77,10 +77,10 @@ def test_the_figures_of_a_working_farm_move(tmp_path, broker, postgres_url):
 
         def busy():
             now = scrape(port)
-            return now if now["farm_items_open", "claimed"] == 2 and now["farm_items_open", "waiting"] else None
+            claimed = now["farm_items_open", "claimed"] == now["farm_card_state", "busy"] == 2  # one after the other
+            return now if claimed and now["farm_items_open", "waiting"] else None
 
         during = farm.wait_for(busy)
-        assert during["farm_card_state", "busy"] == 2
         assert during["farm_queue_age_seconds",] > 0
         assert during["farm_open_jobs",] == 1
         farm.wait_for(lambda: farm.ended(second))
