@@ -14,17 +14,17 @@ from sqlmodel import Session
 from farm.errors import UsageError
 from farm.estimation.estimate import Estimate
 from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import peaks_of
+from farm.estimation.readings import needed_tuple, peaks_of
 from farm.exchange import export as exports
 from farm.exchange import filters
 from farm.exchange.export import Exported
 from farm.exchange.importer import Imported, import_export
-from farm.exchange.packaged import first_answer, packaged_database, packaged_named
+from farm.exchange.packaged import export_at, first_answer, packaged_database
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.models import catalog
 from farm.operators.cost import cost
-from farm.prediction.stored_predictor import CallPrediction, NeededTuple
+from farm.prediction.stored_predictor import CallPrediction
 from farm.report.compare import SideComparison
 from farm.report.compare import compare as compare_sides
 from farm.report.lookup import LookupRow, Sort
@@ -34,7 +34,6 @@ from farm.requests.partial_request import default_dtype
 from farm.settings import settings
 from farm.store.database import Database
 from farm.training.version import versioned
-from farm.types.label import label_of
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
 
@@ -169,11 +168,7 @@ def predict(
     Raises:
         UsageError: no card or several cards match, or there is no predictor for the card.
     """
-    wanted = []
-    for spec in tuples:
-        found = cost(spec)
-        about = spec.id, spec.short_name, label_of(spec), found.flops, found.bytes
-        wanted.append(NeededTuple(*about, {"": 1}, spec.to_json(), found.output_shapes))
+    wanted = [needed_tuple(spec, cost(spec)) for spec in tuples]
     query = EstimateQuery(card, torch=torch)
 
     def answer(session: Session) -> list[CallPrediction]:
@@ -234,8 +229,7 @@ def import_readings(source: str | Path, *, database: Database, origin: str = "")
     Raises:
         UsageError: a file is not an export, or damaged; then nothing is written.
     """
-    path = Path(source)
-    return import_export(database, path if path.exists() else packaged_named(str(source)) or path, origin=origin)
+    return import_export(database, export_at(Path(source)), origin=origin)
 
 
 def step_memory(

@@ -14,6 +14,7 @@ from farm.errors import FarmError
 from farm.estimation.estimate import Estimate
 from farm.estimation.query import EstimateQuery
 from farm.estimation.readings import needed_of
+from farm.report.layers import held_by
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
@@ -141,8 +142,8 @@ def summary(model: Any, *args: Any, card: str = "", database: Database | None = 
         time_us, energy_mj = found.measured.get(call.tuple_id, (None, None)) if found else (None, None)
         if predicted := missing.get(call.tuple_id):
             time_us, energy_mj = predicted.predicted_us, predicted.predicted_mj
-        held = sum(tensor.numel for tensor in spec.tensors if tensor.role == "parameter")
         sizes = tuple(tuple(size) for size in cost.output_shapes or ())
+        held, _ = held_by(spec) or (0, 0)
         about = call.module_path, call_of(spec), sizes, held, cost.flops
         rows.append(SummaryRow(*about, time_us, energy_mj, predicted is not None and time_us is not None))
     return Summary(captured, tuple(rows), found, unknown)

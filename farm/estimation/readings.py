@@ -28,7 +28,9 @@ from farm.types.request import Request
 from farm.verdict.figures import Part, ReadingView, Whole
 
 if TYPE_CHECKING:
+    from farm.operators.cost import Cost
     from farm.training.extract import Extraction
+    from farm.types.tuple import OperatorTuple
 
 _READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
     table.__table__.c  # type: ignore[union-attr]
@@ -101,11 +103,14 @@ def tuples_of(
 
 def needed_of(extracted: Extraction) -> list[NeededTuple]:
     """Return the tuples of an extraction, all with the data class of the protocol."""
-    costs, counts, found = extracted.costs, extracted.capture.counts, []
-    for id_, spec in extracted.capture.tuples.items():
-        about = id_, spec.short_name, label_of(spec), costs[id_].flops, costs[id_].bytes
-        found.append(NeededTuple(*about, {"": counts[id_]}, spec.to_json(), costs[id_].output_shapes))
-    return found
+    costs, counts = extracted.costs, extracted.capture.counts
+    return [needed_tuple(spec, costs[id_], counts[id_]) for id_, spec in extracted.capture.tuples.items()]
+
+
+def needed_tuple(spec: OperatorTuple, cost: Cost, calls: int = 1) -> NeededTuple:
+    """Describe a tuple for estimates and predictions, with the data class of the protocol."""
+    about = spec.id, spec.short_name, label_of(spec), cost.flops, cost.bytes
+    return NeededTuple(*about, {"": calls}, spec.to_json(), cost.output_shapes)
 
 
 def stored_tuples(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,17 @@ def packaged_files(folder: Path = FOLDER) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == ".parquet" or next(path.glob("*.parquet"), None))
 
 
+def export_at(path: Path) -> Path:
+    """Return the path of an export: `path` if it exists, else the packaged export with this name."""
+    return path if path.exists() else packaged_named(str(path)) or path
+
+
+def _tables(exports: Sequence[Path]) -> Iterator[Path]:
+    """The Parquet files of exports, in a fixed order."""
+    for path in exports:
+        yield from sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+
+
 def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
     """Return the packaged export with this name (of its file or folder, without the suffix), or None."""
     return next((path for path in packaged_files(folder) if path.stem == name), None)
@@ -39,9 +50,8 @@ def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
 def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
     """Return the path of the compressed database of these exports in the current schema. The file may be missing."""
     about = hashlib.sha256(newest_schema().encode())
-    for path in files:
-        for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-            about.update(hashlib.sha256(file.read_bytes()).digest())
+    for file in _tables(files):
+        about.update(hashlib.sha256(file.read_bytes()).digest())
     return folder / f"packaged-{about.hexdigest()[:16]}.db.zst"
 
 
@@ -54,9 +64,8 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
     from farm.exchange.importer import import_export
 
     about = hashlib.sha256(newest_schema().encode())
-    for path in files:
-        for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-            about.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
+    for file in _tables(files):
+        about.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
     made = cache / f"exports-{about.hexdigest()[:16]}.db"
     if not made.exists():
         make_private(cache)

@@ -196,7 +196,7 @@ def _row(
     times, energies = _costs(calls)
     time_us, energy_mj = (math.fsum(values) if values else None for values in (times, energies))
     # If a module is called twice, its weights count once.
-    held = {call.place.module_path if call.is_module else call.place.index: _held(call.spec) for call in calls}
+    held = {call.place.module_path if call.is_module else call.place.index: held_by(call.spec) for call in calls}
     known = [counts for counts in held.values() if counts is not None]
     return LayerRow(
         name=name,
@@ -225,7 +225,7 @@ def _row(
     )
 
 
-def _held(spec: OperatorTuple | None) -> tuple[int, int] | None:
+def held_by(spec: OperatorTuple | None) -> tuple[int, int] | None:
     """Return the number of elements of the parameters, and their size in bytes."""
     if spec is None:
         return None
