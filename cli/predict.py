@@ -141,7 +141,7 @@ def plan(
     ),
     *,
     batch: list[int] | None = typer.Option(
-        None, "-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32."
+        None, "-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32, or that of your example inputs."
     ),
     given: Annotated[dict[str, Any], Declared(without=("compile",))],
     tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
@@ -160,8 +160,8 @@ def plan(
 
     variants = [
         catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
-        for name in models
-        for size in batch or [32]
+        for name in map(catalog.known, models)
+        for size in batch or [catalog.usual_batch(name, 32)]
     ]
     estimates = [estimated(variant, EstimateQuery(card, torch=torch)) for variant in variants]
     if not any(one.total_time for one in estimates):
