@@ -3,6 +3,7 @@
     python benchmarks/across_cards.py choose    # writes farm/data/calibration.json
     python benchmarks/across_cards.py develop   # errors for the families of the list, one family left out in turn
     python benchmarks/across_cards.py evaluate  # errors for all other families
+    python benchmarks/across_cards.py offset    # power of single H200s, with 30 readings of each
 
 The list and the constants of `farm.prediction.transfer` use readings of `LIST_FAMILIES` alone. The evaluation predicts
 tuples and whole models of the other families.
@@ -42,6 +43,7 @@ LIST_FAMILIES = ("bert", "llama", "resnet", "visformer", "vit")
 LIST, MOST = 30, 100
 MOST_US, MOST_BYTES = 2000.0, 1 << 30  # of one call of a calibration tuple
 NUMBERS = (0, 10, 30, 100)
+LEAST_OF_CARD = 60  # readings of a card whose offset is evaluated
 LEAST_MEASURED = 0.75  # share of the tuples of a model that both cards have readings of
 
 
@@ -250,19 +252,54 @@ class Comparison:
         print(counts, flush=True)
 
 
+def offsets(session: Session) -> None:
+    """Predict the power of each H200 from other H200s, for every second card; the others were used to choose `ALIKE`.
+
+    No reading of the card's tuples is in the predictor, but their readings on other cards are the source.
+    """
+    data = Side.of(session, CARDS[0], CARDS[0]).data
+    count = Counter(row.card_id for row in data.rows)
+    random = np.random.default_rng(0)
+    cards = [name for name, number in count.most_common() if number >= LEAST_OF_CARD][1::2]
+    errors: dict[str, list[np.ndarray]] = {"any card of the model": [], "corrected with 30 readings": []}
+    inside: list[np.ndarray] = []
+    for name in cards:
+        own = [row for row in data.rows if row.card_id == name]
+        others = data.where(row.card_id != name for row in data.rows)
+        rest = others.without(row.call.operator_id for row in own)
+        stored = StoredPredictor.of(rest, PREDICTORS["best"].fit(rest), SOURCE_WIDTHS)
+        costs_of = SourceCosts(stored, lambda _, rows=others.rows: rows)
+        order = random.permutation(len(own))
+        used, tested = ([own[place] for place in places] for places in (order[:LIST], order[LIST:]))
+        calls, watts = [row.call for row in tested], np.array([row.power_w or np.nan for row in tested])
+        corrected = TransferredPredictor.fit(costs_of, data.card, used, name).costs(calls)
+        for found, costs in zip(errors.values(), (costs_of.at(calls)[0], corrected), strict=True):
+            found.append(np.log(costs.power_w / watts))
+        inside.append(abs(found[-1]) <= corrected.power_spread)
+    for method, found in errors.items():
+        biases = [100 * abs(np.nanmedian(one)) for one in found]
+        each = 100 * np.nanmedian(abs(np.concatenate(found)))
+        text = f"{len(cards)} cards, {method}: median of a tuple {each:.2f} %, "
+        print(text + f"offset of a card {np.median(biases):.2f} % in the median, {max(biases):.2f} % at most")
+    print(f"inside the interval: {100 * np.concatenate(inside).mean():.0f} %")
+
+
 SOURCE_WIDTHS = Calibration(1.5, 1.5, 1.5, 3.0, 3.0, 3.0)
 VERBOSE = "-v" in sys.argv
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("choose", "develop", "evaluate"))
+    parser.add_argument("action", choices=("choose", "develop", "evaluate", "offset"))
     parser.add_argument("-v", action="store_true", help="print the error of each sum")
     action = parser.parse_args().action
     database = packaged_database()
     with database.read() as session:
         if action == "choose":
             choose(session)
+            return
+        if action == "offset":
+            offsets(session)
             return
         listed = [one.id for one in calibration_tuples()]
         order = list(dict.fromkeys([*listed, *chosen_order(session)]))[:MOST]

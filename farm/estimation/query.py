@@ -38,6 +38,7 @@ from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
 
 FILLS = ("auto", "none", "roofline")
+LEAST_OF_CARD = 20  # readings of one card from which its power is predicted apart from that of its model
 
 
 def parse_sizes(text: str, option: str) -> list[int]:
@@ -126,6 +127,8 @@ class EstimateQuery:
         if found is None and kind == "cuda":
             found, why = transferred(session, model, self.torch, protocol)
             unfilled, notes = unfilled + why, [*notes, why] if found and why else notes
+        elif found and found.path and found.path.parent == stored_predictor.PACKAGED:
+            found = _of_own_card(session, found)
         if found:
             unfilled = f"the predictor is for torch {found.software.torch} (omit --torch to use it)"
         return found, notes, unfilled
@@ -195,6 +198,17 @@ def transferred(
         )
     costs = SourceCosts(source, lambda ids: ChainMap(*_rows(session, source.card.model, source, ids)).values())
     return TransferredPredictor.fit(costs, target, list(rows.values()), cards.pop() if len(cards) == 1 else ""), note
+
+
+def _of_own_card(session: Session, found: StoredPredictor) -> StoredPredictor:
+    """Return the predictor for the user's card of this model if enough readings are of exactly one such card."""
+    own, packaged = _rows(session, found.card.model, found)
+    rows = [row for id_, row in own.items() if id_ not in packaged]
+    cards = {row.card_id for row in rows}
+    if len(cards) != 1 or len(rows) < LEAST_OF_CARD:
+        return found
+    costs = SourceCosts(found, lambda ids: _rows(session, found.card.model, found, ids)[1].values())
+    return TransferredPredictor.fit(costs, found.card, rows, cards.pop())
 
 
 def _rows(

@@ -121,9 +121,11 @@ class Correction:
 
 #: Chosen by maximum likelihood and by leaving out a family, with readings of six families on an H200 and an H100.
 TIME = Kernel(0.02, 0.025, 0.08, 0.03, 0.02, 0.013, 1.1, 0.07)
-POWER = Kernel(0.03, 0.02, 0.05, 0.035, 0.02, 0.011, 1.0, 0.85)
+POWER = Kernel(0.03, 0.02, 0.05, 0.035, 0.03, 0.011, 1.0, 0.85)
 #: Largest logarithm of a ratio of properties between these two cards. Cards that differ more are more uncertain.
 USUAL_DISTANCE = 0.35
+#: Factor of the constants for two cards of one model, chosen with half of the 24 H200s in `benchmarks/across_cards.py`.
+ALIKE = 0.3
 #: The spreads of a transfer are half-widths; those of sums are too large, because errors of types differ in sign.
 WIDTHS = Calibration(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, sum_time=0.7, sum_energy=0.7)
 
@@ -220,15 +222,20 @@ class TransferredPredictor(StoredPredictor):
 
     @classmethod
     def fit(cls, source: SourceCosts, target: CardModel, rows: Sequence[TrainingRow], card_id: str = "") -> Self:
-        """``rows``: readings of the target, described for the source card."""
+        """``rows``: readings of the target, described for the source card.
+
+        If both are of one model, only the power is corrected: the times of these cards do not differ measurably.
+        """
         of, calls = source.source, [row.call for row in rows]
         costs, source_cards = source.at(calls)
         points = Points.of(of.card, calls, costs, np.array([row.card_id for row in rows], dtype=np.str_), source_cards)
+        alike = of.card.model == target.model
         log_times = np.log([row.time_us for row in rows]) - np.log(costs.time_us)
         priors = _log_ratio(of.card, target, calls, costs.time_us)
         watts = np.array([row.power_w or np.nan for row in rows], dtype=float)
         log_powers = np.log(watts / _powers_of_properties(of.card, target, costs.power_w, log_times))
-        apart = distance(of.card, target)
+        apart = ALIKE if alike else distance(of.card, target)
+        log_times = np.full(len(rows), np.nan) if alike else log_times
         conditions = replace(of.conditions, card_model=target.model)
         return cls(
             *(of.fitted, WIDTHS, target, conditions, of.key, len(rows), of.learned),
@@ -241,7 +248,8 @@ class TransferredPredictor(StoredPredictor):
 
     @property
     def name(self) -> str:
-        return f"{self.fitted.name} of {self.source.source.card.model}, transferred"
+        source = self.source.source.card.model
+        return f"{self.fitted.name} of {source}, {'corrected' if source == self.card.model else 'transferred'}"
 
     def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
         return self.source.source.described(wanted)
@@ -270,12 +278,17 @@ class TransferredPredictor(StoredPredictor):
         source, card = self.source.source.card.model, self.card.model
         missing = sorted({call.operator_family for call in self.described(wanted)} - self.families)
         notes = [f"The predictions are not readings of {card}: they are transferred from {source}"]
-        if self.rows:
+        if source == card:
+            notes = [
+                f"The predicted powers are corrected by {self.rows} {plural('reading', self.rows)} of the card "
+                f"{self.card_id}; the predicted times are those of any {card}."
+            ]
+        elif self.rows:
             of = f"the card {self.card_id}" if self.card_id else f"any {card}"
             notes[0] += f" and calibrated with {self.rows} {plural('reading', self.rows)} of {card}, for {of}."
         else:
             notes[0] += " by the properties of the cards alone. `farm calibrate` on the card narrows the intervals."
-        if self.rows and missing:
+        if self.rows and missing and source != card:
             notes.append(f"Wider intervals, because {card} has no reading of these families: {', '.join(missing)}.")
         basis = {"source_card": source, "readings": self.rows, "card": self.card_id, "families_without": missing}
         return replace(super().predict(wanted, model), transfer=basis, notes=tuple(notes))

@@ -76,6 +76,14 @@ def test_an_own_card_keeps_its_offset():
     assert (low.power_spread < any_card.power_spread).all()
 
 
+def test_the_power_of_one_card_of_the_model_is_corrected_and_its_times_are_not():
+    rows = target_rows(slower=1.0, power=0.94)
+    own = TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), H200, rows, "GPU-1").costs(CALLS)
+    assert np.median(own.power_w / READ_W) == pytest.approx(0.94, abs=0.01)
+    assert np.median(own.time_us / READ_US) == pytest.approx(1)
+    assert np.median(own.power_spread) < np.median(transfer(target_rows(power=0.94), "GPU-1").costs(CALLS).power_spread)
+
+
 def test_a_card_without_readings_is_less_certain_the_less_it_is_like_the_source():
     source = dataclasses.replace(H200, bytes_per_s=0.9 * H200.bytes_per_s)  # measured
     b200 = data_sheet_model(source, "B200")
