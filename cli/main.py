@@ -160,6 +160,7 @@ def load_help() -> None:
 _REQUIRED = {
     **dict.fromkeys(("int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
     "float_parsing": "a number",
+    "value_error": "a number, with or without a unit (1%, 60s)",
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",
 }

@@ -150,9 +150,11 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     if group.of_a_request:
         what = field.name in VARIANT or field.name == "operators"
         panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
+    number = {"parser": _quantity} if field.type is float else {}
     one = typer.Option(
         *field.option,
-        metavar=field.metavar if several or not field.several else None,
+        **number,  # type: ignore[arg-type]
+        metavar=field.metavar or ("NUMBER" if number else None) if several or not field.several else None,
         help=dataclasses.replace(field, several=several).help,
         show_default=False,
         rich_help_panel=panel,
@@ -271,6 +273,17 @@ def with_compile_mode(words: list[str]) -> list[str]:
         if word == "--compile" and following not in WITH_MODES:
             found.append("default")
     return found
+
+
+_UNITS = {"%": 0.01, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def _quantity(text: Any) -> float:
+    """Parse a number with or without a unit: 0.01, 1%, 90, 90s, 2min. Raises ValueError."""
+    for unit, factor in _UNITS.items():
+        if str(text).endswith(unit):
+            return float(str(text).removesuffix(unit)) * factor
+    return float(text)
 
 
 def _numbers(flag: str, text: str) -> list[int]:

@@ -25,6 +25,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
+from farm.types.format import percent, span
 from farm.types.request import Request, named
 from tasks.control import repair_job
 from tasks.queues import own_farm, publish_aggregate, publish_round
@@ -229,7 +230,7 @@ class Submissions:
                     self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations are left out: {reason}")
                 self.say(
                     f"job {opened.job_id}: {opened.title}, {opened.calls} calls of {opened.tuples} operator tuples; "
-                    f"{opened.new} to measure, {opened.reused} measured already"
+                    f"{opened.new} to measure, {opened.reused} measured already{_expected(job.request, opened)}"
                 )
 
     @contextlib.contextmanager
@@ -349,3 +350,9 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
         return published
     publish_aggregate(job_id, job.round)
     return 0
+
+
+def _expected(request: Request, opened: OpenedJob) -> str:
+    """State the expected card time of a job that limits its precision or its time."""
+    wanted = f"within {percent(request.within)}" if request.within else f"a budget of {span(request.budget_s)}"
+    return f", about {span(opened.expected_s)} of card time ({wanted})" if request.within or request.budget_s else ""

@@ -62,12 +62,17 @@ class Gate:
     ceiling_s: float  # longest total time of warm-up and waiting
     energy: bool = True  # False if the window measures time only
     shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
+    least_steps: int = FLOOR_TICKS  # of the energy counter in a window
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
-        return window_power(sampler, begin_s, end_s) if self.energy else WindowPower(None, None, "", begin_s, end_s)
+        if not self.energy:
+            return WindowPower(None, None, "", begin_s, end_s)
+        return window_power(sampler, begin_s, end_s, rough=self is ROUGH)
 
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
+#: For tuples of which a rough figure is enough (`Stopping.rough`).
+ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
@@ -159,6 +164,18 @@ class Bench:
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
 
+    def load_libraries(self) -> None:
+        """On a GPU, run a few operators: their libraries load and compile now, and not during the first items."""
+        if self._stream is None:
+            return
+        with torch.cuda.stream(self._stream):
+            other_operators(self.torch_device)
+            image = torch.zeros(1, 8, 16, 16, device=self.torch_device)
+            weight = torch.zeros(8, 8, 3, 3, device=self.torch_device)
+            for dtype in (torch.float32, torch.bfloat16):
+                torch.nn.functional.conv2d(image.to(dtype), weight.to(dtype), padding=1)
+            torch.cuda.synchronize(self.torch_device)
+
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
         """Measure a subject. Half-widths in the reading are absolute.
 
@@ -184,7 +201,7 @@ class Bench:
             try:
                 with ledger.charged("canary"):
                     self.levels.refresh()
-                    if subject.kind == "operator":
+                    if subject.kind == "operator" and not stopping.rough:
                         canary = self._canary.newest(measure_canary, on_phase)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
@@ -194,7 +211,8 @@ class Bench:
                     stopping = dataclasses.replace(stopping, minimum_s=minimum_s)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
-                    gate = TIMED if protocol.placement else GATES[subject.kind]
+                    gate = ROUGH if stopping.rough and subject.kind == "operator" else GATES[subject.kind]
+                    gate = TIMED if protocol.placement else gate
                     reading = self._steady_until_good(workload, stopping, gate, on_phase, ledger)
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
@@ -418,7 +436,9 @@ class Bench:
             warm_up_slope_c_per_s=slope_c_per_s,
             unsettled="temperature_c" in capabilities
             and gate.energy
+            and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
+            rough=gate is ROUGH,
             foreign=foreign_before | seen.foreign_processes | self._foreign_processes(),
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
@@ -482,7 +502,7 @@ class Bench:
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
     ) -> bool:
-        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= FLOOR_TICKS:
+        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
             return False
         power = gate.power(sampler, begin_s, now_s)
         rounds = clock.between(power.begin_s, power.end_s)

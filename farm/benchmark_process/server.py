@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import queue
@@ -118,6 +119,10 @@ def main() -> None:
         capabilities=sorted(runner.device.capabilities),
         unhealthy=unhealthy,
     )
+    for prepare in runner.preparations:
+        if requests.empty():
+            with contextlib.suppress(Exception):  # an item that needs it reports the error
+                prepare()
     while _serve(requests.get(), runner, events):
         pass
     # Do not use sys.exit: the destructors of a poisoned CUDA context may hang.
@@ -168,6 +173,7 @@ class Runner:
     device: Device
     software: Software
     handlers: Mapping[type[ProcessRequest[Any]], Handler]  # kinds of requests that this runner supports
+    preparations: tuple[Callable[[], object], ...] = ()  # to run while no request waits; items then start sooner
     check_every_s = CHECK_EVERY_S
     _checked_s = float("-inf")
 
@@ -260,6 +266,7 @@ class TorchVerifier(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
+        self.preparations = (lambda: importlib.import_module("torchvision"),) if cuda else ()
         self.software = _software(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
@@ -302,6 +309,7 @@ class TorchRunner(TorchVerifier):
         self._health = functools.cache(lambda: checks.HealthCheck(target))
         cuda = device.card.kind == "cuda"
         bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload.offload)
+        self.preparations += (bench.load_libraries,)
         if peer:  # after the bench, which finds this process's id on the card and chooses the stream
             memory_tier.take_from_peer(target)
         self.handlers = {

@@ -65,6 +65,7 @@ class OpenedJob:
     new: int  # items to measure now
     reused: int  # items closed with an existing reading
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> number of impossible combinations of a sweep
+    expected_s: float = 0.0  # of card time for the new items
     changed: str = ""  # text for people: how a user's own model differs from that of its newest earlier job
 
     def to_json(self) -> dict[str, object]:
@@ -129,7 +130,8 @@ def open_job(
             _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
     planned = create(scope=scope, capture_id=tuples.capture_id, title=title)
     number, calls = len(tuples.calls), sum(tuples.calls.values())
-    return OpenedJob(planned.job_id, planned.round, title, number, calls, planned.new, planned.reused, changed=changed)
+    about = {"expected_s": planned.expected_s, "changed": changed}
+    return OpenedJob(planned.job_id, planned.round, title, number, calls, planned.new, planned.reused, **about)  # type: ignore[arg-type]
 
 
 def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:

@@ -209,7 +209,7 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
         short_name,
         Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens, compiled),
         _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen`, items differ in protocol
-        request.stopping,
+        request.stopping.allowing(item.half_width),
         capture_id,
     )
 
@@ -298,11 +298,11 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
             session.rollback()
             return Closed(False)
         deferred = session.execute(
-            select(Item.id, Job.request)
+            select(Item.id, Item.half_width, Job.request)
             .join(Job, col(Job.id) == col(Item.job_id))
             .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
         )
-        served = col(Item.id).in_([item_id for item_id, asked in deferred if _satisfies(row, asked)])
+        served = col(Item.id).in_([item_id for item_id, wanted, asked in deferred if _satisfies(row, asked, wanted)])
         serving = item_state.SERVE.update(served, col(Item.state) == ItemState.DEFERRED, reading_id=reading_id)
         also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
         affected = {(item.job_id, item.round), *((job_id, number) for job_id, number in also)}
@@ -310,10 +310,10 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
     return Closed(True, _finished(database, affected), woken)
 
 
-def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
-    """True if a reading is precise enough for the stopping rule of another job's request."""
+def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any], half_width: float) -> bool:
+    """True if a reading is precise enough for another job's request and the half-width of its item."""
     try:
-        return satisfies(reading, Request.from_json(asked).stopping)
+        return satisfies(reading, Request.from_json(asked).stopping.allowing(half_width))
     except Unreadable:
         return False  # the item wakes, and its own claim reports the error
 

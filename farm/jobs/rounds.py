@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,6 +37,10 @@ from farm.verdict.verdict import Verdict
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
 ITEM_OVERHEAD_S = 0.3
+WHOLE_S = 5.0  # the same of a whole model, with its window
+#: The least precise half-width of a tuple's time, and the share of the sum's interval that its tuples may use up. The
+#: rest is for errors that they share.
+LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class PlannedRound:
     round: int
     new: int
     reused: int
+    expected_s: float = 0.0  # of card time for the new items
 
 
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
@@ -131,7 +137,8 @@ def add_round(
 
 def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
     closed = sum(item.state == ItemState.DONE for item in items)
-    return PlannedRound(job.id, job.round, len(items) - closed, closed)
+    expected_s = math.fsum(item.expected_s for item in items if item.state != ItemState.DONE)
+    return PlannedRound(job.id, job.round, len(items) - closed, closed, expected_s)
 
 
 def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:
@@ -167,19 +174,34 @@ def roofline_on(card: CardRow, request: Request) -> Roofline:
 
 
 def _tuples(
-    session: Session, job: Job, request: Request, cards: Sequence[CardRow], operators: Sequence[tuple[Any, str]]
+    session: Session, job: Job, request: Request, cards: Sequence[CardRow], operators: Sequence[tuple[Any, str, int]]
 ) -> list[Item]:
-    """Create an item for each (operator, protocol id): closed if a reading can be reused, else placed on a card."""
-    roofline, stopping = roofline_on(cards[0], request), request.stopping
-    now_s = read_clock_s(session)
-    tuples = []
-    for operator, protocol_id in operators:
-        one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
-        # The window has at least a dozen passes.
-        expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + max(stopping.minimum_s, 12 * one_pass_s)
-        subject = {"subject_kind": "operator", "subject_id": operator.id, "protocol_id": protocol_id}
-        tuples.append(new_item(job, cards[0], "tuple", now_s, **subject, expected_s=expected_s))
+    """Create an item for each (operator, protocol id, calls): closed if a reading can be reused, else put on a card."""
+    roofline, now_s = roofline_on(cards[0], request), read_clock_s(session)
+    passes_us = [roofline.estimate_us(operator.flops, operator.bytes_moved) for operator, *_ in operators]
+    total_us = math.fsum(one_us * calls for one_us, (*_, calls) in zip(passes_us, operators, strict=True)) or 1.0
+    tuples = [
+        new_item(job, cards[0], "tuple", now_s, subject_kind="operator", subject_id=one.id, protocol_id=protocol_id)
+        for one, protocol_id, _ in operators
+    ]
+
+    def expect(within: float) -> float:
+        """Set how precise each tuple must be, and its expected seconds; return those of all tuples to measure."""
+        for item, one_us, (*_, calls) in zip(tuples, passes_us, operators, strict=True):
+            share = one_us * calls / total_us
+            # Half-widths of r / sqrt(share) give the sum the half-width r, for the least time in windows.
+            item.half_width = min(LEAST_PRECISE, within / math.sqrt(share)) if share else LEAST_PRECISE * bool(within)
+            stopping = request.stopping.allowing(item.half_width)
+            # The window has at least a dozen passes.
+            window_s = max(0.15 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
+            item.expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
+        return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
+
+    expect(request.within * OF_TUPLES)
     _reuse(session, tuples, request, cards)
+    within = 0.0
+    while request.budget_s and expect(within) > request.budget_s - WHOLE_S and within < LEAST_PRECISE:
+        within = 1.25 * within or 1e-4
     new = [item for item in tuples if item.state == ItemState.WAITING]
     for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
         item.card_id = card_id
@@ -191,8 +213,7 @@ def _wholes(
 ) -> list[Item]:
     """Create a whole item for every card that measures tuples or whose readings of tuples are reused."""
     assert request.variant is not None
-    mean_s = sum(item.expected_s for item in tuples) / max(1, len(tuples))
-    subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": mean_s + 2.0}
+    subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": WHOLE_S}
     subject["protocol_id"] = store_protocol(session, request.protocol.of_whole)
     by_id = {card.id: card for card in cards}
     wholes = []
@@ -249,8 +270,8 @@ def new_item(job: Job, card: CardRow, role: str, now_s: float | None = None, **s
 
 def _operators(
     session: Session, job: Job, request: Request, capture_id: int | None, operator_ids: Sequence[str]
-) -> list[tuple[Any, str]]:
-    """Return (operator, protocol id) for each measurement that has no item in the job yet.
+) -> list[tuple[Any, str, int]]:
+    """Return (operator, protocol id, calls) for each measurement that has no item in the job yet.
 
     A tuple with two value profiles has two protocols. Each operator is a named tuple of the columns that planning
     needs, without the spec.
@@ -262,28 +283,28 @@ def _operators(
         return store_protocol(session, protocol.with_placement(placement) if placement else protocol)
 
     if capture_id is not None:
-        pairs = list(classes(session, capture_id, request.protocol.data))
+        pairs = classes(session, capture_id, request.protocol.data)
     else:
-        pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
+        pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
     first = dict(reversed(pairs))  # tuple id -> data of its first call
     operator = tables.Operator
     columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved)
     found = fetch_values(session, columns, first)
-    wanted = [(found[operator_id], protocol_id(data)) for operator_id, data in pairs]
+    wanted = [(found[operator_id], protocol_id(data), calls) for (operator_id, data), calls in pairs.items()]
     if request.placements != "none":
         from farm.operators.replay import placements_of
 
         specs = tuples_with_ids(session, first)
         # Each placement is measured with the data of the first call only: values do not affect transfers.
         wanted += [
-            (found[operator_id], protocol_id(first[operator_id], word))
+            (found[operator_id], protocol_id(first[operator_id], word), 1)
             for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs)
             if operator_id in specs
             for word in placements_of(specs[operator_id], request.placements)
         ]
     its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")
     there = set(map(tuple, among(session, its, Item.subject_id, found)))
-    return [pair for pair in wanted if (pair[0].id, pair[1]) not in there]
+    return [one for one in wanted if (one[0].id, one[1]) not in there]
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:

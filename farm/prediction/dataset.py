@@ -213,7 +213,7 @@ def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
 
 
 def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: bool) -> TrainingRow:
-    details = Details.from_json(row.details)
+    details, rough = Details.from_json(row.details), "rough" in (row.flags or ())
     context, fetching_us = details.context, 0.0
     if context is not None and (details.copies or 1) > 1:
         # As in `farm.verdict.aggregate`: time of a loop over copies minus time of a loop with all tensors in the cache.
@@ -224,8 +224,9 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
         call=_described(card, operator, data, tf32=tf32),
         time_us=row.time_us,
         time_half_width_us=row.time_half_width_us,
-        power_w=row.energy_mj / row.time_us * 1e3 if row.energy_mj else None,
-        energy_mj=row.energy_mj,
+        # Only the time of a rough reading is precise enough to learn from.
+        power_w=row.energy_mj / row.time_us * 1e3 if row.energy_mj and not rough else None,
+        energy_mj=None if rough else row.energy_mj,
         energy_half_width_mj=row.energy_half_width_mj,
         # A negative effect larger than this is noise of operators that take a microsecond.
         neighbours_us=max(context.effect_us, -0.5 * row.time_us) if context else 0.0,

@@ -86,6 +86,7 @@ def _entry_models() -> dict[str, type[BaseModel]]:
         "stopping": (_model_of(STOPPING), None),
     }
     of_a_model: dict[str, Any] = {**common, "operators": (_list_of(text), None), "target": (share, None)}
+    of_a_model |= {name: (_type_of(JOB[name]), None) for name in ("within", "budget_s")}
     grid = dict[str, _list_of(Annotated[Any, AfterValidator(_grid_value)])]  # type: ignore[misc, valid-type]
     return {
         "model": _model_of(VARIANT, many=True, model=(_list_of(text), ...), **of_a_model),

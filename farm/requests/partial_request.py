@@ -89,8 +89,8 @@ class TextFiles(Record):
 _OF_VARIANT = (one for kind in (Variant, TextFiles) for one in fields_of(kind))
 VARIANT = {one.name: one for one in _OF_VARIANT if one.given and one.name != "model"}
 PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.name != "placement"}  # jobs enumerate placements
-STOPPING = {one.name: one for one in fields_of(Stopping)}
-JOB = {one.name: one for one in fields_of(Request) if one.name in ("operators", "target", "reuse", "placements")}
+STOPPING = {one.name: one for one in fields_of(Stopping) if one.given}
+JOB = {one.name: one for one in fields_of(Request) if one.option}
 GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 
 
@@ -147,6 +147,11 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
     protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
     if card_kind == "cpu" and protocol.launch == "graph":
         raise UsageError("A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager.")
+    if card_kind == "cpu" and (partial.within or partial.budget_s):
+        raise UsageError(
+            "--within and --budget need a GPU: a CPU times all tuples in turn until the gap is known.",
+            "Omit them, or give --quick.",
+        )
     variant = None
     if sweep is None:
         if partial.model is None:

@@ -395,7 +395,8 @@ def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids
         serving = [reading for reading in readings if reading.card_id in card_ids]
     else:
         serving = [reading for reading in readings if reading.card_model == item.card_model]
-    serving = [reading for reading in serving if satisfies(reading, request.stopping)]
+    wanted = request.stopping.allowing(item.half_width)
+    serving = [reading for reading in serving if satisfies(reading, wanted)]
     return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
 
 
@@ -419,7 +420,7 @@ def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
 
     False for readings that are not `sound`, and for readings of a study, which has its own windows.
     """
-    if not sound(reading) or "study" in reading.flags:
+    if not sound(reading) or "study" in reading.flags or ("rough" in reading.flags and not wanted.rough):
         return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
     energy_ok = (

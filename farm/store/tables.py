@@ -276,6 +276,7 @@ class Item(Row, table=True):
     card_model: str
     state: str = ItemState.WAITING
     expected_s: float = 0.0
+    half_width: float = 0.0  # of the time, as a share, that is enough for the job's sum; 0: that of the request
     holder: str = ""
     token: str = ""
     subject_key: str = Field(default="", index=True)  # subject, card or card model, software, protocol

@@ -100,6 +100,13 @@ class Protocol(ContentAddressed):
         return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow])
 
 
+#: If a job allows an interval of the energy as wide as this, a tuple's window is rough: it does not wait for the chip's
+#: temperature, and ends as soon as its interval is narrow enough.
+ROUGH = 0.05
+#: A sum of energies is wanted within this many times the half-width of the sum of times: its sensor is less precise.
+ENERGY_PER_TIME = 3.0
+
+
 @dataclass(frozen=True)
 class Stopping(Record):
     """When a window ends. Not part of a protocol's id: a more precise reading satisfies a less strict request.
@@ -112,6 +119,20 @@ class Stopping(Record):
     maximum_s: float = original(3.0, "longest window of one reading, in seconds", "--window", unit="s")
     time_half_width: float = original(0.01, "relative half-width of the time's interval at which a window ends")
     energy_half_width: float = original(0.02, "relative half-width of the energy's interval at which a window ends")
+    rough: bool = declared(False, "whether the window need not wait for the chip's temperature", given=False)
+
+    def allowing(self, half_width: float) -> Self:
+        """Return the rule if this half-width of the time, and `ENERGY_PER_TIME` times it for the energy, is enough.
+
+        A rule never becomes stricter: 0 returns an equal one.
+        """
+        energy = max(self.energy_half_width, ENERGY_PER_TIME * half_width)
+        wider = dataclasses.replace(
+            self, time_half_width=max(self.time_half_width, half_width), energy_half_width=energy
+        )
+        if ENERGY_PER_TIME * half_width < ROUGH:
+            return wider
+        return dataclasses.replace(wider, rough=True, warm_up_s=min(self.warm_up_s, 0.05), minimum_s=0.0, maximum_s=0.6)
 
 
 @dataclass(frozen=True)

@@ -339,6 +339,7 @@ FLAGS: dict[str, str] = {
     "drifting": "the power of the two halves of the window differs by more than 3 %, also after repetition",
     "starved": "the card waited for the host for more than 0.5 % of the window, also after repetition",
     "unsettled": "the temperature was still changing when the window had to open, or the wait was too short to decide",
+    "rough": "the job needed only a rough figure, so the window was short and did not wait for the temperature",
     "lacks_sensors": (
         "the card does not report a value that the checks of a reading need: processes, throttle reasons, "
         "temperature, clock or instant power (lacks in the details)"

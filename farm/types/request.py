@@ -74,6 +74,22 @@ class Request(ContentAddressed):
         usual="none",
         choices=PLACEMENTS,
     )
+    within: float = declared(
+        0.0,
+        "half-width of the interval of the sum's time that is enough, such as 1% (three times that for the energy): "
+        "each tuple is measured only as precisely as its share needs",
+        "--within",
+        usual="none: each tuple has a precise reading of its own",
+        metavar="SHARE",
+    )
+    budget_s: float = declared(
+        0.0,
+        "card time, such as 60s: tuples are measured as precisely as it allows, so that the sum's interval is narrow",
+        "--budget",
+        unit="s",
+        usual="no limit",
+        metavar="TIME",
+    )
     comparison: str = declared("", "the round and side of a comparison in paired rounds")
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job's stored JSON also has its cards
@@ -94,6 +110,7 @@ class Request(ContentAddressed):
                 "Omit --data to use standard normal values, or name a value profile: --data zeros-50+.",
             )
         self._check_compiled()
+        self._check_precision()
         if self.variant is not None and self.protocol.placement:
             raise UsageError(
                 "A placement names the tensors of one tuple; a model has many tuples.",
@@ -122,6 +139,20 @@ class Request(ContentAddressed):
                 "--operators auto does not work with --compile: the kernels are known only after compiling.",
                 "Give --operators all, or kinds of kernels: pointwise,reduction.",
             )
+
+    def _check_precision(self) -> None:
+        for option, value, most, example in (
+            ("--within", self.within, 1.0, "--within 1%"),
+            ("--budget", self.budget_s, math.inf, "--budget 60s"),
+        ):
+            if not 0 <= value < most:
+                raise UsageError(f"{option} is {value:g}; it must be above 0 and below {most:g}.", f"Give {example}.")
+            if value and self.variant is None:
+                raise UsageError(f"{option} is about the sum of a model; a sweep has none.", f"Omit {option}.")
+            if value and self.placements != "none":
+                raise UsageError(f"{option} does not work with --placements.", f"Omit {option} or --placements.")
+        if self.within and self.budget_s:
+            raise UsageError("--within and --budget both decide how precise the tuples are.", "Give one of them.")
 
     @property
     def title(self) -> str:

@@ -339,6 +339,7 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
 
 
 PLACE_UNSURE_US = 0.05  # per call: a CUDA event before a kernel prevents an early start of the kernel
+ROUGH_POWER = 0.01  # share of the energy: error that rough readings share, because the chip is not yet warm
 PLACE_UNSURE = 0.1  # fraction of the effect of a place in the model
 BURST_THROTTLED_SHARE = 0.05  # share of throttled samples from which a burst did not run at full clocks
 
@@ -365,7 +366,8 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
 
     A tuple that hits the power limit in a loop runs faster in the model, because its neighbours draw less power.
     """
-    steady = Chosen(reading.time, reading.energy, "steady")
+    rough_mj = ROUGH_POWER * reading.energy.value if reading.energy and "rough" in reading.flags else 0.0
+    steady = Chosen(reading.time, reading.energy, "steady", unsure_mj=rough_mj)
     burst = reading.details.burst
     if burst is None or not burst.time_us:
         return steady

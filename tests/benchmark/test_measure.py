@@ -61,6 +61,18 @@ def test_the_window_begins_and_ends_on_ticks_of_the_counter() -> None:
     assert reading.details.ticks > FLOOR_TICKS
 
 
+def test_a_rough_reading_ends_with_the_first_step_of_the_counter_that_is_precise_enough() -> None:
+    wanted = Stopping().allowing(0.05)
+    reading = read(FakeDevice(tick_s=0.1), stopping=wanted)
+    assert "rough" in reading.flags
+    assert (reading.details.ticks, reading.details.canary) == (2, None)
+    assert reading.window_s < 0.15
+    assert reading.energy_half_width_mj == pytest.approx(0.07 * reading.energy_mj, rel=0.02)
+    narrower = read(FakeDevice(tick_s=0.1), stopping=Stopping().allowing(0.02))
+    assert narrower.details.ticks > 2
+    assert "rough" not in read(FakeDevice(tick_s=0.1), stopping=Stopping().allowing(0.01)).flags
+
+
 def test_the_window_is_as_short_as_the_interval_allows_and_flagged_at_the_ceiling() -> None:
     impossible = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=1e-9, energy_half_width=1e-9)
     easy, hard = read(FakeDevice()), read(FakeDevice(), stopping=impossible)

@@ -45,7 +45,12 @@ def _on_the_cpu(monkeypatch):
         ("run fasterrcnn_resnet50_fpn", 2, "is a detection model", "farm models"),
         ("run resnet18 -b 0", 2, "batch is 0", "-b 1"),
         ("run resnet18 -b two", 2, "--batch needs a whole number, not 'two'.", "--batch 1,8"),
-        ("run resnet18 --window soon", 2, "--window needs a number, not 'soon'.", "farm run -h"),
+        (
+            "run resnet18 --window soon",
+            2,
+            "--window needs a number, with or without a unit (1%, 60s), not 'soon'.",
+            "farm run -h",
+        ),
         ("jobs -n 0", 2, "--limit needs a number from 1 to 2147483647, not '0'.", "farm jobs -h"),
         ("jobs -n 99999999999999999999", 2, "--limit needs a number from 1 to 2147483647, not", "farm jobs -h"),
         ("run resnet18 -b 99999999999999999999999", 2, "it must be from 1 to 2147483647.", "-b 1"),

@@ -9,7 +9,7 @@ from sqlmodel import select
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
 from farm.jobs.create import continue_planning, open_job, tuples_of
-from farm.jobs.rounds import Closing, close_round
+from farm.jobs.rounds import LEAST_PRECISE, Closing, close_round
 from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
 from farm.store.content import counts
@@ -140,3 +140,25 @@ def test_who_cancels_a_job_while_it_is_planned_ends_that(any_database, small_bat
         open_job(any_database, TEN, [card], grown=lambda opened, _: jobs.cancel(any_database, opened.job_id))
     with any_database.read() as session:
         assert set(session.exec(select(Item.state))) == {"cancelled"}
+
+
+def test_each_tuple_is_only_as_precise_as_its_share_of_the_sum_needs(database):
+    """With half-widths r / sqrt(share), the sum has the half-width r."""
+    usual = open_job(database, MODEL, register(database, 0))
+    opened = open_job(database, MODEL.replace(within=0.01, reuse="none"), ["SIM-0"])
+    assert opened.expected_s < 0.7 * usual.expected_s
+    items = items_of(database, opened.job_id, "tuple")
+    widths = [item.half_width for item in items]
+    assert 0 < min(widths) < 0.01 < max(widths) <= LEAST_PRECISE
+    assert {item.half_width for item in items_of(database, usual.job_id)} == {0.0}
+    rough = claim(database, max(items, key=lambda item: item.half_width))
+    assert rough.stopping.rough
+    assert rough.stopping.time_half_width == max(widths)
+
+
+def test_a_budget_makes_the_tuples_as_precise_as_it_allows(database):
+    cards = register(database, 0)
+    large, small = (open_job(database, MODEL.replace(budget_s=seconds), cards) for seconds in (600.0, 16.0))
+    assert small.expected_s <= 16.0 < large.expected_s
+    assert all(item.half_width == 0 for item in items_of(database, large.job_id))
+    assert max(item.half_width for item in items_of(database, small.job_id)) > 0.01

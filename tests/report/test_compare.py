@@ -322,7 +322,7 @@ def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
 
 def test_a_job_and_its_own_readings_do_not_differ_in_any_operator(tmp_path):
     database = packaged.database_of(packaged.packaged_files(), tmp_path)  # the same for all tests
-    for sides in (("8wzs4rg5", "card=H100 model=resnet50"), ("card=H100 model=resnet50", "8wzs4rg5")):
+    for sides in (("j9zadgnw", "card=H100 model=regnet_y_400mf"), ("card=H100 model=regnet_y_400mf", "j9zadgnw")):
         found = compared(database, *sides)
         assert len(found.tuples) > 20
         assert {row.time.change.value for row in (*found.tuples, *found.types, found.total)} == {0.0}

@@ -5,7 +5,7 @@ import pytest
 from farm.errors import UsageError
 from farm.requests.partial_request import PartialRequest, command_of, complete, operator_names
 from farm.types.protocol import Variant
-from farm.types.request import Request
+from farm.types.request import Request, Sweep
 
 
 def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
@@ -34,6 +34,12 @@ def test_what_was_said_wins_also_when_it_is_false_or_zero():
         (PartialRequest(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
         (PartialRequest(model="resnet18", input_size=0), "cpu", "not 0 px"),
         (PartialRequest(), "cpu", "No model is given"),
+        (PartialRequest(model="resnet18", within=0.01), "cpu", "--within and --budget need a GPU"),
+        (PartialRequest(model="resnet18", within=1.0), "cuda", "--within is 1; it must be above 0 and below 1"),
+        (PartialRequest(model="resnet18", budget_s=-1.0), "cuda", "--budget is -1"),
+        (PartialRequest(model="resnet18", within=0.01, budget_s=60.0), "cuda", "both decide how precise"),
+        (PartialRequest(model="resnet18", within=0.01, placements="all"), "cuda", "does not work with --placements"),
+        (PartialRequest(sweep=Sweep("ReLU", {"shape": (1,)}), budget_s=60.0), "cuda", "a sweep has none"),
     ],
 )
 def test_wrong_values_are_named(partial, kind, message):

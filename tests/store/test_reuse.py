@@ -53,6 +53,14 @@ def test_what_may_be_better_the_next_time_is_read_again(flag: str):
     assert not satisfies(row(flags=(flag,)), USUAL)
 
 
+def test_a_rough_reading_serves_only_who_asked_for_no_more():
+    rough = row(flags=("rough",))
+    assert not satisfies(rough, USUAL)
+    assert satisfies(rough, USUAL.allowing(0.03))
+    assert not satisfies(row(50.0, flags=("rough",)), USUAL.allowing(0.03))
+    assert satisfies(row(), USUAL.allowing(0.03)), "a precise one serves, too"
+
+
 def test_readings_by_another_method_are_not_mixed_in():
     assert not satisfies(row(method=METHOD - 1), USUAL)
     assert not satisfies(row(card_id="CPU-1"), USUAL), "a CPU that was measured like a GPU"
