@@ -24,7 +24,7 @@ TORCH_FREE = (
     ["status"],
     ["cards"],
     ["settings"],
-    ["significant"],
+    ["db", "significant"],
     ["db", "check"],
 )
 _WITNESS = (

@@ -1,4 +1,4 @@
-"""``farm db``: the database's schema."""
+"""``farm db``: the database's schema, old data, and the operator types that the accuracy loop measures first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 import typer
 
 from cli import output
-from cli.output import emit
+from cli.options import AsJson
+from cli.output import emit, emit_json, say
 from farm.errors import UsageError
 
-app = typer.Typer(help="Create, update and check the database's tables.", no_args_is_help=True)
+app = typer.Typer(help="Create, update and check the database's tables; delete old data.", no_args_is_help=True)
 
 
 @app.command()
@@ -65,3 +66,29 @@ def prune(
             raise UsageError(f"This would delete {told(found)}.", "Add --yes to delete, or --dry-run to print only.")
         typer.confirm(f"Delete {told(found)} from {database}?", abort=True, err=True)
     emit(f"{database}: {told(pruning.prune(database, older_than * 86400))} deleted.")
+
+
+@app.command()
+def significant(
+    add: list[str] | None = typer.Option(None, metavar="OPERATOR", help="Add an operator type, e.g. Conv2d."),
+    remove: list[str] | None = typer.Option(None, metavar="OPERATOR", help="Remove an operator type."),
+    as_json: AsJson = False,
+) -> None:
+    """Show or edit the operator types that `--operators auto` measures first."""
+    from sqlmodel import select
+
+    from farm.jobs.rounds import forget_significant, remember_significant
+    from farm.requests.partial_request import check_operator_names
+    from farm.store import tables
+
+    check_operator_names(add or ())
+    with output.open_database().write() as session:
+        remember_significant(session, add or (), "person")
+        forget_significant(session, remove or ())
+        rows = session.exec(select(tables.SignificantOperator).order_by(tables.SignificantOperator.name)).all()
+    if as_json:
+        emit_json({"significant": [{"operator": row.name, "added_by": row.added_by} for row in rows]})
+    elif not rows:
+        say("No operator types yet. `farm db significant --add Conv2d` adds one; `--operators auto` adds them.")
+    for row in [] if as_json else rows:
+        emit(f"{row.name}  (added by {'a person' if row.added_by == 'person' else 'the accuracy loop'})")

@@ -29,14 +29,49 @@ from farm.safe_text import without_secrets
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
-_NAMES = (  # in the order in which a new user needs them
-    "run submit worker status report publish jobs resume cancel cards models operators memory trace compare "
-    "calibrate lookup estimate export import flower doctor settings help significant predict db"
-)
-COMMANDS = _NAMES.split()
+#: Group of the help -> command -> an example, in the order in which a new user needs them.
+_GROUPS = {
+    "Measure": {
+        "run": "run resnet50 -b 32 --within 1%",
+        "submit": "submit 'resnet*' -b 1,32 --wait",
+        "calibrate": "calibrate --card H100",
+        "memory": "memory resnet50 -b 32 --fast 50%",
+    },
+    "Results": {
+        "report": "report 55xkbcua --by module --depth 2",
+        "compare": "compare --run 'resnet50 --compile' 'resnet50'",
+        "publish": "publish site",
+    },
+    "Ask, without measuring": {
+        "estimate": "estimate llama-3.2-1b -b 1..64 --card H200",
+        "lookup": "lookup Linear in_features=4096 dtype=bfloat16 card=H200",
+        "predict": "predict plan resnet50 --card H100",
+        "models": "models 'resnet*'",
+        "operators": "operators resnet50 -b 32",
+        "help": "help coverage",
+    },
+    "Jobs and cards": {
+        "jobs": "jobs resnet50",
+        "status": "status 55xkbcua --watch",
+        "resume": "resume --failed 55xkbcua",
+        "cancel": "cancel 55xkbcua",
+        "cards": "cards drain 0",
+    },
+    "The farm": {
+        "worker": "worker --card 0",
+        "doctor": "doctor",
+        "flower": "flower",
+        "settings": "settings",
+        "export": "export readings card=H200",
+        "import": "import readings",
+        "db": "db upgrade",
+    },
+}
+_EXAMPLES = {name: example for group in _GROUPS.values() for name, example in group.items()}
+COMMANDS = list(_EXAMPLES)
 #: Command -> its module in `cli`, if that has another name.
 _MODULES = {
-    **dict.fromkeys(("publish", "trace"), "report"),
+    "publish": "report",
     **dict.fromkeys(("cancel", "resume", "status"), "jobs"),
     **dict.fromkeys(("lookup", "export", "import"), "readings"),
     "flower": "worker",
@@ -56,11 +91,11 @@ def _imported(name: str) -> Any:
 @functools.cache
 def _built(name: str) -> Any:
     """The command of Typer."""
-    command, parent = _imported(name), typer.Typer()
+    command, parent, example = _imported(name), typer.Typer(), f"Example: farm {_EXAMPLES[name]}"
     if isinstance(command, typer.Typer):
-        parent.add_typer(command, name=name)
+        parent.add_typer(command, name=name, epilog=example)
     else:
-        parent.command(name)(command)
+        parent.command(name, epilog=example)(command)
     for one in (command if isinstance(command, typer.Typer) else parent).registered_commands:
         one.callback = flat(one.callback)  # type: ignore[arg-type]
     return typer.main.get_group(parent).commands[name]
@@ -91,8 +126,15 @@ class FarmGroup(TyperGroup):
         """List the commands without building them."""
         listed, functions = copy.copy(self), {name: _imported(name) for name in COMMANDS}
         listed.commands = {
-            name: TyperCommand(name, help=one.info.help if isinstance(one, typer.Typer) else inspect.getdoc(one))
-            for name, one in functions.items()
+            name: TyperCommand(
+                name,
+                help=functions[name].info.help
+                if isinstance(functions[name], typer.Typer)
+                else inspect.getdoc(functions[name]),
+                rich_help_panel=panel,
+            )
+            for panel, group in _GROUPS.items()
+            for name in group
         }
         super(FarmGroup, listed).format_help(ctx, formatter)
 

@@ -1,4 +1,4 @@
-"""``farm report``, ``trace`` and ``publish``: the results of jobs."""
+"""``farm report`` and ``publish``: the results of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.errors import UsageError
 
 
 def report(
-    jobs: list[str] = typer.Argument(..., metavar="JOB...", help="Ids of jobs, or their first characters."),
+    jobs: list[str] | None = typer.Argument(None, metavar="JOB...", help="Ids of jobs, or their first characters."),
     by: str | None = typer.Option(
         None,
         "--by",
@@ -26,7 +26,15 @@ def report(
     depth: int | None = typer.Option(
         None, "--depth", min=0, max=100, metavar="N", help="With --by module: the number of module levels to show."
     ),
-    readings: bool = typer.Option(False, "--readings", help="List the readings with their ids, for `farm trace`."),
+    readings: bool = typer.Option(False, "--readings", help="List the readings with their ids, for --trace."),
+    trace: str | None = typer.Option(
+        None,
+        metavar="READING",
+        help="Show power, clocks and temperature during one reading, with its window marked, instead of jobs.",
+    ),
+    png: Path | None = typer.Option(
+        None, "--png", metavar="FILE", help="With --trace: draw the series to a file (.png, .svg or .pdf)."
+    ),
     html: Path | None = typer.Option(
         None, "--html", metavar="FILE", help="Write a self-contained page with charts; it needs no network."
     ),
@@ -40,11 +48,15 @@ def report(
     from farm.report import layers
     from farm.report.report import build
 
+    if (trace is None) is not bool(jobs) or (png and trace is None):
+        raise UsageError("Give either the ids of jobs, or --trace READING.", "`farm jobs` lists the jobs.")
+    if trace is not None:
+        return _show_trace(trace, png, as_json=as_json)
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:
         page.check_page(html)
     with output.open_database().read() as session:
-        ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs))
+        ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs or ()))
         built = [build(session, job_id) for job_id in ids]
         if html is not None:
             page.write_page(html, [page.job_page(session, one) for one in built])
@@ -86,16 +98,7 @@ def _check_options(by: str | None, depth: int | None, *, readings: bool, as_csv:
         )
 
 
-def trace(
-    reading: str = typer.Argument(
-        ..., help="The id of a reading, or its first characters; `farm report JOB --readings` lists the ids."
-    ),
-    png: Path | None = typer.Option(
-        None, "--png", metavar="FILE", help="Draw the series to a file (.png, .svg or .pdf)."
-    ),
-    as_json: AsJson = False,
-) -> None:
-    """Show power, clocks and temperature during one reading, with its window marked."""
+def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
     from farm.pages import plots
     from farm.report.lookup import find_traced
 

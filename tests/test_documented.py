@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 import farm
+from cli import main
 from cli.main import app
+from cli.options import with_compile_mode
 from farm.operators.sweep import RECIPES
 from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
@@ -174,3 +177,11 @@ def _modules(room: Path) -> str:
     if room.name != "farm":
         names += [f"{folder.name}/" for folder in room.iterdir() if (folder / "__init__.py").exists()]
     return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def test_the_parser_accepts_the_example_of_every_command():
+    for name, example in main._EXAMPLES.items():
+        words = with_compile_mode(shlex.split(example))
+        assert words[0] == name
+        with main._built(name).make_context(name, words[1:]):
+            pass

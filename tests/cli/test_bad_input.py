@@ -33,7 +33,7 @@ def _on_the_cpu(monkeypatch):
         ("rnu", 2, "There is no command 'farm rnu'.", "Did you mean run"),
         ("nonsense", 2, "There is no command 'farm nonsense'.", "`farm -h` lists the commands."),
         ("db upgarde", 2, "There is no command 'farm db upgarde'.", "Did you mean upgrade?"),
-        ("report", 2, "JOB is missing.", "`farm report -h`"),
+        ("report", 2, "Give either the ids of jobs, or --trace READING.", "`farm jobs`"),
         ("cancel", 2, "JOB is missing.", "`farm cancel -h`"),
         ("settings more", 2, "`farm settings` does not take the argument 'more'.", "`farm settings -h`"),
         ("run resnet81", 2, "There is no model named 'resnet81'.", "resnet18"),

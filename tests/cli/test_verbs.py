@@ -164,16 +164,16 @@ def test_empty_lists_say_what_to_do(farm):
 
 def test_significant_operators_are_shown_and_edited(farm):
     farm("db", "upgrade")
-    assert farm("significant", "add", "Conv2d", "Linear").code == 0
-    assert farm("significant", "add", "Conv2d").code == 0
-    shown = json.loads(farm("significant", "--json").stdout)["significant"]
+    assert farm("db", "significant", "--add", "Conv2d", "--add", "Linear").code == 0
+    assert farm("db", "significant", "--add", "Conv2d").code == 0
+    shown = json.loads(farm("db", "significant", "--json").stdout)["significant"]
     assert shown == [{"operator": "Conv2d", "added_by": "person"}, {"operator": "Linear", "added_by": "person"}]
-    wrong = farm("significant", "remove", "Linaer")
+    wrong = farm("db", "significant", "--remove", "Linaer")
     assert wrong.code == 2
     assert "Did you mean Linear?" in wrong.stderr
-    assert farm("significant", "remove", "Linear").code == 0
-    assert farm("significant").stdout == "Conv2d  (added by a person)\n"
-    assert farm("significant", "add", "Conv2").code == 2
+    assert farm("db", "significant", "--remove", "Linear").code == 0
+    assert farm("db", "significant").stdout == "Conv2d  (added by a person)\n"
+    assert farm("db", "significant", "--add", "Conv2").code == 2
 
 
 def test_settings_are_shown_with_their_source_and_without_secrets(farm, monkeypatch, tmp_path):
@@ -249,15 +249,15 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
         )
         session.flush()
         session.add(tables.TraceRow(reading_id="abc1", packed=trace.pack()))
-    said = farm("trace", "abc")
+    said = farm("report", "--trace", "abc")
     assert said.code == 0, said.stderr
     assert "window from 0.300 to 1.000 s" in said.stdout
     assert "100 to 110" in said.stdout
-    assert json.loads(farm("trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
-    assert farm("trace", "zzz").code == 2
+    assert json.loads(farm("report", "--trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
+    assert farm("report", "--trace", "zzz").code == 2
     with database.write() as session:
         session.delete(session.get_one(tables.TraceRow, "abc1"))
-    said = farm("trace", "abc", "--png", "no such folder/a.png")
+    said = farm("report", "--trace", "abc", "--png", "no such folder/a.png")
     assert said.code == 2
     assert "no time series" in said.stderr, "there is nothing to draw, wherever to"
 
