@@ -26,7 +26,6 @@ Chart = dict[str, Any]
 Legend = list[tuple[str, str]]  # names with their colours
 
 _BINS = 24
-_LOG = {"type": "log", "exponentformat": "power", "dtick": 1, "minor": {"ticks": "outside", "nticks": 9}}
 _NARROW = {"t": 10, "r": 15}
 
 
@@ -134,6 +133,7 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
         groups[row.short_name].append(row)
     ridge = peaks.flops_per_s / peaks.bytes_per_s
     intensities = [*(row.flops / row.bytes_moved for row in shown), ridge]
+    rates = [*(row.flops / (row.time_us or 1.0) / 1e6 for row in shown), peaks.flops_per_s / 1e12]
     ends = [min(intensities) / 2, ridge, max(intensities) * 2]
     data = [_line(ends, [min(peaks.flops_per_s, x * peaks.bytes_per_s) / 1e12 for x in ends])]
     for name in sorted(groups, key=list(colours).index):
@@ -155,7 +155,7 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
         430,
         "arithmetic intensity, FLOP/B",
         "arithmetic rate, TFLOP/s",
-        axes=(_LOG, _LOG),
+        axes=(_log_axis(intensities), _log_axis(rates)),
         legend=[("peaks of the card", GREY), *named, *others],
     )
 
@@ -244,16 +244,24 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     return charts
 
 
+def is_complete(report: Report) -> bool:
+    """True if the job has finished and its sum covers enough of the model to be compared with the whole."""
+    return report.state == "done" and (report.verdict.coverage or 0.0) >= report.verdict.target
+
+
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
     """Draw the sum of the tuples (y) over the whole model (x), one point per job: a chart for time, one for energy.
 
-    On the diagonal, sum and whole are equal. Each pair of card model and dtype has a colour.
+    Only complete jobs are drawn (`is_complete`). On the diagonal, sum and whole are equal. Each pair of card
+    model and dtype has a colour.
 
     Args:
         reports: pairs of a report and the link to its page ("": no link).
     """
     points: dict[str, list[_Point]] = {"time": [], "energy": []}
     for report, link in reports:
+        if not is_complete(report):
+            continue
         dtype = (report.request.get("variant") or {}).get("dtype", "")
         group = f"{report.cards[0].model if report.cards else '?'}, {dtype}".strip(", ")
         for what, comparison in (("time", report.verdict.time), ("energy", report.verdict.energy)):
@@ -295,7 +303,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
                 marker={"color": colours[group], "size": 9, "opacity": 0.85},
             )
         )
-    axis = {**_LOG, **_ticks(*ends)}
+    axis = _log_axis(ends)
     return _chart(
         data,
         430,
@@ -306,13 +314,15 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
     )
 
 
-def _ticks(least: float, most: float) -> dict[str, Any]:
-    """Ticks at 1, 2 and 5 of each decade, for a short logarithmic axis that may contain no power of ten."""
-    if most / least > 1e3:
-        return {}
-    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
-    values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
-    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
+def _log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with labels at powers of ten; on a short axis, at 1, 2 and 5 of each decade."""
+    least, most = min(values), max(values)
+    decades = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
+    digits, step = ((1, 2, 5), 1) if most / least < 100 else ((1,), 1 + int(math.log10(most / least) // 7))
+    labelled = [digit * 10.0**decade for decade in decades[::step] for digit in digits]
+    texts = [f"{value:,.12f}".rstrip("0").rstrip(".") for value in labelled]
+    minor = {"ticks": "outside", "tickvals": [digit * 10.0**decade for decade in decades for digit in range(2, 10)]}
+    return {"type": "log", "tickvals": labelled, "ticktext": texts, "minor": minor}
 
 
 def _text(text: str) -> str:

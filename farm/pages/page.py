@@ -2,8 +2,8 @@
 
 The pages fit phones and paper, light or dark. plotly (extra `operator-farm[plot]`) draws the charts in the browser; its
 JavaScript is part of the page, or one file of the folder. Jinja escapes all text, and the page's content security
-policy forbids all requests. The pages of the database are: sum and whole of all models, one page per model, a table of
-all operators that the browser can search and sort, and a comparison of cards.
+policy forbids all requests. The browser searches, filters and sorts the tables. The pages of the database are: sum and
+whole of all models, one page per model, all operators, the models on different cards, and the cards.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from farm.types import format
 from farm.types.protocol import Protocol
 from farm.types.reading import FLAGS
 from farm.types.request import Request
+from farm.types.tuple import dtype_of_call
 from farm.verdict.evidence import Evidence
 
-MOST_TUPLES = 10
 _STEP = "Name an .html file in a folder that you may write to."
 
 
@@ -56,7 +56,6 @@ class JobPage:
     distributions: list[charts.Chart]
     owner_groups: list[OwnerGroup]
     parts_shown: list[str]  # the parts of a training step that the page shows
-    costliest: list[dict[str, Any]]  # the most expensive tuples, with their shares of the sum's time
 
 
 def job_page(session: Session, report: Report) -> JobPage:
@@ -69,8 +68,6 @@ def job_page(session: Session, report: Report) -> JobPage:
     readings = fetch_values(session, (reading.id, reading.power_w, reading.sm_clock_mhz), ids)
     of_model = report.kind == "model"
     modules = layers(session, report, "module", outputs=False).rows if of_model else ()
-    total_us = sum(row.total_us for row in report.tuples)
-    costliest = [row for row in report.tuples if row.time_us][:MOST_TUPLES]
     return JobPage(
         report=report,
         command=command_of(Request.from_json(report.request)),
@@ -83,7 +80,6 @@ def job_page(session: Session, report: Report) -> JobPage:
         distributions=charts.distributions(report, readings),
         owner_groups=grouped(report.owners),
         parts_shown=[part for part in OF_OWNERS if any(row.part == part for row in report.owners)],
-        costliest=[{"row": row, "share": row.total_us / total_us} for row in costliest],
     )
 
 
@@ -161,6 +157,7 @@ def render(template: str, **values: Any) -> str:
         time=lambda value: format.quantity(value, format.TIME),
         energy=lambda value: format.quantity(value, format.ENERGY),
         power=lambda value: format.quantity(value, format.POWER),
+        quantity=lambda value, units: format.quantity(value, getattr(format, units)),
         interval=lambda figure, units: format.interval(figure, getattr(format, units)),
         count=format.count_of,
         few=format.few,
@@ -206,7 +203,8 @@ def publish(session: Session, folder: Path) -> int:
     pages: dict[str, tuple[str, dict[str, Any]]] = {
         "index.html": ("index.html", index),
         "operators.html": ("operators.html", {"title": "What operators cost", "rows": operators, "left_out": left_out}),
-        "cards.html": ("cards.html", {"title": "Cards", "cards": cards, "wholes": _side_by_side(models)}),
+        "compare.html": ("compare.html", {"title": "Models on different cards", **_side_by_side(models)}),
+        "cards.html": ("cards.html", {"title": "Cards", "cards": cards}),
     }
     for model in models:
         values = {"title": model.name, "pages": model.jobs, "scatters": own_scatters(model.jobs)}
@@ -271,9 +269,9 @@ def _operators(session: Session) -> tuple[list[Row], int]:
     newest = placed.c.place == 1
     names = ("card_model", "time_us", "energy_mj", "power_w", "flags", "created_at_s")
     of_reading = [reading[name] for name in names]
-    of_operator = operator.label, operator.flops, operator.bytes_moved
+    of_operator = operator.label, operator.short_name, operator.flops, operator.bytes_moved
     query = (
-        sqlalchemy.select(*of_reading, *of_operator, software.torch, protocol.spec)
+        sqlalchemy.select(*of_reading, *of_operator, operator.spec, software.torch, protocol.spec.label("conditions"))
         .join(placed, sqlalchemy.and_(placed.c.id == reading.id, newest))
         .join(operator.id.table, operator.id == reading.subject_id)
         .join(software.id.table, software.id == reading.software_id)
@@ -281,10 +279,12 @@ def _operators(session: Session) -> tuple[list[Row], int]:
         .order_by(reading.time_us.desc())
         .limit(MOST_OPERATORS)
     )
-    rows = [
-        {**row, "protocol": str(Protocol.from_json(row["spec"])), "flops_per_s": row["flops"] / row["time_us"] * 1e6}
-        for row in session.execute(query).mappings()
-    ]
+    rows = []
+    for row in session.execute(query).mappings():
+        conditions = Protocol.from_json(row["conditions"])
+        memory = "some tensors in slow memory" if conditions.placement else f"{conditions.residency} data"
+        rate, dtype = row["flops"] / row["time_us"] * 1e6, dtype_of_call(row["spec"]) or "none"
+        rows.append({**row, "protocol": str(conditions), "memory": memory, "dtype": dtype, "flops_per_s": rate})
     number = session.execute(sqlalchemy.select(func.count()).select_from(placed).where(newest)).scalar_one()
     return rows, number - len(rows)
 
@@ -311,13 +311,13 @@ def _cards(session: Session) -> list[Row]:
     return rows
 
 
-def _side_by_side(models: Sequence[ModelPage]) -> list[Row]:
-    """Return one row per variant and protocol, with the figures of the whole model on each card model."""
+def _side_by_side(models: Sequence[ModelPage]) -> Row:
+    """Return the card models; and one row per variant and protocol: card model -> comparisons in time and energy."""
     rows: dict[tuple[str, str], Row] = {}
     for report, file in ((page.report, model.file) for model in models for page in model.jobs):
-        time, energy, protocol = report.verdict.time, report.verdict.energy, str(report.protocol)
-        if report.cards and not report.cards[0].simulated and time.whole is not None:
-            new = {"title": report.title, "protocol": protocol, "file": file, "on": {}}
+        verdict, protocol = report.verdict, str(report.protocol)
+        if report.cards and not report.cards[0].simulated and verdict.time.whole and charts.is_complete(report):
+            new = {"title": report.title, "protocol": protocol, "file": f"{file}#{report.job_id}", "on": {}}
             on = rows.setdefault((report.title, protocol), new)["on"]
-            on[report.cards[0].model] = {"time": time.whole, "energy": energy.whole if energy else None}
-    return list(rows.values())
+            on.setdefault(report.cards[0].model, (verdict.time, verdict.energy))  # the newest job is the first
+    return {"cards": sorted({card for row in rows.values() for card in row["on"]}), "rows": list(rows.values())}

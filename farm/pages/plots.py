@@ -125,6 +125,17 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **opti
     return figure, list(axes.flat)
 
 
+def _label_logs(*axes: Any) -> None:
+    """Label logarithmic axes with plain numbers: powers of ten; on a short axis, also 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in axes:
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def _save(figure: Any, path: Path, title: str) -> None:
     figure.suptitle(title, fontsize=10)
     try:
@@ -227,6 +238,8 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
             if len(ticks) <= _FEW_TICKS:
                 axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
                 axis.minorticks_off()
+            else:
+                _label_logs(axis.xaxis)
         axis.set_title(chart.title, fontsize=9, loc="left")
         axis.set_xlabel(chart.y_name if chart.horizontal else chart.x_name, fontsize=8)
         axis.set_ylabel("" if chart.horizontal else chart.y_name, fontsize=8)
@@ -275,6 +288,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
         if chosen.any():
             left.plot(measured[chosen], predicted[chosen], ".", color=colour, markersize=4, label=name)
     left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
+    _label_logs(left.xaxis, left.yaxis)
     left.legend(fontsize=8, frameon=False)
     groups = [np.clip(off[errors.families[finite] == name], -100, 200) for name in families]
     right.axvspan(-10, 10, color=SHADE, zorder=0)
@@ -302,6 +316,7 @@ def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
     axis.fill_between(sizes, lows, highs, color=SHADE, label=f"{percent(level, 0)} interval")
     axis.plot(sizes, values, ".-", color=COLOURS[0], label="estimated time of the model")
     axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
+    _label_logs(axis.yaxis)
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
     axis.legend(frameon=False)

@@ -31,6 +31,7 @@ from tasks.supervisor import stop_grace_s
 from tests.farms import running
 from tests.flowers import flower_of
 from tests.planned import know
+from tests.report import rows
 from tests.tls import TlsProxy
 
 ROOT = Path(__file__).parents[2]
@@ -458,12 +459,42 @@ def test_every_query_of_the_dashboard_runs_on_the_schema(postgres_url):
     assert len(queries) > 10
     database = Database(postgres_url)
     database.upgrade()
+    rows.model_job(database)
+    with database.write() as session:
+        session.execute(text("UPDATE item SET ended_at_s = 1000"))
+    queries += [variable["query"] for variable in dashboard["templating"]["list"]]
     with database.engine.connect() as connection:
         for query in queries:
-            filled = query.replace("$__unixEpochFrom()", "0").replace("$__unixEpochTo()", "2000000000")
-            assert "$__" not in filled
-            connection.execute(text(filled))
+            connection.execute(text(with_variables(query, [], [])))  # a new farm has no cards
+        (measured,) = (query for query in queries if "AS measured FROM item" in query)
+
+        def count(host, *cards):
+            return connection.execute(text(with_variables(measured, [host], cards))).scalar()
+
+        of_one, of_other = count("gpu-host", rows.CARD), count("gpu-host", rows.OTHER_CARD)
+        assert min(of_one, of_other) > 0
+        assert count("gpu-host", rows.CARD, rows.OTHER_CARD) == of_one + of_other
+        assert count("other", rows.CARD) == 0
     database.close()
+
+
+def with_variables(query, hosts, cards):
+    """The query as Grafana sends it."""
+    for name, values in (("host", hosts), ("card", cards)):
+        query = query.replace(f"${{{name}:sqlstring}}", ",".join(f"'{value}'" for value in values))
+    query = query.replace("$__unixEpochFrom()", "0").replace("$__unixEpochTo()", "2000000000")
+    assert "$" not in query
+    return query.replace("::text[]", r"\:\:text[]").replace("::numeric", r"\:\:numeric")
+
+
+def test_every_panel_of_the_dashboard_is_of_the_chosen_hosts_and_cards():
+    dashboard = json.loads((DEPLOY / "grafana/dashboards/farm.json").read_text())
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["host", "card"]
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            query = target.get("rawSql") or target["expr"]
+            for variable in ("host", "card"):
+                assert re.search(rf"\$\{{?{variable}\b", query), panel["title"]
 
 
 def test_the_dashboards_metrics_are_ones_that_flower_has():
@@ -493,7 +524,7 @@ def test_the_dashboards_other_metrics_are_ones_that_the_farm_has(tmp_path):
     entry = CardCounts(CardStatus(card, "idle", "", 0, 0, 0.0), failed={"hung": 1})
     known = {sample.name for family in _items([entry]) for sample in family.samples}
     known |= {"farm_card_power_watts"}  # of the live card
-    asked = set(re.findall(r"farm_[a-z_]+(?=[\[)\"])", dashboard)) - {"farm_database"}
+    asked = set(re.findall(r"farm_[a-z_]+(?=\{)", dashboard)) - {"farm_database"}
     assert len(asked) > 6
     assert asked <= known
 

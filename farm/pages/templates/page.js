@@ -35,11 +35,30 @@
   window.addEventListener("beforeprint", () => redraw({ autosize: false, width: 660, font: { size: 12, color: "#1b1f24" } }));
   window.addEventListener("afterprint", () => redraw({}));
 
-  for (const table of document.querySelectorAll("table.sorted")) {
-    const rows = [...table.tBodies[0].rows];
-    const heads = [...table.tHead.rows[0].cells];
+  for (const part of document.querySelectorAll(".rows")) {
+    const body = part.querySelector("tbody");
+    const heads = [...part.querySelector("thead").lastElementChild.cells];
+    const rows = [...body.rows];
+    const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+    const size = Number(part.dataset.size);
+    const [search, found, previous, next] = ["input", ".found", ".previous", ".next"].map((name) => part.querySelector(name));
+    const selects = [...part.querySelectorAll("select")];
+    let first = 0;
+    const show = (from) => {
+      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const matching = rows.filter((row) => words.every((word) => texts.get(row).includes(word))
+        && selects.every((select) => !select.value || row.dataset[select.name] === select.value));
+      first = from;
+      const last = Math.min(first + size, matching.length);
+      body.replaceChildren(...matching.slice(first, last));
+      previous.disabled = first === 0;
+      next.disabled = last === matching.length;
+      previous.hidden = next.hidden = matching.length <= size;
+      const of = matching.length === rows.length ? "" : ` (of ${rows.length})`;
+      found.textContent = matching.length > size ? `${first + 1} to ${last} of ${matching.length} rows${of}` : `${matching.length} rows${of}`;
+    };
     const value = (row, column) => row.cells[column].dataset.value ?? row.cells[column].textContent;
-    heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+    heads.forEach((head, column) => head.querySelector("button")?.addEventListener("click", () => {
       const numeric = head.classList.contains("n");
       const up = head.ariaSort ? head.ariaSort === "descending" : !numeric;
       for (const other of heads) other.ariaSort = null;
@@ -51,19 +70,11 @@
         if (missing(left) || missing(right)) return missing(left) - missing(right);
         return sign * (numeric ? left - right : left.localeCompare(right, undefined, { numeric: true }));
       });
-      table.tBodies[0].append(...rows);
+      show(0);
     }));
-    const search = document.getElementById(table.dataset.search);
-    const found = document.getElementById(`${table.dataset.search}-found`);
-    const texts = rows.map((row) => row.textContent.toLowerCase());
-    search?.addEventListener("input", () => {
-      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let shown = 0;
-      rows.forEach((row, index) => {
-        row.hidden = !words.every((word) => texts[index].includes(word));
-        shown += !row.hidden;
-      });
-      found.textContent = `${shown} of ${rows.length} rows`;
-    });
+    for (const control of [search, ...selects]) control.addEventListener("input", () => show(0));
+    previous.addEventListener("click", () => show(first - size));
+    next.addEventListener("click", () => show(first + size));
+    show(0);
   }
 })();
