@@ -203,6 +203,7 @@ def select_for_model(
 _COLUMNS = (
     *("id", "subject_id", "card_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "time_us"),
     *("time_half_width_us", "energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w", "sm_clock_mhz"),
+    "temperature_c",
     *("throttle_reasons", "flags", "details", "cost_s"),
 )
 NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading

@@ -394,6 +394,10 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "power limit", _power_limit(adjusted)
     if verdict.context_time_us is not None:
         yield "neighbours", _neighbours(verdict)
+    if verdict.temperature_energy_mj is not None and verdict.energy:
+        share = verdict.temperature_energy_mj / verdict.energy.total.value
+        restated = "restating the tuples' energies to the temperature of the whole model changes the sum by"
+        yield "temperature", f"{restated} {share * 100:+z.1f} %"
     if verdict.launch_gap_us is not None:
         more = "longer" if verdict.launch_gap_us >= 0 else "less"
         yield "launch gap", f"a pass takes {quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"

@@ -35,7 +35,7 @@ _READING = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
 _OF_READING = """
 id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
-sm_clock_mhz throttle_reasons flags details cost_s
+sm_clock_mhz temperature_c throttle_reasons flags details cost_s
 """
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}

@@ -72,6 +72,7 @@ class ReadingView:
     idle_power_w: float | None = None
     base_power_w: float | None = None
     sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     details: Details = field(default_factory=Details)
@@ -160,6 +161,7 @@ class Chosen:
     why: str = ""
     context_us: float = 0.0  # part of the time: the effect of neighbouring operators, relative to the loop
     context_mj: float = 0.0  # part of the energy: the same effect
+    warmth_mj: float = 0.0  # part of the energy: the whole model had another temperature
     unsure_us: float = 0.0  # half-width of an error that all tuples share: it adds linearly
     unsure_mj: float = 0.0
 

@@ -138,6 +138,7 @@ class Verdict:
     context_time_us: float | None = None  # part of the sum: the effect of neighbouring operators
     context_energy_mj: float | None = None
     weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
+    temperature_energy_mj: float | None = None  # part of the sum: energies restated to the temperature of the whole
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON

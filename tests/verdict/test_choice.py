@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from farm.types.reading import Burst, Details, InContext, Place
-from farm.verdict.aggregate import PLACE_UNSURE, PLACE_UNSURE_US, aggregate, choose, weights_in_cache
+from farm.verdict.aggregate import PLACE_UNSURE, PLACE_UNSURE_US, POWER_PER_C, aggregate, choose, weights_in_cache
 from farm.verdict.figures import Part, ReadingView, Whole
 
 CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
@@ -137,3 +137,16 @@ def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us
     limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
     chosen = choose(limited, [whole(0, sm_clock_mhz=clock, flags=("throttled_power",))])
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(unsure_us), pytest.approx(unsure_mj))
+
+
+def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_power_limit():
+    warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
+    chosen = choose(warm, [cool])
+    assert chosen.energy.value == pytest.approx(100 * (1 - 10 * POWER_PER_C.value))
+    assert chosen.warmth_mj == pytest.approx(-100 * 10 * POWER_PER_C.value)
+    assert chosen.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
+    assert choose(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj == 0
+    assert choose(warm, [whole(1)]).warmth_mj == 0, "the temperature of the whole model is unknown"
+    verdict = aggregate([Part("a", "", "", 3, reading=warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
+    assert verdict.temperature_energy_mj == pytest.approx(3 * chosen.warmth_mj)
+    assert type(verdict).from_json(verdict.to_json()).temperature_energy_mj == verdict.temperature_energy_mj
