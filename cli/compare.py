@@ -5,7 +5,8 @@ With ``--fail-above`` the command is a gate for CI: it fails if a cost rose by m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,9 +17,11 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from cli.run import Ending
-    from farm.report.gate import Gate
+    from farm.report.gate import Gate, Judgement
     from farm.requests.partial_request import PartialRequest
 
+FOR_CI = ("markdown", "junit")
+FORMATS = ("table", "json", *FOR_CI)
 _OF_COMPARE = {"card": "--card", "dry_run": "--dry-run", "check": "--check", "as_json": "--json"}
 
 
@@ -46,17 +49,26 @@ def compare(
     rounds: int = typer.Option(6, min=3, help="With --run: how often to measure A and B."),
     card: list[str] | None = typer.Option(None, help="With --run: the card. Default: the first one."),
     limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of models and tuples to show."),
+    shape: str = typer.Option(
+        "table",
+        "--format",
+        metavar="FORMAT",
+        help="table, json, markdown (a summary for a pull request) or junit (XML with a test case for each row).",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""
     from farm.report.gate import Gate
 
     gate = Gate.parse(fail_above, scope, min_share)
+    shape = "json" if as_json else shape
+    if shape not in FORMATS:
+        raise UsageError(f"--format '{shape}' is not known.", f"Choose one of {', '.join(FORMATS)}.")
     if run:
         from cli.run import interruptible
 
         sides = _model("A", first), _model("B", second)
-        interruptible(lambda ending: _paired(*sides, gate, rounds, card, as_json, ending))
+        interruptible(lambda ending: _paired(*sides, gate, rounds, card, shape, ending))
         return
     if card:
         raise UsageError("--card is for --run.", "Filters name a card: 'card=H200'.")
@@ -67,11 +79,19 @@ def compare(
 
     with output.open_database().read() as session:
         found = comparisons.compare(session, first, second)
-        judged = judge(session, found, gate) if fail_above is not None else None
+        judged = judge(session, found, gate) if fail_above is not None or shape in FOR_CI else None
     shown = {**found.to_json(), "gate": judged.to_json()} if judged else found
-    answer(as_json, shown, lambda: lists.comparison(found, limit))
+    _show(shape, shown, judged, (found.a.text, found.b.text), lambda: lists.comparison(found, limit))
     if judged is not None:
         judged.check()
+
+
+def _show(shape: str, data: Any, judged: Judgement | None, sides: tuple[str, str], view: Callable[[], Any]) -> None:
+    if judged is not None and shape in FOR_CI:
+        for line in (judged.markdown(*sides) if shape == "markdown" else judged.junit()).splitlines():
+            output.emit(line)
+    else:
+        answer(shape == "json", data, view)
 
 
 def _model(side: str, text: str) -> PartialRequest:
@@ -90,7 +110,7 @@ def _paired(
     gate: Gate,
     rounds: int,
     card: list[str] | None,
-    as_json: bool,
+    shape: str,
     ending: Ending,
 ) -> None:
     from cli.run import measure
@@ -112,5 +132,5 @@ def _paired(
         measure(database, paired.batches(database, measured), [chosen], Submissions(say), ending)
         with database.read() as session:
             found = judge_jobs(session, str(chosen), paired.complete, gate)
-    answer(as_json, found, lambda: lists.paired(found))
+    _show(shape, found, found.judgement, found.titles, lambda: lists.paired(found))
     found.judgement.check()

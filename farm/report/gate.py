@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
 from typing import Any, Literal, cast, get_args
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 import sqlalchemy
 from sqlmodel import Session, col, select
@@ -24,7 +25,8 @@ from farm.errors import BelowTarget, UsageError
 from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
 from farm.store.content import DOUBTFUL
-from farm.types.format import percent, plural
+from farm.types.format import ENERGY, TIME, percent, plural
+from farm.types.format import quantity as in_unit
 from farm.verdict.figures import Figure, share_of
 
 Quantity = Literal["time", "energy"]
@@ -139,10 +141,36 @@ class Judgement:
         return {
             **self.gate.to_json(),
             "rows": [vars(row) for row in self.rows],
+            "failed": [vars(row) for row in self.findings],
             "findings": [row.line for row in self.findings],
             "unknown": self.unknown,
             "card_spread": dict(self.card_spread),
         }
+
+    def markdown(self, a: str, b: str) -> str:
+        """Return a summary for a pull request: the outcome and a table of all rows, those that fail first."""
+        limit = "" if self.gate.limit is None else f" (limit {percent(self.gate.limit)})"
+        number = len(self.findings)
+        outcome = self.unknown or (f"{number} {plural('row', number)} failed" if number else "no row failed")
+        lines = [f"**{outcome.rstrip('.')}**{limit}. A: `{a}`, B: `{b}`.", ""]
+        lines += ["| row | A | B | change | at least | at most | |", "| --- | ---: | ---: | ---: | ---: | ---: | --- |"]
+        for row in sorted(self.rows, key=lambda row: not row.fails):
+            units = TIME if row.quantity == "time" else ENERGY
+            cells = [in_unit(side, units) for side in (row.a, row.b)]
+            cells += [f"{change * 100:+.1f} %" for change in (row.change, row.low, row.high)]
+            lines.append(f"| {row.quantity} of {row.name} | {' | '.join(cells)} | {'**fail**' if row.fails else ''} |")
+        return "\n".join(lines)
+
+    def junit(self) -> str:
+        """Return a JUnit report in XML with one test case for each row."""
+        suite = Element("testsuite", name="farm compare", tests=str(len(self.rows)), failures=str(len(self.findings)))
+        for row in self.rows:
+            case = SubElement(suite, "testcase", classname=f"{row.quantity}.{row.level}", name=row.name)
+            if row.fails:
+                SubElement(case, "failure", message=row.line)
+        if self.unknown:
+            SubElement(SubElement(suite, "testcase", name="comparison"), "error", message=self.unknown)
+        return tostring(suite, encoding="unicode")
 
     def check(self) -> None:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from xml.etree import ElementTree
 
 import pytest
 import scipy.stats
@@ -211,3 +212,24 @@ def test_a_round_with_a_doubtful_reading_does_not_count_for_the_rows_with_it(dat
         session.execute(update(tables.ReadingRow).where(where).values(flags=["not_converged", "throttled_power"]))
     with database.read() as session:
         assert round_values(session, "one", "two", gate).keys() == every.keys()
+
+
+def test_ci_systems_get_a_markdown_summary_a_junit_report_and_a_list_of_failed_rows(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    filled.fill(database)
+    filled.fill(database, software=NEWER)
+    scale(database, "2.12.0", "Conv2d", energy_mj=1.5)
+    arguments = ("compare", "torch=2.11", "torch=2.12", "--fail-above", "5%")
+    summary = farm(*arguments, "--format", "markdown")
+    failed = json.loads(farm(*arguments, "--format", "json").stdout)["gate"]["failed"]
+    assert summary.code == 5
+    assert f"**{len(failed)} rows failed** (limit 5.0 %). A: `torch=2.11`, B: `torch=2.12`." in summary.stdout
+    assert "| energy of Conv2d |" in summary.stdout
+    assert summary.stdout.count("**fail**") == len(failed) > 1
+    cases = ElementTree.fromstring(farm(*arguments, "--format", "junit").stdout)
+    assert len(cases.findall("testcase/failure")) == len(failed)
+    assert farm(*arguments[:3], "--format", "markdown").code == 0, "no limit: no row fails"
+    wrong = farm(*arguments, "--format", "html")
+    assert (wrong.code, wrong.stdout) == (2, "")
+    assert "table, json, markdown, junit" in wrong.stderr
