@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import functools
 import gc
-import importlib
 import json
 import os
 import queue
@@ -266,7 +265,7 @@ class TorchVerifier(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
-        self.preparations = (lambda: importlib.import_module("torchvision"),) if cuda else ()
+        self.preparations = (_import_torchvision,) if cuda else ()
         self.software = _software(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
@@ -331,6 +330,10 @@ class TorchRunner(TorchVerifier):
 
     def unhealthy(self) -> str:
         return self._health().run()
+
+
+def _import_torchvision() -> None:
+    import torchvision  # noqa: F401 - the first variant needs it
 
 
 def _software(torch: Any, card: Card) -> Software:

@@ -81,6 +81,6 @@ def test_a_page_is_written_beside_what_is_printed(farm, job, tmp_path):
 def test_the_database_is_published_as_a_folder(farm, job, tmp_path):
     said = farm("publish", tmp_path / "site")
     assert (said.code, said.stdout) == (0, "")
-    assert said.stderr == f"3 pages written; open {tmp_path / 'site' / 'index.html'}\n"
+    assert said.stderr == f"4 pages written; open {tmp_path / 'site' / 'index.html'}\n"
     lost = farm("publish", "/proc/site")
     assert (lost.code, lost.stderr.count("\n")) == (2, 2)

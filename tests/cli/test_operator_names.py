@@ -18,7 +18,7 @@ import pytest
             "alexnet 2x224 float32 has none",
             "Its operators are AdaptiveAvgPool2d, ",
         ),
-        ("significant add Conv", "There is no operator named 'Conv'.", "Did you mean Conv2d?"),
+        ("db significant --add Conv", "There is no operator named 'Conv'.", "Did you mean Conv2d?"),
     ],
 )
 def test_a_name_that_nothing_has_is_refused_before_anything_starts(farm, monkeypatch, arguments, message, next_step):

@@ -303,7 +303,7 @@ def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_d
         (listed,) = listing.jobs(here, 10)
         assert (listed["origin"], listed["outcome"], listed["state"]) == ("h200", own.verdict.outcome, "done")
         assert not done_entries(here, [Request.from_json(own.request)])
-        assert page.publish(here, tmp_path / "site") == 4
+        assert page.publish(here, tmp_path / "site") == 5
     exported(any_database, tmp_path / "again")
     assert rows_of(tmp_path / "again", "verdicts") == rows_of(tmp_path / "h200", "verdicts")
     for words, jobs in (["card=H200"], ["job1"]), (["time_us>1e9"], []):
