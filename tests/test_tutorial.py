@@ -20,6 +20,7 @@ from farm.exchange.packaged import FOLDER
 PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```console\nfarm (.+)\n```\n\n```text\n((?:.*\n)*?)```$", re.MULTILINE)
 _TIME = re.compile(r"<?\d+(?:\.\d+)? (?:years?|months?|weeks?|days?|d|h|min|s)\b")
+_COUNT = re.compile(r"\d+ more: -n \d+")  # every package has more readings
 _OWN = "alexnet"  # measured by the reader: different figures on every machine
 
 
@@ -30,9 +31,9 @@ def terminal(monkeypatch, tmp_path):
 
 
 def words(printed: str) -> Counter[str]:
-    """Count the words of an output, without ages and the reader's own job; independent of line breaks."""
+    """Count the words of an output, without ages, numbers of further rows and the own job; whatever the line breaks."""
     lines = [line for line in shown(printed).splitlines() if _OWN not in line]
-    return Counter(word for word in _TIME.sub("", "\n".join(lines)).split() if word.strip("─"))
+    return Counter(word for word in _COUNT.sub("", _TIME.sub("", "\n".join(lines))).split() if word.strip("─"))
 
 
 def shown(printed: str) -> str:
