@@ -95,12 +95,16 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
-        """Open a transaction: commit at the end, roll back on any exception."""
-        with self._explained(), Session(self.engine, expire_on_commit=False) as session:
-            if self._is_sqlite:
-                session.connection(execution_options={"sqlite_begin": "IMMEDIATE"})
-            yield session
-            session.commit()
+        """Open a transaction: commit at the end, roll back on any exception.
+
+        The session keeps its connection after a commit. A query after that begins another transaction.
+        """
+        with self._explained(), self.engine.connect() as connection:
+            connection.execution_options(sqlite_begin="IMMEDIATE")
+            with Session(connection, expire_on_commit=False) as session:
+                session.connection()
+                yield session
+                session.commit()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
