@@ -11,6 +11,7 @@ import ast
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,6 +91,8 @@ class CardWorker(ItemDriver):
         """
         self._register_again()
         while not _ended.wait(heartbeat_s):
+            if time.monotonic() - self.claimed_at_s < heartbeat_s:
+                continue  # the claim read the state of the card
             try:
                 state = cards.stored_state(self.database, self.card_id)
             except FarmError:

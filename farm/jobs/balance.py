@@ -18,8 +18,8 @@ from sqlmodel import Session, col, func, select
 from farm.store.database import among, database_now
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
-#: Items that `slowness` uses: ended within RECENT_S seconds, at most NEWEST per card, and at least FEWEST of them.
-RECENT_S, NEWEST, FEWEST = 900.0, 200, 3
+#: Items that `slowness` uses: ended within RECENT_S seconds, about NEWEST per card, MOST in all, and at least FEWEST.
+RECENT_S, NEWEST, MOST, FEWEST = 900.0, 200, 10_000, 3
 #: A pause between two items counts as work up to this length. After a longer pause the card was idle. Unit: s.
 LONGEST_PAUSE_S = 1.0
 
@@ -187,7 +187,7 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
             col(Item.ended_at_s) > database_now() - RECENT_S,
         )
         .order_by(col(Item.ended_at_s).desc())
-        .limit(NEWEST * len(card_ids))
+        .limit(min(NEWEST * len(card_ids), MOST))
     )
     expected_s: dict[str, float] = defaultdict(float)
     taken_s: dict[str, float] = defaultdict(float)

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import stat
 import threading
@@ -179,6 +180,7 @@ class ItemDriver:
     spool: Spool | None = None  # stores readings while the database is unreachable; None: `ask` waits for the database
     software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
+    claimed_at_s: float = field(default=-math.inf, init=False)  # of the newest claim on the registered card; monotonic
     _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
     _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)  # see `_time_in_turn`
 
@@ -258,6 +260,8 @@ class ItemDriver:
                 claimed=False,
             )
             if isinstance(claimed, Claim):
+                if claimed.card_state != CardState.STARTING:
+                    self.claimed_at_s = time.monotonic()
                 if (outcome := self._attempt(claimed)) is not None:
                     return outcome
                 continue  # the benchmark process crashed; the next claim counts the attempt

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -404,7 +404,7 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Extend the leases of a living holder; return their number.
+    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases.
 
     Args:
         item_ids: the items whose messages the holder has. If it has no message of a claimed item, nobody measures the
@@ -414,8 +414,10 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
     held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
     if item_ids is not None:
         held = held.where(col(Item.id).in_(sorted(item_ids)))
+    seen = update(tables.CardRow).where(col(tables.CardRow.worker) == holder).values(last_seen_at_s=database_now())
     with database.write() as session:
-        return session.exec(held).rowcount
+        session.execute(seen)
+        return session.exec(held).rowcount if item_ids or item_ids is None else 0
 
 
 def release_card(database: Database, card_id: str) -> int:
@@ -485,7 +487,10 @@ def wake_orphans(
         farm: only jobs of this farm; None: jobs of all farms. Each farm publishes to its own broker.
         job_id: only this job.
     """
-    measuring = select(col(Item.subject_key)).where(item_state.in_work(), col(Item.lease_until_s) >= database_now())
+    # By its key and not by its state: the database then reads no closed item.
+    measuring = select(col(Item.claim_key)).where(
+        col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now()
+    )
     orphans = _in_jobs(select(col(Item.id)), farm, job_id).where(
         col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring)
     )
