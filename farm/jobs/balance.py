@@ -8,6 +8,7 @@ cards work, waiting items move from the card that would end last to cards that w
 from __future__ import annotations
 
 import bisect
+import heapq
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +68,13 @@ def place(
     """
     ends_s = dict(free_at_s)
     placed = {}
+    queues = [(end_s, card) for card, end_s in ends_s.items()]
+    heapq.heapify(queues)  # equally fast cards: the first to be idle also finishes the item first
     for item in sorted(work, key=lambda item: (-item.expected_s, item.key)):
+        if not slowness:
+            end_s, placed[item.key] = queues[0]
+            heapq.heapreplace(queues, (end_s + item.expected_s, placed[item.key]))
+            continue
         card_id = min(ends_s, key=lambda card: (ends_s[card] + slowness.get(card, 1.0) * item.expected_s, card))
         ends_s[card_id] += slowness.get(card_id, 1.0) * item.expected_s
         placed[item.key] = card_id

@@ -327,7 +327,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
-        affected, woken = _may_have_ended(item), ()
+        affected, woken = _may_have_ended(item), tuple[int, ...]()
         if deferred:
             jobs = fetch(session, Job, (one.job_id for one in deferred))
             served = [one.id for one in deferred if _satisfies(row, jobs[one.job_id].request, one.half_width)]
