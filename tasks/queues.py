@@ -288,14 +288,15 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
         return dict(zip(card_ids, together.execute(), strict=True))
 
 
-def takes_turn(every_s: float) -> bool:
-    """Return True if no other reconciler of this farm has begun a pass for about ``every_s``, or the broker is away.
+def takes_turn(for_s: float, *, longer: bool = False) -> bool:
+    """Reserve the next ``for_s`` for this host's reconciler; return False if another host has reserved them.
 
-    Without turns, the load of the reconcilers on the database would grow with the number of hosts.
+    Without turns, the load of the reconcilers on the database would grow with the number of hosts. True if the broker
+    is away. ``longer``: this host has the turn and keeps it for a longer time.
     """
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client
-        return bool(client.set("farm.reconciler", settings().host, nx=True, px=max(1, int(900 * every_s))))
+        return bool(client.set("farm.reconciler", settings().host, nx=not longer, px=max(1, int(900 * for_s))))
     return True
 
 
