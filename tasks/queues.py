@@ -187,7 +187,8 @@ def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[
     # This locks the row of the round: other processes mark their items either before this transaction or after it.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
-    left = select(Item.id).where(*_unsent(job_id)).limit(1)
+    # The order of the index: without it, PostgreSQL may read the whole table if it expects many such items.
+    left = select(Item.id).where(*_unsent(job_id)).order_by(col(Item.card_id), col(Item.id)).limit(1)
     if next(among(session, left, Item.card_id, roomy), None) is not None:
         session.rollback()
         return False
@@ -208,7 +209,8 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
         depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
         most = min(AHEAD, max(1, AHEAD_IN_ALL // max(1, len(depths))))
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
-        needed = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)).exists()
+        needed = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
+        needed = needed.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
         chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
         for (card_id,) in list(among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)):
             query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id).order_by(col(Item.id))
