@@ -304,7 +304,7 @@ class Item(Row, table=True):
 #: Columns of an index for comparisons of readings: first the circumstances, then the compared figures and the id.
 CIRCUMSTANCES = (
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
-    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "id"),
+    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "card_id", "id"),
 )
 
 
