@@ -80,10 +80,10 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
     inputs, values = Inputs.of(alone.calls), np.log([row.time_us for row in alone.rows])
     process = fit_process(inputs, values, steps=10)
     kernel, scales = process.matern, np.sqrt(process.weights) / process.deviations
-    assert process.points.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
+    assert process.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
     theirs = GaussianProcessRegressor(
         ConstantKernel(kernel.variance) * Matern(1.0, nu=1.5) + WhiteKernel(kernel.noise), alpha=1e-6, optimizer=None
-    ).fit(process.points.at, values - process.kernel[4])
+    ).fit(process.at, values - process.kernel[4])
     other = dataset(seed=5)
     asked = Inputs.of(other.where([call.operator_type == "relu" for call in other.calls]).calls)
     mean, deviation = theirs.predict((asked.numbers - process.means) * scales, return_std=True)
@@ -97,7 +97,7 @@ def test_inducing_points_stand_for_many_readings():
     inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
     exact = fit_process(inputs, values, steps=10)
     some = fit_process(inputs, values, steps=10, inducing=len(data) // 2)
-    assert len(some.points.at) == len(data) // 2
+    assert len(some.at) == len(data) // 2
     assert np.median(np.abs(some.predict(inputs)[0] - exact.predict(inputs)[0])) < 0.05
 
 
