@@ -28,6 +28,10 @@ PRIOR_WEIGHT, PRIOR_OTHER = (-5.0, 1.0), (0.0, 2.0)
 #: Least weight of a feature in `GaussianProcess.distances`. The training data do not show the effect of a feature that
 #: hardly varies in them, so its fitted weight can be too small for a call that is unlike them.
 LEAST_WEIGHT = 0.1
+#: Squared distance of calls that run other kernels: a different size of numbers, operator type, one or several matrix
+#: products, a vector or a matrix.
+UNLIKE = 1.0
+ONE, SEVERAL = 1.0, 1.3  # the feature of one product or of one column; a limit between those of one and two
 
 
 @dataclass(frozen=True)
@@ -106,26 +110,35 @@ class GaussianProcess:
         return values, np.sqrt(variances)
 
     @functools.cached_property
-    def _comparable(self) -> tuple[Floats, Floats]:
-        """Factors of the columns that raise features' weights to `LEAST_WEIGHT`, and the readings scaled by them."""
-        factors = np.ones(self.points.shape[1])
-        factors[: len(self.weights)] = np.sqrt(np.maximum(self.weights, LEAST_WEIGHT) / self.weights)
-        return factors, self.points * factors
+    def _factors(self) -> Floats:
+        """Factors of the columns of points that raise weights to `LEAST_WEIGHT`, and that of types to `UNLIKE`."""
+        columns = [len(self.weights), len(self.types) + 1, len(self.families) + 1]
+        weights = np.concatenate([self.weights, np.repeat(self.kernel[:2], columns[1:])])
+        return np.sqrt(np.maximum(weights, np.repeat([LEAST_WEIGHT, UNLIKE, 0.0], columns)) / weights)  # type: ignore[no-any-return]
+
+    def _comparable(self, points: Floats) -> Floats:
+        """Return points for distances between calls, with columns for what selects other kernels."""
+        numbers = points[:, : len(self.weights)] / np.sqrt(self.weights) * self.deviations + self.means
+        itemsize, products, n = (numbers[:, NAMES.index(name)] for name in ("itemsize", "products", "n"))
+        kinds = np.column_stack([np.round(itemsize), products > SEVERAL, np.abs(n - ONE) < 0.1])
+        return np.hstack([points * self._factors, np.sqrt(UNLIKE) * kinds])
+
+    @functools.cached_property
+    def _readings(self) -> Floats:
+        return self._comparable(self.points)
 
     def distances(self, inputs: Inputs) -> Floats:
         """Return the distance of each call to the nearest reading. Unit: length scales."""
-        factors, readings = self._comparable
-        points = self.placed(inputs) * factors
-        nearest = [_squared(points[i : i + BATCH], readings).min(axis=1) for i in range(0, len(points), BATCH)]
+        points = self._comparable(self.placed(inputs))
+        nearest = [_squared(points[i : i + BATCH], self._readings).min(axis=1) for i in range(0, len(points), BATCH)]
         return np.sqrt(np.maximum(np.concatenate([np.empty(0), *nearest]), 0.0))
 
     def explain(self, inputs: Inputs) -> list[str]:
         """Describe the distance to the nearest reading, and the features that differ."""
-        factors, readings = self._comparable
-        point = self.placed(inputs) * factors
-        squared = np.maximum(_squared(point, readings)[0], 0.0)
+        (point,) = self._comparable(self.placed(inputs))
+        squared = ((self._readings - point) ** 2).sum(axis=1)
         nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
-        apart = (point[0] - readings[nearest])[: len(NAMES)] ** 2
+        apart = (point - self._readings[nearest])[: len(NAMES)] ** 2
         differing = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
         lines = [
             f"the nearest reading is {squared[nearest] ** 0.5:.2g} length scales away; {close} readings are within 0.5"

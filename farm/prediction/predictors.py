@@ -43,9 +43,10 @@ from farm.prediction.regressors import (
 )
 
 LEAST_ROWS = 20  # least number of readings for a fit
-NEAR, GROWTH = 0.6, 1.25  # distance from which spreads grow, and their growth per length scale
+NEAR = 0.3  # distance from which spreads grow
+GROWTH, POWER_GROWTH = 1.0, 0.3  # growth of the spreads of time and power per length scale
 FAR = 0.8  # distance from which an estimate marks a prediction
-LEAST_TIME_SPREAD = 0.03
+LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US = 0.03, 0.07
 CARD_SPREAD = 0.05  # of the power above the base power: cards of one model differ
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -230,13 +231,14 @@ class FittedPredictor:
         # The regressors' spreads are too small for calls that are unlike all readings. Types without a reading have
         # their own calibration.
         known = np.isin(inputs.types, self.typical.types)
-        growth = np.where(known, 1 + GROWTH * np.fmax(distance - NEAR, 0.0), 1.0)
+        beyond = np.where(known, np.fmax(distance - NEAR, 0.0), 0.0)
+        least = np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / times)
         of_card = CARD_SPREAD * np.maximum(1 - self.base_power_w / powers, 0.0)
         return CallCosts(
             times,
-            np.hypot(time_spread, LEAST_TIME_SPREAD) * growth,
+            np.hypot(time_spread, least) * (1 + GROWTH * beyond),
             powers,
-            np.hypot(power_spread, of_card) * growth,
+            np.hypot(power_spread, of_card) * (1 + POWER_GROWTH * beyond),
             times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0)),
             -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2)),
             known,
