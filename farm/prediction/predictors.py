@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import UsageError, did_you_mean
+from farm.prediction.calibration import SUM_FLOOR
 from farm.prediction.call_features import CallDescription
 from farm.prediction.dataset import Dataset
 from farm.prediction.gaussian_process import GaussianProcess, fit_process
@@ -94,7 +95,8 @@ class CallCosts:
     def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
         """Return the cost of a model that makes each call `counts` times; for `cached_share` see `in_model`.
 
-        The spread assumes equal errors within an operator type and independent errors of different types.
+        The spread assumes equal errors within an operator type and independent errors of different types. It is at
+        least `SUM_FLOOR`.
         """
         types = np.array([call.operator_type for call in calls])
 
@@ -102,7 +104,7 @@ class CallCosts:
             costs = np.array(counts, dtype=float) * values
             errors = [float((costs * spreads)[types == one].sum()) for one in np.unique(types)]
             total = float(costs.sum())
-            return total, float(np.linalg.norm(errors)) / total if total > 0 else 0.0
+            return total, float(np.hypot(np.linalg.norm(errors) / total, SUM_FLOOR)) if total > 0 else SUM_FLOOR
 
         time_us, energy_mj = self.in_model(cached_share)
         return PredictedSum(*of(time_us, self.time_spread), *of(energy_mj, self.energy_spread))
