@@ -28,9 +28,9 @@ PRIOR_WEIGHT, PRIOR_OTHER = (-5.0, 1.0), (0.0, 2.0)
 #: Least weight of a feature in `GaussianProcess.distances`. The training data do not show the effect of a feature that
 #: hardly varies in them, so its fitted weight can be too small for a call that is unlike them.
 LEAST_WEIGHT = 0.1
-#: Squared distance of calls that run other kernels: a different size of numbers, operator type, one or several matrix
-#: products, a vector or a matrix.
-UNLIKE = 1.0
+#: Least squared distance of two operator types, and of calls that run other kernels: with a different size of numbers,
+#: with one or several matrix products, of a vector or a matrix.
+UNLIKE_TYPE, UNLIKE = 4.0, 1.0
 ONE, SEVERAL = 1.0, 1.3  # the feature of one product or of one column; a limit between those of one and two
 
 
@@ -111,10 +111,10 @@ class GaussianProcess:
 
     @functools.cached_property
     def _factors(self) -> Floats:
-        """Factors of the columns of points that raise weights to `LEAST_WEIGHT`, and that of types to `UNLIKE`."""
+        """Factors of the columns of points that raise weights to `LEAST_WEIGHT`, and that of types to `UNLIKE_TYPE`."""
         columns = [len(self.weights), len(self.types) + 1, len(self.families) + 1]
         weights = np.concatenate([self.weights, np.repeat(self.kernel[:2], columns[1:])])
-        return np.sqrt(np.maximum(weights, np.repeat([LEAST_WEIGHT, UNLIKE, 0.0], columns)) / weights)  # type: ignore[no-any-return]
+        return np.sqrt(np.maximum(weights, np.repeat([LEAST_WEIGHT, UNLIKE_TYPE, 0.0], columns)) / weights)  # type: ignore[no-any-return]
 
     def _comparable(self, points: Floats) -> Floats:
         """Return points for distances between calls, with columns for what selects other kernels."""
