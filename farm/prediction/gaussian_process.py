@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.prediction.call_features import NAMES
-from farm.prediction.regressors import Floats, Inputs, Names, needs_scikit_learn
+from farm.prediction.regressors import Floats, Inputs, Names, needs_scikit_learn, squared_distances
 
 ROOT3 = float(np.sqrt(3))
 HYPER, INDUCING, NEAREST = 800, 4500, 24
@@ -44,12 +44,6 @@ class MaternKernel:
     def covariance(self, squared: Floats) -> Floats:
         scaled = ROOT3 * np.sqrt(np.maximum(squared, 0.0))
         return self.variance * (1 + scaled) * np.exp(-scaled)  # type: ignore[no-any-return,return-value]
-
-
-def _squared(points: Floats, others: Floats) -> Floats:
-    """Squared distances. Shape: ... x points x others."""
-    own, their = (points**2).sum(axis=-1), (others**2).sum(axis=-1)
-    return own[..., :, None] + their[..., None, :] - 2 * points @ np.swapaxes(others, -1, -2)  # type: ignore[no-any-return]
 
 
 def _one_hot(names: Names, known: Names) -> Floats:
@@ -99,11 +93,11 @@ class GaussianProcess:
         values, variances = np.empty(len(inputs)), np.empty(len(inputs))
         for begin in range(0, len(inputs), BATCH):
             batch = slice(begin, begin + BATCH)
-            squared = _squared(points[batch], self.points)
+            squared = squared_distances(points[batch], self.points)
             values[batch] = self.kernel[4] + kernel.covariance(squared) @ self.coefficients
             places = np.argpartition(squared, count - 1, axis=1)[:, :count]
             nearest = self.points[places]
-            among = kernel.covariance(_squared(nearest, nearest)) + (kernel.noise + JITTER) * np.eye(count)
+            among = kernel.covariance(squared_distances(nearest, nearest)) + (kernel.noise + JITTER) * np.eye(count)
             towards = kernel.covariance(np.take_along_axis(squared, places, axis=1))
             explained = (towards * np.linalg.solve(among, towards[..., None])[..., 0]).sum(axis=1)
             variances[batch] = np.maximum(kernel.variance + kernel.noise - explained, kernel.noise)
@@ -130,7 +124,9 @@ class GaussianProcess:
     def distances(self, inputs: Inputs) -> Floats:
         """Return the distance of each call to the nearest reading. Unit: length scales."""
         points = self._comparable(self.placed(inputs))
-        nearest = [_squared(points[i : i + BATCH], self._readings).min(axis=1) for i in range(0, len(points), BATCH)]
+        nearest = [
+            squared_distances(points[i : i + BATCH], self._readings).min(axis=1) for i in range(0, len(points), BATCH)
+        ]
         return np.sqrt(np.maximum(np.concatenate([np.empty(0), *nearest]), 0.0))
 
     def explain(self, inputs: Inputs) -> list[str]:
@@ -182,14 +178,14 @@ def fit_process(
 def _coefficients(kernel: MaternKernel, chosen: Floats, points: Floats, values: Floats) -> Floats:
     from scipy.linalg import solve
 
-    among = kernel.covariance(_squared(chosen, chosen))
+    among = kernel.covariance(squared_distances(chosen, chosen))
     if len(chosen) == len(points):  # exact, in the same order
         matrix, target = among + (kernel.noise + JITTER) * np.eye(len(values)), values
     else:
         matrix, target = kernel.noise * among, np.zeros(len(chosen))
         for begin in range(0, len(values), len(chosen)):
             batch = slice(begin, begin + len(chosen))
-            towards = kernel.covariance(_squared(chosen, points[batch]))
+            towards = kernel.covariance(squared_distances(chosen, points[batch]))
             matrix += towards @ towards.T
             target += towards @ values[batch]
         matrix += 1e-8 * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
@@ -221,7 +217,7 @@ def _loss(logarithms: Floats, at: Floats, weight_of: npt.NDArray[np.intp], value
 
     weights, kernel = np.exp(logarithms[:-2]), MaternKernel(*map(float, np.exp(logarithms[-2:])))
     scaled = at * np.sqrt(weights[weight_of])
-    squared = _squared(scaled, scaled)
+    squared = squared_distances(scaled, scaled)
     signal = kernel.covariance(squared)
     try:
         factor = cho_factor(signal + (kernel.noise + JITTER) * np.eye(len(at)), lower=True)

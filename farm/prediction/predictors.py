@@ -345,14 +345,8 @@ def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
 _IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
 _EXTRA = partial(fit_trees, n_estimators=100, n_jobs=-1)
 _RANDOM = partial(fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1)
-_BOOSTING: dict[str, Any] = {
-    "n_estimators": 300,
-    "learning_rate": 0.05,
-    "subsample": 0.7,
-    "max_depth": 5,
-    "min_samples_leaf": 2,
-}
-_BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_BOOSTING)
+_SLOWLY = {"n_estimators": 300, "learning_rate": 0.05, "subsample": 0.7, "max_depth": 5, "min_samples_leaf": 2}
+_BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_SLOWLY)  # type: ignore[arg-type]
 _TIME, _POWER = (
     partial(fit_mean, regressors=(fit_process, partial(fit_trees, n_estimators=60, min_samples_leaf=n, n_jobs=-1)))
     for n in (1, 2)

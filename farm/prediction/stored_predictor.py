@@ -8,6 +8,7 @@ readings. Predictions have separate 90 % intervals, because predictions can be w
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -159,18 +160,9 @@ class StoredPredictor:
         return np.isin(_hashes(operator_ids), self.learned)
 
     def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
-        tf32 = self.conditions.protocol.tf32
+        of = functools.partial(describe, self.card, tf32=self.conditions.protocol.tf32)
         return [
-            describe(
-                self.card,
-                one.operator_id,
-                one.short_name,
-                one.spec,
-                one.flops,
-                one.bytes_moved,
-                tf32=tf32,
-                outputs=one.outputs,
-            )
+            of(one.operator_id, one.short_name, one.spec, one.flops, one.bytes_moved, outputs=one.outputs)
             for one in wanted
         ]
 
