@@ -33,6 +33,7 @@ from farm.prediction.tile_roofline import card_model
 from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from farm.settings import settings
 from farm.store import tables
+from farm.store.columns import PROTOCOL, READING
 from farm.store.content import tells_others
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
@@ -248,18 +249,17 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
 
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """Return a note if the database has readings of tuples that the predictor was not trained with."""
-    reading, protocols = tables.ReadingRow.__table__.c, tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
     conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: fields that differ between calls
     like = {**conditions.protocol.to_json(), **of_calls}
-    specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))
+    specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     eager = (row for row in specs if (row.spec or {}).get("data") != "copied")  # kernels are not predicted
-    query = sqlalchemy.select(reading.subject_id, reading.flags).where(
-        reading.card_model == found.card.model,
-        reading.software_id == conditions.software.id,
-        reading.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
-        reading.subject_kind == "operator",
-        reading.method == conditions.method,
-        reading.simulated.is_(False),
+    query = sqlalchemy.select(READING.subject_id, READING.flags).where(
+        READING.card_model == found.card.model,
+        READING.software_id == conditions.software.id,
+        READING.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
+        READING.subject_kind == "operator",
+        READING.method == conditions.method,
+        READING.simulated.is_(False),
     )
     stored = sorted({row.subject_id for row in session.execute(query) if tells_others(row.flags)})
     new = len(stored) - int(found.has_learned(stored).sum())

@@ -16,6 +16,7 @@ from farm.models import catalog
 from farm.operators.roofline import Roofline
 from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
+from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.database import fetch_values
 from farm.types.protocol import Placement, Variant
 from farm.verdict.aggregate import aggregate
@@ -140,15 +141,13 @@ class PlacementRow:
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned order."""
-    protocol = tables.ProtocolRow.__table__.columns  # type: ignore[attr-defined]
-    operator = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     session, readings = evidence.session, evidence.readings
     labels = {part.operator_id: part.label for part in reversed(evidence.parts)}
     calls: Counter[str] = Counter()
     for part in evidence.parts:
         calls[part.operator_id] += part.count
-    protocols = fetch_values(session, (protocol.id, protocol.spec), (item.protocol_id for item in evidence.items))
-    operators = fetch_values(session, (operator.id, operator.spec), labels)
+    protocols = fetch_values(session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in evidence.items))
+    operators = fetch_values(session, (OPERATOR.id, OPERATOR.spec), labels)
     groups: dict[str, list[tuple[Any, str, Any]]] = defaultdict(list)  # tuple -> items with placement and data class
     for item in evidence.items:
         if item.role == "tuple" and item.subject_id in labels:

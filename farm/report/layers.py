@@ -24,6 +24,7 @@ from farm.errors import TupleRejected, UsageError
 from farm.report.report import Report
 from farm.safe_text import printable
 from farm.store import tables
+from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import fetch_values
 from farm.types.label import call_of
@@ -162,8 +163,7 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
         placed = placed_calls(session, place.capture_id, report.protocol.data)
     else:
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(by_key)]
-    table = tables.Operator.__table__.columns  # type: ignore[attr-defined]
-    wanted = (table.id, table.short_name, table.spec, table.output_shapes)
+    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
     stored = fetch_values(session, wanted, [call.operator_id for call in placed])
     specs: dict[str, OperatorTuple] = {}
     for row in stored.values():

@@ -15,6 +15,7 @@ from farm.errors import FarmError
 from farm.estimation.readings import tuples_of
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
+from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import fetch_values
 from farm.types.format import count_of, percent
@@ -26,7 +27,6 @@ from farm.verdict.verdict import TupleRow
 # A kernel has room for improvement if it has at least this share of the sum, and less than this share of the roofline.
 LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
 
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -191,7 +191,7 @@ def compiled_job(
     calls = select(tables.Call.operator_id, tables.Call.module_path).where(tables.Call.capture_id == capture.id)
     for operator_id, path in session.exec(calls.order_by(col(tables.Call.call_index))):
         paths[operator_id] += paths_of(path)
-    stored = fetch_values(session, (_OPERATOR.id, _OPERATOR.parameters), paths)
+    stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), paths)
     total_us = sum(row.total_us for row in tuples)
     rows = []
     for row in sorted(tuples, key=lambda row: (-row.total_us, -row.calls * row.estimated_us)):

@@ -21,6 +21,7 @@ from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
+from farm.store.columns import columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import Item, Job, ReadingRow
 from farm.types.fields import names_of
@@ -184,7 +185,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     """Return the columns of a reading, without ids and origin."""
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"}
     row |= {"details": reading.details.to_json(), "method": reading.details.method}
-    columns = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
+    columns = columns_of(tables.ReadingRow)
     # A required number stays even if it is not finite: the database then refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
