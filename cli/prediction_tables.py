@@ -47,11 +47,8 @@ def generation(found: Generation) -> RenderableType:
 
 
 def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
-    """Show the estimated cost of the model, its measured and predicted parts, and the missing tuples.
-
-    Args:
-        level: confidence level of the intervals, e.g. 0.95; default: the level of the estimate.
-    """
+    """Show the estimated cost of the model, its measured and predicted parts, and the missing tuples. `level` is the
+    level of the intervals, e.g. 0.95; default: that of the estimate."""
     software, number, level = found.software, len(found.missing), level or found.level
     of_level = f"{percent(level, 0)} interval"
     least = "" if found.complete else "at least "

@@ -108,12 +108,8 @@ class ResponsiveTable(Table):
             yield Text(f"  columns left out, as the terminal is too narrow: {named}", style="dim")
 
     def _least(self, console: Console, options: ConsoleOptions, column: Column, wrapped: int, *, cut: bool) -> int:
-        """The least width of a column: its longest word, or its text if it does not wrap.
-
-        Args:
-            wrapped: text does not wrap below this width.
-            cut: long words may be cut.
-        """
+        """The least width of a column: its longest word (if `cut`, long words may be cut), or its text if it does not
+        wrap. Text does not wrap below the width `wrapped`."""
         widths = [measure_renderables(console, options, [RichText(str(column.header))]).minimum, 1]
         for text in column.cells:
             word, line = measure_renderables(console, options, [text])

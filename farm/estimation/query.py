@@ -43,11 +43,7 @@ LEAST_OF_CARD = 20  # readings of one card from which its power is predicted apa
 
 
 def parse_sizes(text: str, option: str) -> list[int]:
-    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256).
-
-    Raises:
-        UsageError: the option's text has none of these forms.
-    """
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256). Raises `UsageError` for any other text."""
     sizes: list[int] = []
     with contextlib.suppress(ValueError):
         first, dots, last = text.partition("..")
@@ -89,14 +85,8 @@ class EstimateQuery:
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
     def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
-        """Estimate the cost of a model. If a predictor file cannot be read, a note names it.
-
-        Args:
-            needed: the tuples of the model; None: those of a stored capture, or of a new one.
-
-        Raises:
-            UsageError, CaptureError: see `farm.estimation.estimate.estimate`.
-        """
+        """Estimate the cost of a model, see `farm.estimation.estimate.estimate`. If a predictor file cannot be read, a
+        note names it."""
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()
@@ -268,15 +258,8 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:
-    """Return the largest set of readings with one card model, software and protocol, and the models measured so.
-
-    Args:
-        card: part of the card model's name.
-        torch: a version, or its beginning.
-
-    Raises:
-        UsageError: no card or several cards match, or the card has no reading with that software.
-    """
+    """Return the largest set of readings with one card model, software and protocol, and the models measured so. Raises
+    `UsageError` if not exactly one card matches, or if it has no reading with that torch version (or its beginning)."""
     model = card_model_named(session, card)
     found = datasets(session, model)
     chosen = next((one for one in found if one.conditions.software.torch.startswith(torch) and len(one)), None)
@@ -290,12 +273,8 @@ def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dat
 
 
 def database_at(place: str) -> Database:
-    """Open a database by its URL or file, or the folder of an export.
-
-    Raises:
-        UsageError: there is no such database.
-        ImportRefused: the folder is not an export.
-    """
+    """Open a database by its URL or file, or the folder of an export. Raises `UsageError` if there is none,
+    `ImportRefused` if the folder is not an export."""
     path = Path(place)
     if "://" in place:
         return Database(place)
@@ -308,10 +287,7 @@ def database_at(place: str) -> Database:
 
 def write_dataset(dataset: Dataset, path: Path) -> None:
     """Write a data set as Parquet or CSV; the file's suffix decides. `farm.exchange.columns` documents the columns.
-
-    Raises:
-        UsageError: the suffix is neither, or the file cannot be written.
-    """
+    Raises `UsageError` if the suffix is neither, or if the file cannot be written."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet

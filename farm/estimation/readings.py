@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 
 def card_model_named(session: Session, word: str) -> str:
-    """Return the one card model that has readings and whose name contains `word` ("": any name).
-
-    Raises:
-        UsageError: no card model matches.
-        Ambiguous: several card models match.
-    """
+    """Return the one card model that has readings and whose name contains `word` ("": any name). Raises `UsageError` if
+    there is none, `Ambiguous` if there are several."""
     real = sqlalchemy.select(CARD.model).where(CARD.kind != "simulated")
     models = sorted(set(session.scalars(real.distinct())))
     found = [model for model in models if word.lower() in model.lower()]

@@ -48,12 +48,8 @@ def _document(document: Any) -> Any:
 
 
 def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, *, as_text: bool = False) -> Any:
-    """The type of a JSON document that is valid as the type `accepted`. The stored value is the document itself.
-
-    Args:
-        check: a further check of the document; it raises ValueError.
-        as_text: store the document as text, not parsed.
-    """
+    """The type of a JSON document that is valid as the type `accepted` and for `check`, which raises ValueError. The
+    stored value is the document, as text or parsed."""
 
     @functools.cache
     def adapter() -> TypeAdapter[Any]:

@@ -87,11 +87,8 @@ def export(
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """Return one table of an export as an Arrow table, without writing a file.
-
-    Raises:
-        UsageError, UnknownOperator: see `select_readings`.
-    """
+    """Return one table of an export as an Arrow table, without writing a file. Raises the errors of
+    `select_readings`."""
     import pyarrow as pa
 
     selection = select_readings(session, filters) if filters else Selection((), None)
@@ -176,11 +173,8 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
 
 
 def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a table. Its metadata contains `about`, which describes the file.
-
-    Args:
-        columns: the columns, if the table is not part of an export.
-    """
+    """Return the Arrow schema of a table (`columns`: if it is not part of an export). Its metadata contains `about`,
+    which describes the file."""
     metadata = {METADATA: json.dumps({"table": table, **(about or {"format": FORMAT})})}
     return arrow_schema(columns or TABLES[table]).with_metadata(metadata)
 

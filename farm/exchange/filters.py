@@ -133,11 +133,8 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
 
 
 def column_named(name: str) -> str:
-    """Return the name of the column with this name or short name.
-
-    Raises:
-        UsageError: no column has this name; the error suggests similar names.
-    """
+    """Return the name of the column with this name or short name. Raises `UsageError` if there is none, and suggests
+    one."""
     if name in KNOWN:
         return _SHORT.get(name, name)
     if name in _COLUMNS:

@@ -244,11 +244,8 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
 
 
 def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:
-    """Check the values of one column of a batch. Return them in their stored form.
-
-    Args:
-        before: number of rows before this batch, for error messages.
-    """
+    """Check the values of one column of a batch, which has `before` rows before it. Return them in their stored
+    form."""
     import pyarrow as pa
 
     places = None

@@ -84,21 +84,14 @@ def job_page(session: Session, report: Report) -> JobPage:
 
 
 def check_page(path: Path) -> None:
-    """Check that a page can be written to this file, before the report is computed.
-
-    Raises:
-        UsageError: plotly is missing, or the file cannot be written.
-    """
+    """Check that a page can be written to this file, before the report is computed. Raises `UsageError` if not."""
     plotly_js()
     check_file(path)
 
 
 def write_page(path: Path, pages: Sequence[JobPage]) -> None:
-    """Write one page about one or several jobs.
-
-    Raises:
-        UsageError: the file cannot be written, or plotly is missing. No partial file remains.
-    """
+    """Write one page about one or several jobs. Raises `UsageError`, and leaves no partial file, if that is
+    impossible."""
     title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
     values = {"title": title, "pages": pages, "scatters": own_scatters(pages), "script": plotly_js()}
     write_whole(path, render("reports.html", **values))
@@ -110,11 +103,8 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it.
-
-    Raises:
-        UsageError: the file cannot be written. No partial file remains.
-    """
+    """Write a file under a temporary name and rename it. If that fails, raise `UsageError`, and leave no partial
+    file."""
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
         unfinished.write_text(text, encoding="utf-8")
@@ -127,11 +117,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def plotly_js() -> str:
-    """Return the JavaScript of plotly.
-
-    Raises:
-        UsageError: plotly is not installed.
-    """
+    """Return the JavaScript of plotly. Raises `UsageError` if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -188,11 +174,8 @@ class ModelPage:
 
 
 def publish(session: Session, folder: Path) -> int:
-    """Write the site; an earlier site in the folder is replaced. Return the number of pages.
-
-    Raises:
-        UsageError: plotly is missing, the folder cannot be written, or it contains another program's files.
-    """
+    """Write the site; an earlier site in the folder is replaced. Return the number of pages. Raises `UsageError` if
+    plotly is missing, or if the folder cannot be written or contains another program's files."""
     script = plotly_js()
     _check_folder(folder)
     models = list(_models(session))

@@ -59,11 +59,8 @@ class OwnerGroup:
 
 
 def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
-    """Return the rows of a training step, the most expensive owner first; () for a forward pass.
-
-    Args:
-        data: the data class that all calls of the step are measured with.
-    """
+    """Return the rows of a training step, the most expensive owner first; () for a forward pass. `data` is the data
+    class that all calls of the step are measured with."""
     call = tables.Call
     query = (
         select(call.owner, call.part, call.operator_id, func.count())
@@ -242,14 +239,9 @@ class AllLayers:
 
 
 def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) -> AllLayers | None:
-    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
-
-    The calls come from a capture of the complete model, made when the job was planned. The cost of a call is its cost
-    in the job's own sum. The gap of the measured layers shows how accurate this sum is.
-
-    Returns:
-        None if there is no capture of the complete model.
-    """
+    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole. None if
+    there is no capture of the complete model, which is made when the job is planned. The cost of a call is its cost in
+    the job's own sum. The gap of the measured layers shows how accurate this sum is."""
     whole = replace(variant, layers=0)
     wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch, capture.card_model)
     if not wanted:

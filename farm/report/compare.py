@@ -257,14 +257,8 @@ Rows = Sequence[SideTuple]
 
 
 def compare(session: Session, first: str, second: str) -> SideComparison:
-    """Compare two sides.
-
-    Args:
-        first, second: a job's id or its beginning, or filters (``card=H200 torch=2.11``, see `farm.exchange.filters`).
-
-    Raises:
-        NoSuchJob, UsageError: nothing matches a side, or its readings cannot be summed.
-    """
+    """Compare two sides: each is a job's id or its beginning, or filters (``card=H200 torch=2.11``). Raises `NoSuchJob`
+    or `UsageError` if nothing matches a side, or if its readings cannot be summed."""
     a, b = _side(session, first), _side(session, second)
     if bool(a.side.job_id) != bool(b.side.job_id):
         a, b = (_measured_alone(session, side) if side.side.job_id else side for side in (a, b))

@@ -120,15 +120,9 @@ class _LayerCall:
 
 
 def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
-    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules as a tree.
-
-    Args:
-        depth: the number of module levels to show. Deeper modules count in the module above them.
-        outputs: True: find the sizes of outputs. This imports torch and runs each new tuple on empty tensors.
-
-    Raises:
-        UsageError: modules are requested for a sweep.
-    """
+    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules as a tree. Modules
+    below the level `depth` count in the module above them. With `outputs`, find the sizes of outputs: this imports
+    torch and runs each new tuple on empty tensors. Raises `UsageError` if modules are requested for a sweep."""
     if by == "module" and report.kind == "sweep":
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")

@@ -63,14 +63,9 @@ class LookupRow:
 def lookup(
     session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20
 ) -> tuple[tuple[LookupRow, ...], int]:
-    """Return the first `limit` matching readings in the given order, and the number of all matching readings.
-
-    The most expensive readings come first (if sorted by age: the newest); readings without the value come last. Whole
-    models are included only if a filter is about a model.
-
-    Raises:
-        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or `sort` is unknown.
-    """
+    """Return the first `limit` matching readings in the given order, and the number of all matching readings. The most
+    expensive readings come first (if sorted by age: the newest); readings without the value come last. Whole models are
+    included only if a filter is about a model. Raises `UsageError` if `sort` is unknown; see also `select_readings`."""
     if sort not in _BY:
         step = did_you_mean(sort, _BY) or f"Choose one of {', '.join(_BY)}."
         raise UsageError(f"Readings cannot be sorted by '{sort}'.", step)
@@ -149,11 +144,8 @@ class TracedReading:
 
 
 def find_traced(session: Session, beginning: str) -> TracedReading:
-    """Return the one reading whose id starts with `beginning`, with its time series.
-
-    Raises:
-        UsageError: `beginning` is empty, no reading or several match, or the reading has no time series.
-    """
+    """Return the one reading whose id starts with `beginning`, with its time series. Raises `UsageError` if not exactly
+    one reading matches, or if it has no time series."""
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
         raise UsageError("The id of the reading is empty.", where)

@@ -68,15 +68,9 @@ class Operators:
 
 
 def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
-    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing.
-
-    Args:
-        roofline: the peaks for estimating the cost shares; None: the peaks of a generic GPU.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
-        CaptureError: the model could not be extracted.
-    """
+    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing. Without a
+    `roofline`, the cost shares are estimated for a generic GPU. Raises the errors of `farm.models.catalog`, and
+    `CaptureError`."""
     from farm.training.extract import extract
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
@@ -96,10 +90,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
     """Return the stored kernels and library calls of a compiled variant, of the card model that compiled it last.
-
-    Raises:
-        NoReadings: no card has compiled it.
-    """
+    Raises `NoReadings` if no card has compiled it."""
     capture = tables.Capture
     observed = select(capture).where(capture.variant_id == variant.id, col(capture.compiled).is_not(None))
     found = session.exec(observed.order_by(col(capture.id).desc())).first()
@@ -282,10 +273,7 @@ def _full_paths(paths: Iterable[str]) -> dict[str, str]:
 
 def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
     """Return the group of each launch of two compiled models: by the kernel's source, else by the module paths.
-
-    Args:
-        sources: tuple id -> the hash of the kernel's source; absent for library calls.
-    """
+    `sources`: tuple id -> the hash of the kernel's source; absent for library calls."""
     of_a, of_b = ({sources.get(call.operator_id, call.operator_id) for call in calls} for calls in (a, b))
 
     def group(call: PlacedCall) -> str | None:

@@ -82,12 +82,8 @@ class Field:
 
 
 def declared(default: Any, description: str, option: str = "", **more: Any) -> Any:
-    """Declare a field of a frozen dataclass.
-
-    Args:
-        option: flags of its command-line option, separated by blanks; "" if it has none.
-        more: see `Field`.
-    """
+    """Declare a field of a frozen dataclass. `option` has the flags of its command-line option, separated by blanks; ""
+    if it has none. `more`: see `Field`."""
     metadata = {"description": description, "option": tuple(option.split()), **more}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -145,10 +141,7 @@ class Record:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - not a field
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            UsageError: a value is not an allowed choice or is out of range; the message names the field.
-        """
+        """Raise `UsageError` with the name of a field whose value is not an allowed choice or is out of range."""
         for one in fields_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if one.choices and value not in one.choices and not self._accepts(one.name, value):

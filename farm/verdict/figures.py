@@ -51,11 +51,8 @@ def share_of(value: float | None, total: float | None) -> float | None:
 
 
 def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """Return the keys ``name_unit`` and ``name_half_width_unit`` with a figure's values (None without a figure).
-
-    Args:
-        unit: "" for a figure without a unit. Then the keys are ``name`` and ``name_half_width``.
-    """
+    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and ``name_half_width``)
+    with a figure's values; None without a figure."""
     end = f"_{unit}" if unit else ""
     value, half_width = (figure.value, figure.half_width) if figure else (None, None)
     return {f"{name}{end}": value, f"{name}_half_width{end}": half_width}

@@ -290,14 +290,8 @@ class KernelAudit:
 
 
 def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
-    """Compare the kernels of a whole with those of its parts.
-
-    Args:
-        seen: the verification of the whole on a card, with `kernels` and `tuple_kernels`.
-
-    Returns:
-        None if the kernels of the whole or those of all parts are unknown.
-    """
+    """Compare the kernels of a whole (from the verification on a card) with those of its parts. None if the kernels of
+    the whole or those of all parts are unknown."""
     whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
     unknown = known = 0
