@@ -42,26 +42,19 @@ SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no rea
 
 @dataclass(frozen=True)
 class MissingTuple:
-    """A tuple without a reading.
-
-    Attributes:
-        share: its share of the model's estimated cost.
-        predicted_us: the time of one call; None without a predictor. Low and high are the ends of its 90 % interval.
-        known: True if its operator type has a reading; None without a predictor.
-        far: True if no reading is similar, so its interval is wide; None without a predictor.
-    """
+    """A tuple without a reading. The fields with a default are None without a predictor."""
 
     operator_id: str
     operator: str
     label: str
     calls: int
-    share: float
-    predicted_us: float | None = None
-    predicted_low_us: float | None = None
+    share: float  # of the model's estimated cost
+    predicted_us: float | None = None  # the time of one call
+    predicted_low_us: float | None = None  # the ends of its 90 % interval
     predicted_high_us: float | None = None
     predicted_mj: float | None = None
-    known: bool | None = None
-    far: bool | None = None
+    known: bool | None = None  # True if its operator type has a reading
+    far: bool | None = None  # True if no reading is similar, so its interval is wide
 
 
 @dataclass(frozen=True)

@@ -60,21 +60,13 @@ def parse_sizes(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class EstimateQuery:
-    """The options of an estimate, apart from the variant. Raises `UsageError` if `fill` is unknown.
+    """The options of an estimate, apart from the variant. Raises `UsageError` if `fill` is unknown."""
 
-    Attributes:
-        card: part of the card model's name.
-        launch: graph or eager; None: the default of the card.
-        torch: a version, or its beginning.
-        fill: the predictor, one of `FILLS`: `auto` is the stored predictor of the card, if there is one; `roofline`
-            predicts from the peaks of the card.
-    """
-
-    card: str = ""
-    launch: str | None = None
+    card: str = ""  # part of the card model's name
+    launch: str | None = None  # graph or eager; None: the default of the card
     tf32: bool = False
-    torch: str = ""
-    fill: str = "auto"
+    torch: str = ""  # a version, or its beginning
+    fill: str = "auto"  # a predictor of `FILLS`; auto: the card's stored one, if any; roofline: from the card's peaks
 
     def __post_init__(self) -> None:
         if self.fill not in FILLS:

@@ -133,21 +133,15 @@ def stored_tuples(
 
 @dataclass(frozen=True)
 class SelectedReadings:
-    """The set of readings, all with one method and one software, that covers most of a model's cost.
-
-    Attributes:
-        rows: tuple id -> its readings, one for each data class that has a reading.
-        other_sets: the number of other pairs of method and software that have readings.
-        other_data_calls: the number of calls that use a reading of another data class.
-    """
+    """The set of readings, all with one method and one software, that covers most of a model's cost."""
 
     method: int
     software_id: str
     parts: list[Part]
-    rows: Mapping[str, Sequence[Any]]
+    rows: Mapping[str, Sequence[Any]]  # tuple id -> its readings, one for each data class that has a reading
     wholes: list[Whole]
-    other_sets: int
-    other_data_calls: int
+    other_sets: int  # the number of other pairs of method and software that have readings
+    other_data_calls: int  # the number of calls that use a reading of another data class
 
     @classmethod
     def none(cls, needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline) -> Self:

@@ -31,20 +31,14 @@ Kind = Literal["text", "integer", "number", "boolean", "integers", "numbers", "t
 
 @dataclass(frozen=True)
 class Column:
-    """One column of an exported table.
-
-    Attributes:
-        kind: the type of the values. `json` is JSON as text; `integers`, `numbers` and `texts` are lists.
-        accepts: the type that an import accepts; None: the type of the kind (`column_types.OF_KIND`).
-        derived: an export computes it from other columns, and an import ignores it.
-    """
+    """One column of an exported table."""
 
     name: str
-    kind: Kind
+    kind: Kind  # of the values; json is JSON as text; integers, numbers and texts are lists
     meaning: str
     unit: str = ""
-    accepts: Any = None
-    derived: bool = False
+    accepts: Any = None  # the type that an import accepts; None: the type of the kind (`column_types.OF_KIND`)
+    derived: bool = False  # an export computes it from other columns, and an import ignores it
 
     @functools.cached_property
     def check(self) -> Callable[[Any], Any]:

@@ -288,18 +288,13 @@ def _problem(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """A checked row, and the operator tuple or variant that it describes.
-
-    Attributes:
-        model_flops: PyTorch's count for the variant; None for a tuple.
-        refers_to: the other rows that the row refers to, in the form that its writer needs.
-    """
+    """A checked row, and the operator tuple or variant that it describes."""
 
     row: dict[str, Any]
     subject: Any
     cost: Cost
-    model_flops: int | None = None
-    refers_to: Any = None
+    model_flops: int | None = None  # PyTorch's count for the variant; None for a tuple
+    refers_to: Any = None  # the other rows that the row refers to, in the form that its writer needs
 
     def store_variant(self, session: Session) -> None:
         costs = {"flops": self.cost.flops, "model_flops": self.model_flops or 0, "bytes_moved": self.cost.bytes}

@@ -81,31 +81,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """The comparison of one whole model, sum, operator type or tuple. Time in µs, energy in mJ.
-
-    Attributes:
-        calls, tuples: the number of calls and tuples in A's figures. `b_calls`, `b_tuples`: in B's figures.
-        time, energy: the cost of all calls.
-        a_share, b_share: share of the side's sum (time), with the side's own number of calls.
-        a_coverage, b_coverage: share of the time that the row would have with all tuples of the side.
-        covers: what the row covers, in words; "" if it covers everything.
-        a_job, b_job: the jobs of the verdicts, for a whole or a sum.
-    """
+    """The comparison of one whole model, sum, operator type or tuple. Time in µs, energy in mJ."""
 
     name: str
     operator: str
-    calls: int
+    calls: int  # in A's figures
     tuples: int
-    time: Difference
+    time: Difference  # of all calls
     energy: Difference
     b_calls: int = 0
     b_tuples: int = 0
-    a_share: float | None = None
+    a_share: float | None = None  # of the side's sum (time), with the side's own number of calls
     b_share: float | None = None
-    a_coverage: float | None = None
+    a_coverage: float | None = None  # share of the time that the row would have with all tuples of the side
     b_coverage: float | None = None
-    covers: str = ""
-    a_job: str = ""
+    covers: str = ""  # what the row covers, in words; "" if it covers everything
+    a_job: str = ""  # the job of the verdict, for a whole or a sum
     b_job: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -119,15 +110,10 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class ComparedKernels:
-    """A part of a model in an eager and a compiled job, or in two compiled jobs.
+    """A part of a model in an eager and a compiled job, or in two compiled jobs."""
 
-    Attributes:
-        modules: the module paths (``*``: several numbers); () for the calls of a side that have no match.
-        a_operators, b_operators: operator type -> number of calls.
-    """
-
-    modules: tuple[str, ...]
-    a_operators: Mapping[str, int]
+    modules: tuple[str, ...]  # the module paths (*: several numbers); () for the calls of a side that have no match
+    a_operators: Mapping[str, int]  # operator type -> number of calls
     b_operators: Mapping[str, int]
     row: ComparedRow
 

@@ -116,24 +116,18 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A generated kernel or a library call of a compiled model. Time and rates are for one call.
-
-    Attributes:
-        fused: names of the aten operators that a generated kernel computes.
-        modules: paths of the modules that the kernel was fused from; ``*`` stands for several numbers.
-        roofline_share: the time at the card's peak rates, as a share of the time. Above 1: the data was in the cache.
-    """
+    """A generated kernel or a library call of a compiled model. Time and rates are for one call."""
 
     operator_id: str
     operator: str
-    fused: tuple[str, ...]
-    modules: tuple[str, ...]
+    fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
+    modules: tuple[str, ...]  # paths of the modules that the kernel was fused from; * stands for several numbers
     calls: int
     time_us: float | None
     time_share: float | None
     bytes_per_s: float | None
     flops_per_s: float | None
-    roofline_share: float | None
+    roofline_share: float | None  # the time at the card's peak rates / the time; above 1: the data was in the cache
 
     @property
     def improvable(self) -> bool:
@@ -223,14 +217,10 @@ def shortened(paths: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass
 class Group:
-    """Calls of A and B that compute the same part of a model. No call is in two groups.
+    """Calls of A and B that compute the same part of a model. No call is in two groups."""
 
-    Attributes:
-        modules: module paths as in `KernelRow`. a, b: (tuple id, data class) -> number of calls.
-    """
-
-    modules: tuple[str, ...]
-    a: Counter[tuple[str, str]]
+    modules: tuple[str, ...]  # as in `KernelRow`
+    a: Counter[tuple[str, str]]  # (tuple id, data class) -> number of calls
     b: Counter[tuple[str, str]]
 
 

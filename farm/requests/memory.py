@@ -93,21 +93,15 @@ _room_of_one = functools.lru_cache(maxsize=16)(room_of)  # so a curve over batch
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The memory that one pass needs, and the memory of a card. Library workspaces are not included. Unit: bytes.
-
-    Attributes:
-        needed_bytes: None if it is certainly less than the card has. Then the values below are not computed.
-        weights_bytes: parameters and buffers.
-        cache_bytes: the cached keys and values of a prefill or decode.
-        activations_bytes: the inputs, and the tensors of the largest call. None for a training step: then
-            `needed_bytes` is a lower bound of the peak memory.
-    """
+    """The memory that one pass needs, and the memory of a card. Library workspaces are not included. Unit: bytes."""
 
     card_bytes: int
+    # None if it is certainly less than the card has; then the values below are not computed. For a training step, it is
+    # a lower bound of the peak memory, and the values below are None.
     needed_bytes: int | None = None
-    weights_bytes: int | None = None
-    cache_bytes: int | None = None
-    activations_bytes: int | None = None
+    weights_bytes: int | None = None  # parameters and buffers
+    cache_bytes: int | None = None  # the cached keys and values of a prefill or decode
+    activations_bytes: int | None = None  # the inputs, and the tensors of the largest call
 
     @property
     def cards(self) -> int:

@@ -93,15 +93,10 @@ GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 
 @dataclass(frozen=True, init=False)
 class PartialRequest:
-    """The fields that a user gave for one job. Other fields are None. A complete request has ``model`` or ``sweep``.
+    """The fields that a user gave for one job. Other fields are None. A complete request has ``model`` or ``sweep``."""
 
-    Attributes:
-        given: field name -> value: the fields in `GIVEN`, ``model`` and ``sweep``.
-        where: file and line of the request ("jobs.yml:12"), for messages; "" for the command line.
-    """
-
-    given: Mapping[str, Any]
-    where: str
+    given: Mapping[str, Any]  # field name -> value: the fields in `GIVEN`, `model` and `sweep`
+    where: str  # file and line of the request ("jobs.yml:12"), for messages; "" for the command line
 
     def __init__(self, *, where: str = "", **given: Any) -> None:
         if unknown := given.keys() - GIVEN.keys() - {"model", "sweep"}:
