@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,27 +63,26 @@ class MemoryOptions:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
-            raise UsageError(
-                "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
-            )
-        for name in ("job", "fit", "what_if_recompute"):
-            if self.run and getattr(self, name):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(
-                    f"{option} cannot be combined with --run, which runs one step with one batch.",
-                    f"Omit {option} or --run.",
-                )
-        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
-            raise UsageError(
-                "--moves needs the bandwidth between fast and slow memory, which readings do not contain.",
-                "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run).",
-            )
-        if self.job and self.card is not None:
-            raise UsageError("--card cannot be combined with --job: the job has a card.", "Omit --card or --job.")
+        for problem, step in self._contradictions():
+            raise UsageError(problem, step)
         _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
         if self.out is not None:
             files.check_drawing()
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield each contradiction of two options, and what to do."""
+        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
+            yield "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
+        for name in ("job", "fit", "what_if_recompute"):
+            if self.run and getattr(self, name):
+                option = "--" + name.replace("_", "-")
+                problem = f"{option} cannot be combined with --run, which runs one step with one batch."
+                yield problem, f"Omit {option} or --run."
+        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
+            problem = "--moves needs the bandwidth between fast and slow memory, which readings do not contain."
+            yield problem, "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run)."
+        if self.job and self.card is not None:
+            yield "--card cannot be combined with --job: the job has a card.", "Omit --card or --job."
 
     @property
     def limit_bytes(self) -> int | None:

@@ -184,20 +184,12 @@ class Estimate:
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a 90 % interval.
         Half-widths belong to 95 % intervals.
         """
-        left_out = (
-            "specs",
-            "measured",
-            "oldest_age_s",
-            "measured_time",
-            "measured_energy",
-            "whole_time",
-            "whole_energy",
-            "total_time",
-        )
+        figures = ("measured_time", "measured_energy", "whole_time", "whole_energy", "total_time", "total_energy")
+        left_out = (*figures, "specs", "measured", "oldest_age_s")
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
-            **{name: value for name, value in vars(self).items() if name not in (*left_out, "total_energy")},
+            **{name: value for name, value in vars(self).items() if name not in left_out},
             "basis": "whole model" if self.whole_time else "sum",
             "shares": self.shares,
             "variant": self.variant.to_json(),

@@ -23,6 +23,7 @@ from farm.errors import FarmError, UsageError
 from farm.estimation.estimate import Estimate, cost_json
 from farm.prediction.stored_predictor import PredictedValue
 from farm.store import tables
+from farm.types.fields import names_of
 from farm.types.protocol import Variant
 
 MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
@@ -146,8 +147,7 @@ def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
     """Return the decode variants in the database that differ from `alike` only in the cache length."""
     row = tables.ModelVariant
     found = session.exec(select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch))
-    names = [one.name for one in dataclasses.fields(Variant)]
-    variants = [Variant(**{name: getattr(one, name) for name in names}) for one in found]
+    variants = [Variant(**{name: getattr(one, name) for name in names_of(Variant)}) for one in found]
     # A decode has one token of each sequence.
     return [one for one in variants if dataclasses.replace(one, cache=alike.cache, text="") == alike]
 

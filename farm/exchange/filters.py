@@ -157,11 +157,7 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
-    if name == "job":
-        if sign not in ("=", "!="):
-            raise UsageError(f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=...")
-        return Filter(_JOB, sign, tuple(value.split(",")), text)
-    column = _COLUMNS[column_named(name)]
+    column = _JOB if name == "job" else _COLUMNS[column_named(name)]
     if sign == "=" and column.kind in ("integer", "number") and ".." in value:
         low, _, high = value.partition("..")
         return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)

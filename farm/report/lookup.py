@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from farm.exchange.filters import Filters, Selection, select_readings
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
 from farm.store.database import read_clock_s
+from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Trace
@@ -24,7 +24,6 @@ from farm.types.reading import Trace
 Sort = Literal["time", "energy", "power", "age"]
 
 _BY = {"time": READING.time_us, "energy": READING.energy_mj, "power": READING.power_w, "age": READING.created_at_s}
-_OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
             *(SOFTWARE[name] for name in ("torch", "driver")),
             *(PROTOCOL[name] for name in ("launch", "residency")),
             PROTOCOL.data.label("data_class"),
-            *(VARIANT[name] for name in _OF_VARIANT),
+            *(VARIANT[name] for name in names_of(Variant)),
         )
         .select_from(tables.ReadingRow)
         .join(tables.SoftwareRow, SOFTWARE.id == READING.software_id)
@@ -181,4 +180,4 @@ def _label(session: Session, reading: tables.ReadingRow) -> str:
 
 
 def _variant(row: Any) -> Variant:
-    return Variant(**{name: row[name] for name in _OF_VARIANT})
+    return Variant(**{name: row[name] for name in names_of(Variant)})
