@@ -194,8 +194,7 @@ def filled(
 
 def _cell_of(values: Any, key: str | Cell, form: Any = None) -> RenderableType:
     """One cell: the value of a key, an attribute or a function of the row, formatted with `Units`, the unit of a count,
-    or a function. Without a format, None and "" are a dash.
-    """
+    or a function. Without a format, None and "" are a dash."""
     value: Any
     if callable(key):
         value = key(values)

@@ -77,8 +77,8 @@ class EstimateQuery:
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
     def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
-        """Estimate the cost of a model, see `farm.estimation.estimate.estimate`. If a predictor file cannot be read, a
-        note names it."""
+        """Estimate the cost of a model (`farm.estimation.estimate.estimate`). A note names a predictor that cannot be
+        read."""
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()

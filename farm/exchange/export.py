@@ -87,8 +87,7 @@ def export(
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """Return one table of an export as an Arrow table, without writing a file. Raises the errors of
-    `select_readings`."""
+    """Return one table of an export as an Arrow table, without writing a file. Raises as `select_readings` does."""
     import pyarrow as pa
 
     selection = select_readings(session, filters) if filters else Selection((), None)

@@ -133,8 +133,7 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
 
 
 def column_named(name: str) -> str:
-    """Return the name of the column with this name or short name. Raises `UsageError` if there is none, and suggests
-    one."""
+    """Return the name of the column with this name or short name. Raises `UsageError`, which suggests similar names."""
     if name in KNOWN:
         return _SHORT.get(name, name)
     if name in _COLUMNS:
@@ -278,8 +277,8 @@ def select_readings(
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
-    """True if a row (operator, card, software or protocol) matches a filter. ``card=...`` also matches a part of the
-    card's id."""
+    """True if a row (operator, card, software or protocol) matches a filter. ``card=...`` also matches a part of its
+    id."""
     if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
         return True
     return entry.holds(values.get(entry.column.name))

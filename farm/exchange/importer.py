@@ -244,8 +244,7 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
 
 
 def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:
-    """Check the values of one column of a batch, which has `before` rows before it. Return them in their stored
-    form."""
+    """Check the values of one column of a batch, which has `before` rows before it. Return their stored form."""
     import pyarrow as pa
 
     places = None
@@ -372,8 +371,7 @@ def _call(row: Row, origin: str) -> Checked:
 
 
 def _cost(row: Row) -> Cost:
-    """The cost of an operator tuple. Older exports have one output shape, and only for operators with a single
-    output."""
+    """The cost of an operator tuple. Older exports have one output shape, and only of operators with one output."""
     first, shapes = row["output_shape"], row["output_shapes"]
     found = [first] if shapes is None and first is not None else shapes
     return Cost(row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found)))

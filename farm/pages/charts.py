@@ -211,8 +211,7 @@ def _module_text(row: LayerRow, root: str) -> str:
 
 
 def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
-    """Draw histograms: the share of the model's time at each power, and at each clock. `readings`: reading id ->
-    row."""
+    """Draw histograms: the share of the model's time at each power, and at each clock of `readings` (by reading id)."""
     of_rows = [(row, readings.get(row.reading_id or "")) for row in report.tuples if row.time_us]
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)

@@ -59,8 +59,7 @@ class OwnerGroup:
 
 
 def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
-    """Return the rows of a training step, the most expensive owner first; () for a forward pass. `data` is the data
-    class that all calls of the step are measured with."""
+    """Return the rows of a training step, the most expensive owner first. `data` is the data class of all its calls."""
     call = tables.Call
     query = (
         select(call.owner, call.part, call.operator_id, func.count())

@@ -68,9 +68,8 @@ class Operators:
 
 
 def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
-    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing. Without a
-    `roofline`, the cost shares are estimated for a generic GPU. Raises the errors of `farm.models.catalog`, and
-    `CaptureError`."""
+    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing. The cost shares are
+    estimates for a generic GPU without a `roofline`. Raises `CaptureError` and the errors of `farm.models.catalog`."""
     from farm.training.extract import extract
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)

@@ -177,8 +177,8 @@ class Report:
 
 
 def build(session: Session, job_id: str, number: int | None = None) -> Report:
-    """Compute the report of a job, for round `number` or (None) the newest round. Raises `NoSuchJob` if there is no
-    such job or round."""
+    """Compute the report of a job, for round `number` or (None) the newest round. Raises `NoSuchJob` without such a
+    round."""
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")

@@ -117,9 +117,9 @@ class MemoryNeed:
 
 
 def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest_call_bytes: int) -> MemoryNeed:
-    """Compute the memory that one pass needs on a card of `card_bytes` (not 0). `all_calls_bytes` is the sum of the
-    tensors of all calls: an upper bound, because calls share tensors. Raises a `FarmError` if the model cannot be built
-    or extracted."""
+    """Compute the memory that one pass needs on a card of `card_bytes` (not 0). `all_calls_bytes`: sum of the tensors
+    of all calls, an upper bound, because calls share tensors. Raises `FarmError` if the model cannot be built or
+    extracted."""
     parameters = (catalog.find(variant.model).parameters or 0) * _ITEM_BYTES[variant.dtype]
     if parameters + all_calls_bytes <= card_bytes:
         return MemoryNeed(card_bytes)

@@ -193,8 +193,8 @@ def operator_names(text: str) -> tuple[str, ...]:
 
 
 def check_kernel_names(names: Iterable[str]) -> None:
-    """Raise `UnknownOperator` if a compiled model has no operator with one of these short names: kinds of kernels, and
-    aten operators."""
+    """Raise `UnknownOperator` if a compiled model has no operator (a kind of kernels, or aten) with one of these
+    names."""
     names = sorted({*names})
     if not names:
         return

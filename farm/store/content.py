@@ -110,8 +110,7 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
 
 
 def share_tokens(session: Session, tokens_id: str) -> None:
-    """If this process has the token ids of a text, store them in the database; otherwise load them from it
-    (`find_tokens`)."""
+    """Store the token ids of a text if this process has them; otherwise load them from the database (`find_tokens`)."""
     if holds_tokens(tokens_id):
         store_tokens(session, tokens_of_text(tokens_id))
     else:

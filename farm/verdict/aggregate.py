@@ -349,9 +349,8 @@ BURST_THROTTLED_SHARE = 0.05  # share of throttled samples from which a burst di
 
 
 def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str = "") -> Chosen:
-    """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model. By
-    the tuple's `operator_id`, the readings of the whole model store how much the neighbouring operators change its
-    time."""
+    """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model,
+    whose readings store by `operator_id` how much the neighbouring operators change the tuple's time."""
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen = _at_model_temperature(_at_model_clocks(reading, wholes), reading, wholes)
     in_cache = weights_in_cache(wholes) or 0.0
