@@ -263,11 +263,8 @@ class _JobDriver(ItemDriver):
 def measure_whole(
     captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
-
-    Raises:
-        Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
-    """
+    """Measure a copy of a captured model in this process. The caller must hold the card's lock. Raises `Unmeasurable`:
+    out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card)."""
     import torch
     from torch.utils._pytree import tree_map
 

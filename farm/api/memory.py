@@ -27,28 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Access:
-    """How a command or program reaches its databases and cards, and shows messages.
+    """How a command or program reaches its databases and cards, and shows messages."""
 
-    Attributes:
-        ask: ask(query, knows) queries its own database; if not knows(answer), it queries the packaged readings.
-        open_database: opens its own database.
-        own_card: returns the card of this host with the given name; for None, the first card.
-        say: shows a message about a slow action or a written file.
-    """
-
+    # ask(query, knows) queries its own database; if not knows(answer), it queries the packaged readings.
     ask: Callable[[Callable[[Session], Any], Callable[[Any], bool]], Any]
-    open_database: Callable[[], Database]
-    own_card: Callable[[str | None], Card]
-    say: Callable[[str], Any]
+    open_database: Callable[[], Database]  # its own
+    own_card: Callable[[str | None], Card]  # the card of this host with the given name; for None, the first card
+    say: Callable[[str], Any]  # shows a message about a slow action or a written file
 
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them.
-
-    Raises:
-        UsageError: an amount is malformed, or two options exclude each other.
-    """
+    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them."""
 
     card: str | None = None
     job: str = ""
@@ -63,6 +53,7 @@ class MemoryOptions:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        """Raise `UsageError` if an amount is malformed, or if two options exclude each other."""
         for problem, step in self._contradictions():
             raise UsageError(problem, step)
         _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
@@ -104,10 +95,7 @@ class MemoryOptions:
 
 def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
     """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
-
-    Raises:
-        FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.api.planned_step.step_on`.
-    """
+    Raises the errors of `farm.api.queries.step_memory`; with ``run``, also those of `farm.api.planned_step.step_on`."""
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
     variant = versioned(variant)

@@ -83,16 +83,10 @@ class Generation:
 def generation(
     session: Session, prompt: Variant, tokens: int, estimate_of: Callable[[Variant], Estimate]
 ) -> Generation:
-    """Estimate the cost of a text from estimates of a prefill and of decodes.
-
-    Args:
-        prompt: the variant of the prefill.
-        tokens: tokens to generate per sequence after the first one. The prefill generates the first one.
-        estimate_of: estimates a variant on the card; raises `UsageError` if it has no reading and no prediction.
-
-    Raises:
-        UsageError: `tokens` is 0, or no estimate exists for the prefill or for any decode of this variant.
-    """
+    """Estimate the cost of a text: the prefill of `prompt`, which generates the first token, and a decode for each of
+    `tokens` more tokens per sequence. `estimate_of` estimates a variant on the card; it raises `UsageError` if it has
+    no reading and no prediction. Raises `UsageError` if `tokens` is 0, or without an estimate for the prefill or any
+    decode."""
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
             f"{prompt} cannot generate {tokens} tokens: the number must be at least 1, and the model must decode.",

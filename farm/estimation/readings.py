@@ -26,7 +26,7 @@ from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
-from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
@@ -71,15 +71,9 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
 def tuples_of(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
 ) -> list[NeededTuple]:
-    """Return the tuples of a stored capture, with the data classes of their calls. Without one, extract the tuples.
-
-    Args:
-        card_model: only the kernels of a compiled model depend on it.
-
-    Raises:
-        CaptureError: the model cannot be extracted.
-        NoReadings: no card of this model has compiled the model.
-    """
+    """Return the tuples of a stored capture, with the data classes of their calls; without one, extract the tuples.
+    Only the kernels of a compiled model depend on `card_model`. Raises `CaptureError` if the model cannot be extracted,
+    `NoReadings` if no card of this model has compiled it."""
     if stored := stored_tuples(session, variant, device_type, launch, card_model):
         return stored
     if variant.compile:
@@ -159,13 +153,9 @@ def select_for_model(
     roofline: Roofline,
     torch: str = "",
 ) -> SelectedReadings | None:
-    """Select the readings of a model's tuples on one card model. None if no tuple in `weight` has a reading.
-
-    Args:
-        weight: tuple id -> the estimated cost of all calls of this tuple.
-        protocol: the protocol of the readings; its data class is ignored.
-        torch: a version, or its beginning.
-    """
+    """Select the readings of a model's tuples on one card model. None if no tuple in `weight` (tuple id -> the
+    estimated cost of all its calls) has a reading. The data class of `protocol` is ignored. `torch`: a version, or its
+    beginning."""
     like = {**protocol.to_json(), "data": None}
     protocols = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     data_of = {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
@@ -186,12 +176,8 @@ def select_for_model(
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
 
 
-_COLUMNS = (
-    *("id", "subject_id", "card_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "time_us"),
-    *("time_half_width_us", "energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w", "sm_clock_mhz"),
-    "temperature_c",
-    *("throttle_reasons", "flags", "details", "cost_s"),
-)
+_OTHERS = ("subject_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "cost_s")
+_COLUMNS = (*VIEW_COLUMNS, *_OTHERS)
 NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
 
 

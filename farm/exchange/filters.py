@@ -106,15 +106,9 @@ class Filters:
 
 
 def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
-    """
-    Args:
-        words: ``Conv2d`` or ``column=value``. Also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
-        ``a,b``.
-        cards: values of ``--card``; one of them must match.
-
-    Raises:
-        UsageError: no column has this name (the error suggests one), or a value has the wrong type.
-    """
+    """Parse ``Conv2d``, ``column=value``, also with ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
+    ``a,b``. One of `cards`, the values of ``--card``, must match. Raises `UsageError` if no column has this name (it
+    suggests one), or if a value has the wrong type."""
     operators, filters = [], []
     for word in words:
         found = _WORD.fullmatch(word.strip())

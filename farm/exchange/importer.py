@@ -78,16 +78,9 @@ class ExportFile:
 
 
 def import_export(database: Database, path: Path, *, origin: str = "") -> list[Imported]:
-    """Import a file of readings, or a folder with the tables of an export.
-
-    Args:
-        origin: the name of the exporting farm; by default the name of the file or folder.
-
-    Raises:
-        ImportRefused: a file is not an export, is of a newer format, damaged, or has a value that no farm writes.
-            Nothing was written.
-        UsageError: `origin` cannot be used as a name (it is empty or has special characters).
-    """
+    """Import a file of readings, or a folder with the tables of an export. `origin`: the name of the exporting farm; by
+    default the name of the file or folder. Raises `UsageError` if it is not a valid name, and `ImportRefused` if a file
+    is not an export, of a newer format, damaged, or has a value that no farm writes. Then nothing was written."""
     origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
     try:
         _ORIGIN.check(origin)

@@ -9,6 +9,8 @@ whole of all models, one page per model, all operators, the models on different 
 from __future__ import annotations
 
 import contextlib
+import csv
+import functools
 import hashlib
 import re
 import time
@@ -34,12 +36,19 @@ from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE,
 from farm.store.database import fetch_values
 from farm.types import format
 from farm.types.protocol import Protocol
-from farm.types.reading import FLAGS
 from farm.types.request import Request
 from farm.types.tuple import dtype_of_call
 from farm.verdict.evidence import Evidence
 
 _STEP = "Name an .html file in a folder that you may write to."
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@functools.cache
+def flag_meanings() -> dict[str, str]:
+    """Flag of a reading -> its meaning; `docs/method.md` has the same text."""
+    rows = csv.DictReader((_TEMPLATES / "flags.csv").read_text(encoding="utf-8").splitlines())
+    return {row["flag"]: row["meaning"] for row in rows}
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def render(template: str, **values: Any) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -149,7 +158,7 @@ def render(template: str, **values: Any) -> str:
         few=format.few,
         day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
     )
-    return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)
+    return environment.get_template(template).render(flags=flag_meanings(), made_at_s=time.time(), **values)
 
 
 # ---- the database as a folder of pages

@@ -13,11 +13,11 @@ from farm.errors import UsageError
 from farm.models import catalog
 from farm.requests.card_selection import CardLike
 from farm.types.protocol import Variant
+from farm.types.tuple import DTYPES
 
 # The largest input per sample in the catalog: 16 video frames with 3 colour planes.
 _MOST_PLANES = 3 * 16
 _MOST_OF_A_TOKEN = 16  # values per token: ids, masks and decoder inputs
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
     if parameters is None or variant.cache:  # own or timm model, or its cache size is unknown before it is built
         return False
     values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
-    return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
+    return values * DTYPES[variant.dtype][0] <= memory_bytes
 
 
 def room_of(variant: Variant) -> Room:
@@ -120,7 +120,7 @@ def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest
     """Compute the memory that one pass needs on a card of `card_bytes` (not 0). `all_calls_bytes`: sum of the tensors
     of all calls, an upper bound, because calls share tensors. Raises `FarmError` if the model cannot be built or
     extracted."""
-    parameters = (catalog.find(variant.model).parameters or 0) * _ITEM_BYTES[variant.dtype]
+    parameters = (catalog.find(variant.model).parameters or 0) * DTYPES[variant.dtype][0]
     if parameters + all_calls_bytes <= card_bytes:
         return MemoryNeed(card_bytes)
     if variant.step:

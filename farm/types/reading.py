@@ -329,40 +329,6 @@ class Reading:
         return cls(**{**data, **parsed})
 
 
-#: Flag -> its meaning, for users; `docs/method.md` has the same text.
-FLAGS: dict[str, str] = {
-    "not_converged": "the window reached its maximum length before the interval was narrow enough",
-    "few_passes": "fewer than three rounds: the interval is as wide as the figure",
-    "no_energy": "the card reports no power: time only",
-    "lesser_power_source": "power from samples instead of the energy counter",
-    "power_disagrees": "counter and integrated instant power differ by more than 2 %",
-    "drifting": "the power of the two halves of the window differs by more than 3 %, also after repetition",
-    "starved": "the card waited for the host for more than 0.5 % of the window, also after repetition",
-    "unsettled": "the temperature was still changing when the window had to open, or the wait was too short to decide",
-    "rough": "the job needed only a rough figure, so the window was short and did not wait for the temperature",
-    "lacks_sensors": (
-        "the card does not report a value that the checks of a reading need: processes, throttle reasons, "
-        "temperature, clock or instant power (lacks in the details)"
-    ),
-    "not_cold": "under stream: there are too few copies to exceed the cache",
-    "values_moved": "the operator writes its input, and the values there grew, shrank or overflowed from pass to pass",
-    "canary_off": (
-        "the time of the canary operator had changed by more than 3 % before the reading; in a report also: "
-        "before the next measurement of the canary"
-    ),
-    "throttled_power": "the power limit lowered the clocks; a burst reading is stored beside it",
-    "throttled_thermal": "heat lowered the clocks, also after repetition",
-    "throttled_other": "hardware slowdown, power brake or sync boost",
-    "shared": "another process computed on the card",
-    "busy_host": (
-        "on a CPU: it did other work during more than half of the window (waited_share in the details of every reading "
-        "on a CPU). Not checked for a GPU: a host too busy to feed it shows as starved"
-    ),
-    "study": "taken by a study of the method under its own conditions; never reused",
-    "simulated": "not a measurement; never reused",
-}
-
-
 # ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with the capture
 
 

@@ -156,11 +156,7 @@ class Request(ContentAddressed):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:
-        """The inverse of `to_json`. Other keys are ignored.
-
-        Raises:
-            Unreadable: the JSON is not a request; the message names the first problem.
-        """
+        """The inverse of `to_json`. Other keys are ignored. Raises `Unreadable`, which names the first problem."""
         try:
             return adapter(Request).validate_python(data)  # type: ignore[no-any-return]
         except (ValueError, FarmError) as error:

@@ -26,15 +26,12 @@ from farm.types.protocol import Protocol
 from farm.types.reading import Verification, canary_of
 from farm.types.request import named
 from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
-from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Part, ReadingView, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import TupleRow, Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
-_OF_READING = """
-id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
-sm_clock_mhz temperature_c throttle_reasons flags details cost_s
-"""
+_OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
 
@@ -61,12 +58,13 @@ class Evidence:
     @cached_property
     def origins_of_readings(self) -> dict[str, Any]:
         """Reading id -> its card, software and card time. Loads much less than `readings`."""
-        return self.__dict__.get("readings") or self.columns_of_readings("id card_id software_id cost_s")
+        names = ("id", "card_id", "software_id", "cost_s")
+        return self.__dict__.get("readings") or self.columns_of_readings(names)
 
-    def columns_of_readings(self, names: str, *of: Any) -> dict[str, Any]:
+    def columns_of_readings(self, names: Sequence[str], *of: Any) -> dict[str, Any]:
         """Return reading id -> the named columns, for the items' readings that meet the conditions `of`."""
         its = sqlalchemy.select(ITEM.reading_id).where(*self.its, *of)
-        found = values(self.session, [READING[name] for name in names.split()], READING.id.in_(its))
+        found = values(self.session, [READING[name] for name in names], READING.id.in_(its))
         return {row.id: row for row in found}
 
     @cached_property

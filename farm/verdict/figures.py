@@ -99,6 +99,8 @@ class ReadingView:
 
 _OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # these columns have another name or type in a row
 _SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
+#: The columns of a reading that `ReadingView.of` needs.
+VIEW_COLUMNS = ("id", *_SAME, "throttle_reasons", "flags", "details")
 
 
 @dataclass(frozen=True)
