@@ -246,6 +246,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
 
+    Raises `UsageError` if not exactly one card matches, `NoReadings` if no tuple of the model has a reading and there
+    is no prediction, and `CaptureError` (see `tuples_of`).
+
     Args:
         card: part of the card model's name.
         card_model: its whole name instead; it may be without readings.
@@ -257,11 +260,6 @@ def estimate(
         unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
         notes: notes about the predictor; used only if tuples are missing.
         needed: the tuples of the model; None: see `tuples_of`.
-
-    Raises:
-        UsageError: no card or several cards match.
-        NoReadings: no tuple of the model has a reading, and there is no prediction.
-        CaptureError: see `tuples_of`.
     """
     model = card_model or card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)

@@ -43,16 +43,14 @@ def export(
 ) -> Exported:
     """Write readings to a file. If `target` is a folder, also write their calls, captures and verdicts.
 
-    A file is written completely or not at all. Other files in the folder do not change.
+    A file is written completely or not at all. Other files in the folder do not change. Raises `UsageError` if the
+    target cannot be written, or if its suffix contradicts `form`; see also `select_readings`.
 
     Args:
         target: a file for the readings alone (its suffix is the format), or a folder, which is created.
         form: format of the files in a folder; default: parquet.
         filters: select the readings to write; default: all.
         traces: also write the sampled time series, which are much larger than everything else.
-
-    Raises:
-        UsageError: the target cannot be written, or its suffix contradicts `form`; see also `select_readings`.
     """
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS)

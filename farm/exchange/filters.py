@@ -210,15 +210,12 @@ def select_readings(
     placed: bool = True,
     kind: Literal["operator", "variant"] | None = None,
 ) -> Selection:
-    """
+    """Select readings. Raises `UnknownOperator` (it suggests similar names), or `UsageError` if no card matches.
+
     Args:
         placed: include readings with tensors in slow memory, even if no filter names a placement.
         kind: "operator": only readings of tuples; a filter on a model selects the tuples that it calls. "variant": only
             readings of whole models. None: tuples if filters name operators, whole models if filters name models.
-
-    Raises:
-        UnknownOperator: the database has no operator with this name; the error suggests similar names.
-        UsageError: no card of the database matches.
     """
     conditions: list[ColumnElement[bool]] = []
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
