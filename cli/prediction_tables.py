@@ -110,10 +110,8 @@ def _shown(found: PredictedValue, units: Units, of_level: str) -> str:
 
 
 def _memory(found: Estimate) -> str:
-    """Describe the memory that the model needs, by its parts. If one card has too little, add the number of cards.
-
-    "" if the needed memory is unknown, or certainly less than the card has.
-    """
+    """Describe the memory that the model needs, by its parts. If one card has too little, add the number of cards. ""
+    if the needed memory is unknown, or certainly less than the card has."""
     need = found.memory
     if need is None or need.needed_bytes is None:
         return ""

@@ -31,10 +31,8 @@ MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are
 
 @dataclass(frozen=True)
 class Generation:
-    """The cost of a prompt and of `tokens` more tokens after the first one, for the whole batch.
-
-    Half-widths add linearly, because all parts may be wrong in the same direction.
-    """
+    """The cost of a prompt and of `tokens` more tokens after the first one, for the whole batch. Half-widths add
+    linearly, because all parts may be wrong in the same direction."""
 
     prefill: Estimate
     decodes: tuple[Estimate, ...]  # in the order of cache length

@@ -198,9 +198,7 @@ def _rows(
     session: Session, card_model: str, source: StoredPredictor, only: Collection[str] | None = None
 ) -> tuple[dict[str, TrainingRow], dict[str, TrainingRow]]:
     """Return the readings of a card model that fit a predictor, by id: of the own database, and of the package.
-
-    ``session``: of either; the settings name the own database if it is of the package. ``only``: ids of tuples.
-    """
+    ``session``: of either; the settings name the own database if it is of the package. ``only``: ids of tuples."""
     alike = operator.attrgetter("method", "software.torch", "protocol")
 
     def fitting(at: Session) -> dict[str, TrainingRow]:

@@ -46,10 +46,8 @@ class OwnerRow:
 
 @dataclass(frozen=True)
 class OwnerGroup:
-    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or optimizer.
-
-    Figures are None if one of the tuples is not measured. ``parts_us`` has only the parts that occur.
-    """
+    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or optimizer. Figures
+    are None if one of the tuples is not measured. ``parts_us`` has only the parts that occur."""
 
     name: str
     parts_us: Mapping[str, float | None]
@@ -184,10 +182,8 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
 
 
 def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Name the tensors of a placement: parameters by name, other inputs and outputs by number.
-
-    Return "all" for the placement with all inputs and `most` tensors (the largest number among the tuple's placements).
-    """
+    """Name the tensors of a placement: parameters by name, other inputs and outputs by number. Return "all" for the
+    placement with all inputs and `most` tensors (the largest number among the tuple's placements)."""
     placement = Placement.parse(word)
     named: dict[int, str] = {}
     for tensor in tensors:

@@ -535,10 +535,8 @@ def _of_job(session: Session, job_id: str) -> _Found:
 
 
 def _measured_alone(session: Session, found: _Found) -> _Found:
-    """Return a job's side with the figures of its readings, as a side of filters has them.
-
-    The figures of a job include the effect of neighbouring operators and of the clocks in its model.
-    """
+    """Return a job's side with the figures of its readings, as a side of filters has them. The figures of a job include
+    the effect of neighbouring operators and of the clocks in its model."""
     figures = ("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj")
     columns = (READING.id, *(getattr(READING, name) for name in figures))
     readings = fetch_values(session, columns, [row.reading_id for row in found.tuples if row.reading_id])

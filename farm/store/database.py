@@ -364,9 +364,7 @@ _DECODER = json.JSONDecoder()
 
 def _from_json(text: str | bytes) -> Any:
     """Decode a JSON column; return None if it is malformed or nested too deeply: a query must not fail for one bad row.
-
-    This is faster than `json.loads`: a job has tens of thousands of short values, and half of them are empty lists.
-    """
+    This is faster than `json.loads`: a job has tens of thousands of short values, and half of them are empty lists."""
     if text == "[]":
         return []
     try:

@@ -144,10 +144,8 @@ class Record:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON by field name. A field at its default is left out unless it is `original`.
-
-        So adding a field does not change the JSON and the ids of existing records.
-        """
+        """Plain JSON by field name. A field at its default is left out unless it is `original`. So adding a field does
+        not change the JSON and the ids of existing records."""
         values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]  # type: ignore[arg-type]
         return {
             one.name: value.to_json() if isinstance(value, Record) else value

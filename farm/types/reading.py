@@ -59,10 +59,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks.
-
-    Figures are for one pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`.
-    """
+    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks. Figures are for one
+    pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`."""
 
     time_us: float = declared(
         MISSING, "time of one pass in bursts at full clocks, if the loop reaches the power limit", unit="µs"
@@ -83,10 +81,8 @@ class Burst:
 
 @dataclass(frozen=True)
 class InContext:
-    """The time of an operator in a loop, and how much longer it takes among other operators. Unit: µs per pass.
-
-    Both are measured on the same memory at the same clocks (`farm.benchmark.cache`).
-    """
+    """The time of an operator in a loop, and how much longer it takes among other operators. Unit: µs per pass. Both
+    are measured on the same memory at the same clocks (`farm.benchmark.cache`)."""
 
     alone_us: float  # time in a loop, with as much of weights and inputs in the cache as possible
     effect_us: float  # time that the other operators add
@@ -96,10 +92,8 @@ class InContext:
 
 @dataclass(frozen=True)
 class Place:
-    """The time that a call takes longer at its place in a model than in a loop on warm data: mean over the calls.
-
-    See `farm.benchmark.call_context`.
-    """
+    """The time that a call takes longer at its place in a model than in a loop on warm data: mean over the calls. See
+    `farm.benchmark.call_context`."""
 
     effect_us: float
     half_width_us: float  # of the 95 % interval
@@ -109,9 +103,7 @@ class Place:
 @dataclass(frozen=True)
 class CanaryNote:
     """The last measurement of the reference operator before a reading, in the same process (`farm.benchmark.checks`).
-
-    Figures are for one pass. Changes are relative to the first undisturbed canary of the process.
-    """
+    Figures are for one pass. Changes are relative to the first undisturbed canary of the process."""
 
     number: int  # number of the canary in its process, from 1
     time_us: float

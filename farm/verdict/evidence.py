@@ -187,10 +187,8 @@ class Evidence:
 
     @cached_property
     def seen(self) -> Verification:
-        """The verification of the round's capture on a card, without the parts that are not valid for this job.
-
-        Kernels and times of calls depend on the card model and the numeric flags; the rest does not.
-        """
+        """The verification of the round's capture on a card, without the parts that are not valid for this job. Kernels
+        and times of calls depend on the card model and the numeric flags; the rest does not."""
         capture = self.session.get(tables.Capture, self.capture_id) if self.capture_id else None
         found = Verification.from_json(capture.verification if capture else None)
         protocol = self.job.request.get("protocol") or {}
@@ -220,10 +218,8 @@ class Evidence:
         return self._of_one_software(verdict)
 
     def _of_one_software(self, verdict: Verdict) -> Verdict:
-        """Remove the outcome if the readings are of different software, because such readings are never summed.
-
-        A job is planned for one software. If a host gets another torch during the job, its later readings differ.
-        """
+        """Remove the outcome if the readings are of different software, because such readings are never summed. A job
+        is planned for one software. If a host gets another torch during the job, its later readings differ."""
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
         ids = (view.reading_id for view in views if view is not None)
         query = sqlalchemy.select(READING.software_id)
@@ -291,9 +287,7 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
 
 def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
     """Return the ids of readings with a good canary before them and a changed canary after them, in the same process.
-
-    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change.
-    """
+    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change."""
     noted = {
         row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)
         for row in rows

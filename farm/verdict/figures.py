@@ -174,10 +174,8 @@ class HasValue(Protocol):
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tokens per second and energy per token; None if the time or energy is unknown.
-
-    `tokens` is the number of tokens of one pass: all tokens of a prompt or text; in a decode, one per sequence.
-    """
+    """Tokens per second and energy per token; None if the time or energy is unknown. `tokens` is the number of tokens
+    of one pass: all tokens of a prompt or text; in a decode, one per sequence."""
 
     tokens: int
     tokens_per_s: float | None

@@ -269,11 +269,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelAudit:
-    """The kernels of the whole compared with those of its tuples.
-
-    `explained` is the share of the whole's kernel time in launches that the tuples make too.
-    Each list holds at most the 30 heaviest kernels; the counts include all.
-    """
+    """The kernels of the whole compared with those of its tuples. `explained` is the share of the whole's kernel time
+    in launches that the tuples make too. Each list holds at most the 30 heaviest kernels; the counts include all."""
 
     explained: float
     time_us: float  # time of all kernels of one unobserved pass
