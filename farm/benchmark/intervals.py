@@ -96,11 +96,8 @@ class Slope:
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The slope of the least-squares line of y over x. Its half-width assumes independent residuals.
-
-    Raises:
-        ValueError: there are fewer than two points, or all have the same x.
-    """
+    """The slope of the least-squares line of y over x. Its half-width assumes independent residuals. Raises
+    `ValueError` if there are fewer than two points, or all have the same x."""
     count = len(x)
     if count < 2 or max(x) == min(x):
         raise ValueError("a slope needs two points with different x")
@@ -114,13 +111,10 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The rate of a counter y over an increasing x, with the half-width of its 95 % interval.
+    """The rate of a counter y over an increasing x, with the half-width of its 95 % interval. Raises as `line`.
 
     If the power fluctuates, an energy counter's residuals are a random walk, and their standard error is too small.
     So the function uses the wider one of two intervals: from the residuals, and from the rates of single steps.
-
-    Raises:
-        ValueError: there are fewer than two points, or all have the same x.
     """
     fit = line(x, y)
     count = fit.points
@@ -165,11 +159,7 @@ def pass_energy(
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:
-    """Mean power and its half-width from ticks of an energy counter, by `slope`. Unit: W.
-
-    Raises:
-        ValueError: there are fewer than two ticks, or all have the same time.
-    """
+    """Mean power and its half-width from ticks of an energy counter, by `slope`. Unit: W. Raises as `line`."""
     in_mw = slope(times_s, energies_mj)
     return Slope(in_mw.rate / 1e3, in_mw.half_width / 1e3, in_mw.points)
 

@@ -359,10 +359,7 @@ def compiled_pass(
 
 def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:
     """As `compiled_pass`, for a tuple. If the cache of the compiler has other kernels, the variant is compiled again.
-
-    Raises:
-        Unmeasurable: rejected: the compiler does not generate the kernel on this host.
-    """
+    Raises `Unmeasurable` (rejected) if the compiler does not generate the kernel on this host."""
     compiled = compiled_pass(subject, device)
     if not compiled.runs(subject.id) and compiled.cached:
         compiled = compiled_pass(subject, device, again=True)

@@ -417,11 +417,8 @@ def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = N
 
 
 def card_named(word: str) -> str:
-    """Return the card with a data sheet whose name is part of `word`.
-
-    Raises:
-        UsageError: no card matches; the message suggests the nearest name.
-    """
+    """Return the card with a data sheet whose name is part of `word`. Raises `UsageError`, with the nearest name, if no
+    card matches."""
     if name := sheet_of(word):
         return name
     near = did_you_mean(word, KNOWN_CARDS)
@@ -516,11 +513,8 @@ def with_offload_plans(
 
 
 def with_recomputed(found: StepMemory) -> StepMemory:
-    """Return the step with the effect of recomputing each block alone, and of recomputing all blocks.
-
-    Raises:
-        UsageError: the model has no list of equal blocks.
-    """
+    """Return the step with the effect of recomputing each block alone, and of recomputing all blocks. Raises
+    `UsageError` if the model has no list of equal blocks."""
     from farm.training.step import blocks_of
 
     paths, rows = blocks_of(catalog.build(found.variant)), []

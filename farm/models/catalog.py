@@ -77,13 +77,11 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(name: str) -> list[str]:
-    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; a plain name matches itself, and the
-    location of a user's function the name under which it is registered (`own.register`).
+    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; raises `UnknownModel` if there are none.
 
-    Case is ignored. Without a source, a pattern matches models of torchvision and the user; if none, of all sources.
-
-    Raises:
-        UnknownModel: no model matches.
+    A plain name matches itself, and the location of a user's function the name under which it is registered
+    (`own.register`). Case is ignored. Without a source, a pattern matches models of torchvision and the user; if none,
+    of all sources.
     """
     if not is_pattern(name):
         return [own.register(name)]
@@ -132,11 +130,8 @@ def usual_batch(name: str, default: int) -> int:
 
 
 def known(name: str) -> str:
-    """The name of a model of the catalog, or of a user's function given by its location (`own.register`).
-
-    Raises:
-        UnknownModel, UnsupportedModel: see `find`.
-    """
+    """The name of a model of the catalog, or of a user's function given by its location (`own.register`). Raises as
+    `find`."""
     return find(own.register(name)).name
 
 
@@ -223,13 +218,10 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
 
 
 def example_inputs(model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0) -> tuple[Any, ...]:
-    """Positional arguments of the module that `build` returns: for an image model, standard normal images of shape
-    (batch, 3, size, size) or clips of shape (batch, 3, 16, size, size).
+    """Positional arguments of the module that `build` returns. Raises `UsageError` for a size that does not fit.
 
-    If a user's model has its own inputs, the input size is ignored.
-
-    Raises:
-        UsageError: the model does not accept the size.
+    For an image model, these are standard normal images of shape (batch, 3, size, size) or clips of shape
+    (batch, 3, 16, size, size). If a user's model has its own inputs, the input size is ignored.
     """
     import torch
 

@@ -70,11 +70,7 @@ class ModelEntry:
         return self.phases[:1] == ("prefill",)
 
     def check_size(self, input_size: int | None) -> int:
-        """Checks an input size and returns it; None means the default.
-
-        Raises:
-            UsageError: the model does not accept the size.
-        """
+        """Returns an input size that the model accepts; None means the default. Raises `UsageError` for other sizes."""
         if input_size is None or input_size == self.input_size:
             return self.input_size
         if not self.input_size:
@@ -94,11 +90,8 @@ class ModelEntry:
         raise UsageError(f"{self.name} {problem}", step)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a variant of this model: the given ones, with the model's defaults for the others.
-
-        Raises:
-            UsageError: the model does not accept or use a field.
-        """
+        """The fields of a variant of this model: the given ones, with the model's defaults for the others. Raises
+        `UsageError` if the model does not accept or use a field."""
         phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
             has = f"Choose {' or '.join(self.phases)}." if self.phases else "Omit --phase: the model has no phases."

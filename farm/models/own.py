@@ -92,11 +92,8 @@ def register(name: str) -> str:
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
-    """The user's loss function for a model, from the model's output to a scalar; None if none is registered.
-
-    Raises:
-        SettingsError: the setting is malformed, or the function could not be imported.
-    """
+    """The user's loss function for a model, from the model's output to a scalar; None if none is registered. Raises
+    `SettingsError` if the setting is malformed, or the function could not be imported."""
     target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
     try:
         return None if target is None else _imported(target)
@@ -121,11 +118,7 @@ def _targets() -> dict[str, str]:
 
 
 def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
-    """Check that each value of `named` has the form 'module:function', and return `named`. Nothing is imported.
-
-    Raises:
-        SettingsError: a value has another form.
-    """
+    """Return `named`; raise `SettingsError` if a value has another form than 'module:function'. Nothing is imported."""
     for name, target in named.items():
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
@@ -284,11 +277,8 @@ def entries() -> Mapping[str, ModelEntry]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    """Creates the module; it takes the values of `inputs` by position.
-
-    Raises:
-        SettingsError: the function raises an error, or does not return a module.
-    """
+    """Creates the module; it takes the values of `inputs` by position. Raises `SettingsError` if the function raises an
+    error, or does not return a module."""
     from farm.models.building import ByPosition, dtype_of
 
     if entry.own_name in transformers.folders():
@@ -299,11 +289,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none.
-
-    Raises:
-        SettingsError: see `make`.
-    """
+    """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none. Raises
+    as `make`."""
     from farm.models.building import dtype_of, images
 
     if entry.own_name in transformers.folders():
@@ -315,10 +302,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
     """The model's own example inputs: positional arguments of the module that `make` returns. None if it has none.
-
-    Raises:
-        SettingsError: see `make`.
-    """
+    Raises as `make`."""
     if name in transformers.folders():
         return None
     _, positional, keywords = _made(name)
@@ -340,11 +324,8 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 
 def own_batch(name: str) -> int:
-    """The batch of the model's own example inputs; 0 if they have none. Imports the module and torch.
-
-    Raises:
-        SettingsError: see `make`.
-    """
+    """The batch of the model's own example inputs; 0 if they have none. Imports the module and torch. Raises as
+    `make`."""
     return _batch(given_inputs(name) or ())
 
 

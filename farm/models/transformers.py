@@ -78,11 +78,8 @@ def folders() -> dict[str, Path]:
 
 
 def entry_of_folder(name: str) -> ModelEntry:
-    """The entry of a user's model with a config.json.
-
-    Raises:
-        SettingsError, UnsupportedModel: the file cannot be read, or the farm cannot make a model from it.
-    """
+    """The entry of a user's model with a config.json. Raises `SettingsError` or `UnsupportedModel` if the file cannot
+    be read, or the farm cannot make a model from it."""
     return dataclasses.replace(_entry(name, **_of_config(config_text(name), str(folders()[name]))), origin="user")
 
 
@@ -223,11 +220,7 @@ def _vocabulary(config: Mapping[str, Any]) -> int:
 
 
 def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
-    """The ids of a user's text for a variant.
-
-    Raises:
-        UsageError, SettingsError: see `farm.models.texts.user_text.tokenize`.
-    """
+    """The ids of a user's text for a variant. Raises as `farm.models.texts.user_text.tokenize`."""
     about, bare = _about(entry), variant.phase == "decode"  # in decode the input is one token of the text
     sizes = _vocabulary(about["config"]), _rows(entry, variant), variant.length
     return user_text.tokenize(text, tokenizer, *sizes, padded=variant.padded, specials=_specials(about), bare=bare)

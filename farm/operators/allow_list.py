@@ -149,11 +149,8 @@ ATEN_OVERLOADS: frozenset[str] = frozenset(
 
 @functools.cache
 def overload_of(name: str) -> Any:
-    """The aten overload with a name such as ``aten.mul.Tensor``.
-
-    Raises:
-        TupleRejected: the name is not in the list, or this torch has no such operator.
-    """
+    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the name is not in the list,
+    or this torch has no such operator."""
     if name not in ATEN_OVERLOADS:
         raise TupleRejected(
             f"'{name}' is not in this version's allow-list of operators.", "Capture the model again with this version."
@@ -169,10 +166,7 @@ def overload_of(name: str) -> Any:
 @functools.lru_cache(maxsize=8192)
 def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
     """Schema name of each argument -> its value as a JSON tree; arguments that the call does not pass are absent.
-
-    Raises:
-        TupleRejected: the schema has no such argument.
-    """
+    Raises `TupleRejected` if the schema has no such argument."""
     arguments = overload_of(spec.operator)._schema.arguments
     names = [argument.name for argument in arguments]
     positional = [argument.name for argument in arguments if not argument.kwarg_only]

@@ -157,10 +157,7 @@ class CompiledModel:
         choices: Mapping[str, Any] | None = None,
         cached: bool = True,
     ) -> None:
-        """
-        Raises:
-            UsageError: no compiler is installed.
-        """
+        """Raises `UsageError` if no compiler is installed."""
         check_compiler(device)
         self.model = model
         self.graphs: dict[int, Graph] = {}
@@ -193,11 +190,8 @@ class CompiledModel:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """While active, the first calls of the model may compile it.
-
-        Raises:
-            CaptureError: the compiler refuses the model. The lines after the first one contain its whole reason.
-        """
+        """While active, the first calls of the model may compile it. Raises `CaptureError` if the compiler refuses the
+        model; the lines after the first one contain its whole reason."""
         torch._dynamo.utils.counters.clear()
         try:
             with self._hooks():
@@ -456,10 +450,7 @@ def has_triton() -> bool:
 
 
 def check_compiler(device: torch.device) -> None:
-    """
-    Raises:
-        UsageError: the compiler for the generated code is not installed.
-    """
+    """Raise `UsageError` if the compiler for the generated code is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise UsageError("torch.compile needs Triton, which is not installed.", "Run `pip install triton`.")
     if device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -492,11 +483,8 @@ def first_reason(error: BaseException) -> str:
 
 
 def prepare_folder() -> Path:
-    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it.
-
-    Raises:
-        UsageError: the folder cannot be created, or another user can write to it.
-    """
+    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it. Raises
+    `UsageError` if the folder cannot be created, or another user can write to it."""
     folder = settings().compiler_cache_dir
     try:
         make_private(folder)

@@ -103,11 +103,8 @@ class TensorTable:
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:
-    """The JSON tree of a value; tensors are added to ``table``.
-
-    Raises:
-        NotEncodable: a tuple cannot contain the value.
-    """
+    """The JSON tree of a value; tensors are added to ``table``. Raises `NotEncodable` if a tuple cannot contain the
+    value."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -180,10 +177,7 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """
-    Raises:
-        TupleRejected: this torch has no such dtype.
-    """
+    """Raises `TupleRejected` if this torch has no such dtype."""
     try:
         return _DTYPE_OF[name]
     except KeyError:
@@ -266,20 +260,14 @@ def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
 
 
 def leaf_parameters(module: nn.Module) -> dict[str, Any]:
-    """As `describe_leaf`, for a module that is known to be a leaf.
-
-    Raises:
-        NotEncodable: a tuple cannot contain one of the arguments.
-    """
+    """As `describe_leaf`, for a module that is known to be a leaf. Raises `NotEncodable` if a tuple cannot contain an
+    argument."""
     return {name: encode(value) for name, value in _constructor_values(module).items()}
 
 
 def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
-    """A module of class ``leaf`` on meta, in eval mode.
-
-    Raises:
-        TupleRejected: the class does not accept these parameters.
-    """
+    """A module of class ``leaf`` on meta, in eval mode. Raises `TupleRejected` if the class does not accept the
+    parameters."""
     meta = torch.device("meta")
     try:
         values = {name: decode(tree, [], meta) for name, tree in parameters.items()}

@@ -354,11 +354,8 @@ _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 
 
 def _layouts(value: Any) -> Hashable:
-    """The arguments of an operator, with the layouts of tensors in place of the tensors.
-
-    Raises:
-        _NotRepeatable: a tensor has a known value or is not strided, or there is an argument of another type.
-    """
+    """The arguments of an operator, with layouts in place of tensors. Raises `_NotRepeatable` if a tensor has a known
+    value or is not strided, or there is an argument of another type."""
     kind = type(value)
     if kind is FakeTensor:
         if value.constant is not None or value.layout is not torch.strided:

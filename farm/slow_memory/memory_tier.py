@@ -49,25 +49,15 @@ class SlowMemory(ABC):
 
     @abstractmethod
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        """Allocate uninitialized memory that the card's operators can use like fast memory.
-
-        Raises:
-            Unmeasurable: out_of_memory, with the limit.
-        """
+        """Allocate uninitialized memory that the card's operators can use like fast memory. Raises `Unmeasurable`
+        (out_of_memory) with the limit."""
 
     def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - optional
-        """Check before allocating that there is room for tensors of these sizes.
-
-        Raises:
-            Unmeasurable: out_of_memory.
-        """
+        """Raise `Unmeasurable` (out_of_memory) if there is no room for tensors of these sizes; allocate nothing."""
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor.
-
-        Raises:
-            Unmeasurable: out_of_memory; the message states the available memory.
-        """
+        """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor. Raises as
+        `storage`."""
         return bytes_of(self.storage(size_bytes))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -82,20 +72,12 @@ class SlowMemory(ABC):
 
 
 def slow_memory_of(device: torch.device) -> SlowMemory:
-    """Return the slow memory of a device.
-
-    Raises:
-        Unmeasurable: not_available: the device has no slow memory.
-    """
+    """Return the slow memory of a device; raises `Unmeasurable` (not_available) if it has none."""
     return _of_gpu(device) if device.type == "cuda" else FarNode()
 
 
 def take_from_peer(device: torch.device) -> None:
-    """Use another GPU's memory as the slow memory of this process from now on.
-
-    Raises:
-        Unmeasurable: not_available: the card cannot access another GPU's memory.
-    """
+    """Use another GPU's memory as the slow memory of this process from now on; raises as `PeerMemory`."""
     global _of_gpu
     PeerMemory(device)
     _of_gpu = PeerMemory
@@ -107,10 +89,7 @@ class PinnedMemory(SlowMemory):
     name = "pinned host memory"
 
     def __init__(self, device: torch.device) -> None:
-        """
-        Raises:
-            Unmeasurable: not_available: the card cannot map host memory.
-        """
+        """Raises `Unmeasurable` (not_available) if the card cannot map host memory."""
         if not _maps_host_memory(device.index or 0):
             raise Unmeasurable("not_available", "This card cannot map the host's memory, so it has no slow memory.")
         self._device = torch.device("cuda", device.index or 0)
@@ -141,10 +120,7 @@ class PeerMemory(SlowMemory):
     name = "memory of another GPU"
 
     def __init__(self, device: torch.device) -> None:
-        """
-        Raises:
-            Unmeasurable: not_available: there is no second GPU, or the first cannot access its memory.
-        """
+        """Raises `Unmeasurable` (not_available) if there is no second GPU, or the first cannot access its memory."""
         if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
             raise Unmeasurable(
                 "not_available",
@@ -211,10 +187,7 @@ class FarNode(SlowMemory):
     """Memory of the NUMA node that is farthest from the cores of this process."""
 
     def __init__(self, nodes: Path = NODES) -> None:
-        """
-        Raises:
-            Unmeasurable: not_available: there is only one node, or no libnuma.
-        """
+        """Raises `Unmeasurable` (not_available) if there is only one node, or no libnuma."""
         node = farthest_node(nodes)
         if node is None:
             raise Unmeasurable("not_available", ONE_NODE)

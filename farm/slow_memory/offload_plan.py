@@ -301,9 +301,7 @@ class Constraint:
 
 
 def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: float) -> Any:
-    """Raises:
-    UsageError: SciPy is not installed.
-    """
+    """Solve an integer program whose variables are 0 or 1; raises `UsageError` if SciPy is not installed."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array

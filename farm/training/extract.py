@@ -188,13 +188,8 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 
 @torch.enable_grad()
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
-    """Builds a variant's training step on a device with seeded random weights and runs it once.
-
-    For a CUDA graph, Adam and AdamW keep their step count on the card.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `extract_step`.
-    """
+    """Builds a variant's training step on a device with seeded random weights and runs it once; raises as
+    `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
     model, inputs = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
     checkpoint_modules(model, variant.recompute)
     step = TrainingStep(

@@ -165,13 +165,10 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The paths of a model's blocks in order, over all its stages.
+    """The paths of a model's blocks in order, over all its stages; raises `UsageError` if there are none.
 
     Among lists of modules of one class, choose the list with the most parameters, such as a decoder's layers. Blocks
     are all modules of its class.
-
-    Raises:
-        UsageError: there is no such list.
     """
 
     lists: list[tuple[int, type[nn.Module]]] = []

@@ -210,11 +210,7 @@ def holds_tokens(text: str) -> bool:
 
 
 def tokens_of_text(text: str) -> Tokens:
-    """The stored token ids with this content id.
-
-    Raises:
-        UsageError: this process has not stored them. Exports contain no token ids, so the user must give the text.
-    """
+    """The stored token ids with this content id; raises `UsageError` if this process has not stored them."""
     if text not in _held:
         step = "Give the text again, with --text and --tokenizer."
         raise UsageError(f"The token ids of the text {text} are not stored here; exports do not contain them.", step)
