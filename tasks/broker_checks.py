@@ -93,11 +93,8 @@ def _memory(memory: dict[str, Any]) -> Check:
     used_bytes, most_bytes = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
     used = f"{used_bytes / 2**20:.1f} MiB used" + (f" of {most_bytes / 2**20:.1f}" if most_bytes else "")
     if policy != "noeviction" and most_bytes:
-        return problem(
-            "broker memory",
-            f"{used}; with the policy '{policy}' a full broker drops messages",
-            "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).",
-        )
+        message = f"{used}; with the policy '{policy}' a full broker drops messages"
+        return problem("broker memory", message, "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).")
     if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
         result = problem if used_bytes >= most_bytes else warning
         return result(

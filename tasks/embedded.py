@@ -119,10 +119,8 @@ class EmbeddedFarm:
                     "Correct the cause, then run the same command again. No reading was lost.",
                 )
             if time.monotonic() > deadline:
-                raise NoWorker(
-                    f"The workers of {', '.join(sorted(missing))} were not ready within {READY_TIMEOUT_S:.0f} s.",
-                    "Run the same command again: the first import of torch can be slow.",
-                )
+                text = f"The workers of {', '.join(sorted(missing))} were not ready within {READY_TIMEOUT_S:.0f} s."
+                raise NoWorker(text, "Run the same command again: the first import of torch can be slow.")
             time.sleep(0.1)
 
     def _ready(self) -> set[str]:

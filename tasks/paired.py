@@ -78,10 +78,8 @@ class PairedRounds:
                 jobs = _jobs(session, self).get(serial, {})
             ids = tuple(jobs.get((number, side), "") for side in SIDES)
             if not all(ids):
-                raise FarmError(
-                    f"Round {number} has no result of {SIDES[ids.index('')]}: its job was cancelled or abandoned.",
-                    "The same command continues with this round.",
-                )
+                text = f"Round {number} has no result of {SIDES[ids.index('')]}: its job was cancelled or abandoned."
+                raise FarmError(text, "The same command continues with this round.")
             self.jobs[number] = (ids[0], ids[1])
             measured(number, *self.jobs[number])
 

@@ -98,9 +98,8 @@ def operator_passes(
     placement = Placement.parse(protocol.placement)
     if protocol.residency == "chain":
         if placement:
-            raise Unmeasurable(
-                "not_available", "--residency chain cannot use tensors in slow memory.", "Use --residency resident."
-            )
+            text = "--residency chain cannot use tensors in slow memory."
+            raise Unmeasurable("not_available", text, "Use --residency resident.")
         return _chain(rebuilt)
     if not placement:
         offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
@@ -364,11 +363,8 @@ def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:
     if not compiled.runs(subject.id) and compiled.cached:
         compiled = compiled_pass(subject, device, again=True)
     if not compiled.runs(subject.id):
-        raise Unmeasurable(
-            "rejected",
-            "The compiler on this host does not generate this kernel for the model.",
-            "Measure the model again; another list of kernels is stored for the card.",
-        )
+        text = "The compiler on this host does not generate this kernel for the model."
+        raise Unmeasurable("rejected", text, "Measure the model again; another list of kernels is stored for the card.")
     return compiled
 
 

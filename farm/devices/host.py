@@ -49,10 +49,8 @@ def find_card(card_id: str, settings: Settings) -> Card:
     if card := next((card for card in candidates if card.id == card_id), None):
         return _measurable(card)
     if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.refusal and not c.id.startswith("GPU-")):
-        raise NoSuchCard(
-            f"This host ({settings.host}) has no card '{card_id}' that answers. Cards that do not answer: {silent}",
-            "Repair the cards that do not answer, or choose another card.",
-        )
+        text = f"This host ({settings.host}) has no card '{card_id}' that answers. Cards that do not answer: {silent}"
+        raise NoSuchCard(text, "Repair the cards that do not answer, or choose another card.")
     raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
 
 

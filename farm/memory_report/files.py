@@ -89,9 +89,8 @@ def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> 
             else:
                 content(folder / name)
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
-        ) from error
+        text = f"{folder} cannot be written: {error.strerror or error}."
+        raise UsageError(text, "Name another folder, or make room.") from error
     return [folder / name for name in files]
 
 

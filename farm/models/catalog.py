@@ -37,10 +37,8 @@ def _entries(source: Source) -> Mapping[str, ModelEntry]:
     """The models of a source; raises `SettingsError` if a user's model has the name of a model of torchvision."""
     found = source.entries()
     if source.NAME == own.NAME and (same := found.keys() & {**torchvision.entries(), **torchvision.REFUSED}.keys()):
-        raise SettingsError(
-            f"The setting 'models' gives your model the name '{min(same)}', which is a model of torchvision.",
-            "Choose another name for your model.",
-        )
+        problem = f"The setting 'models' gives your model the name '{min(same)}', which is a model of torchvision."
+        raise SettingsError(problem, "Choose another name for your model.")
     return found
 
 
@@ -160,10 +158,8 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
         if given.get(key) == 0:  # in a variant 0 means the default
             raise UsageError(f"--{key} is 0; it must be at least 1.", f"Omit --{key} to use the model's default.")
     if entry.origin == own.NAME and "input_size" in given and own.given_inputs(entry.own_name) is not None:
-        raise UsageError(
-            f"{entry.own_name} defines its own example inputs, and --input-size cannot change them.",
-            "Omit --input-size. The option -b changes the batch.",
-        )
+        problem = f"{entry.own_name} defines its own example inputs, and --input-size cannot change them."
+        raise UsageError(problem, "Omit --input-size. The option -b changes the batch.")
     made = Variant(model=entry.name, batch=batch, **entry.completed(given))
     if text is None or tokenizer is None:
         return made

@@ -124,10 +124,8 @@ class ModelEntry:
         length, cache = given.get("length"), given.get("cache")
         if phase == "decode":
             if length not in (None, 0, 1):
-                raise UsageError(
-                    "In decode the input is one token per sequence, so --length has no meaning.",
-                    "Omit --length. --cache sets the number of tokens in the cache.",
-                )
+                problem = "In decode the input is one token per sequence, so --length has no meaning."
+                raise UsageError(problem, "Omit --length. --cache sets the number of tokens in the cache.")
             cache = cache or min(CACHE, self.longest or CACHE)
             self._check_positions(cache, "cache")
             if cache < self.depth:
@@ -141,10 +139,8 @@ class ModelEntry:
         if not length or length == self.length:
             return {"length": self.length}
         if not self.length:
-            raise UsageError(
-                f"{self.name} takes no sequences, so --length {length} has no meaning.",
-                "Omit --length. --input-size changes the size of the images.",
-            )
+            problem = f"{self.name} takes no sequences, so --length {length} has no meaning."
+            raise UsageError(problem, "Omit --length. --input-size changes the size of the images.")
         if self.fixed_length:
             raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Omit --length.")
         if length < self.shortest:
@@ -155,10 +151,8 @@ class ModelEntry:
 
     def _check_positions(self, tokens: int, what: str) -> None:
         if self.longest and tokens > self.longest:
-            raise UsageError(
-                f"{self.name} takes at most {self.longest} tokens; --{what} is {tokens}.",
-                f"Give --{what} {self.longest} or less.",
-            )
+            problem = f"{self.name} takes at most {self.longest} tokens; --{what} is {tokens}."
+            raise UsageError(problem, f"Give --{what} {self.longest} or less.")
 
 
 def _optimizer(name: str, amp: str, compile_mode: str) -> str:
@@ -166,9 +160,8 @@ def _optimizer(name: str, amp: str, compile_mode: str) -> str:
     a gradient scaler in a CUDA graph."""
     if name.endswith("-compiled") and not compile_mode:
         plain = name.removesuffix("-compiled")
-        raise UsageError(
-            f"The optimizer {name} is compiled together with the model.", f"Add --compile, or give --optimizer {plain}."
-        )
+        problem = f"The optimizer {name} is compiled together with the model."
+        raise UsageError(problem, f"Add --compile, or give --optimizer {plain}.")
     if amp != "float16" or name.endswith("-fused"):
         return name
     if "-" in name:

@@ -98,9 +98,8 @@ def loss(name: str) -> Callable[[Any], Any] | None:
     try:
         return None if target is None else _imported(target)
     except (Exception, SystemExit) as error:
-        raise SettingsError(
-            f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}", f"{_PLACE}."
-        ) from error
+        problem = f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}"
+        raise SettingsError(problem, f"{_PLACE}.") from error
 
 
 def _targets() -> dict[str, str]:
@@ -122,10 +121,8 @@ def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
     for name, target in named.items():
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
-            raise SettingsError(
-                f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'.",
-                f"Write 'package.module:function'. The function {takes}.",
-            )
+            problem = f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'."
+            raise SettingsError(problem, f"Write 'package.module:function'. The function {takes}.")
     return named
 
 

@@ -107,10 +107,8 @@ def _of_config(text: str, folder: str) -> dict[str, Any]:
     classes = (named, re.sub(r"For\w+$", "Model", named))
     like = next((about for one in classes for about in _TABLE.values() if about["class"] == one), None)
     if like is None:
-        raise UnsupportedModel(
-            f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has.",
-            "Write a function that builds the model: farm run my_models.py:net.",
-        )
+        problem = f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has."
+        raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
     about: dict[str, Any] = {
         key: like[key] for key in ("class", "kind", "tokenizer", "specials", "whole_layers") if key in like
     }
@@ -310,8 +308,6 @@ def class_name(name: str) -> str:
 def _class_of(entry: ModelEntry) -> Any:
     name = _about(entry)["class"]
     if (found := getattr(_package(), name, None)) is None:
-        raise UnsupportedModel(
-            f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have.",
-            "Install another version of transformers.",
-        )
+        problem = f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have."
+        raise UnsupportedModel(problem, "Install another version of transformers.")
     return found

@@ -152,9 +152,8 @@ def overload_of(name: str) -> Any:
     """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the name is not in the list,
     or this torch has no such operator."""
     if name not in ATEN_OVERLOADS:
-        raise TupleRejected(
-            f"'{name}' is not in this version's allow-list of operators.", "Capture the model again with this version."
-        )
+        text = f"'{name}' is not in this version's allow-list of operators."
+        raise TupleRejected(text, "Capture the model again with this version.")
     _, packet, overload = name.split(".")
     try:
         return getattr(getattr(torch.ops.aten, packet), overload)
@@ -172,9 +171,8 @@ def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     by_position = dict(zip(positional, spec.arguments, strict=False))
     if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(by_position):
-        raise TupleRejected(
-            f"The stored arguments do not fit '{spec.operator}'.", "Capture the model again with this PyTorch."
-        )
+        text = f"The stored arguments do not fit '{spec.operator}'."
+        raise TupleRejected(text, "Capture the model again with this PyTorch.")
     return by_position | dict(spec.keywords)
 
 

@@ -454,10 +454,8 @@ def check_compiler(device: torch.device) -> None:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise UsageError("torch.compile needs Triton, which is not installed.", "Run `pip install triton`.")
     if device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise UsageError(
-            "torch.compile needs a C++ compiler, and none is installed.",
-            "Install g++ (Debian: `apt install g++`), or name another compiler in the variable CXX.",
-        )
+        text = "torch.compile needs a C++ compiler, and none is installed."
+        raise UsageError(text, "Install g++ (Debian: `apt install g++`), or name another compiler in the variable CXX.")
 
 
 def _refusals() -> tuple[type[BaseException], ...]:
@@ -490,15 +488,11 @@ def prepare_folder() -> Path:
         make_private(folder)
         status = folder.stat()
     except OSError as error:
-        raise UsageError(
-            f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}.",
-            "Name another folder in FARM_COMPILER_CACHE_DIR.",
-        ) from error
+        text = f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}."
+        raise UsageError(text, "Name another folder in FARM_COMPILER_CACHE_DIR.") from error
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UsageError(
-            f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files.",
-            f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
-        )
+        text = f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files."
+        raise UsageError(text, f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.")
     limit_size(folder, round(settings().compiler_cache_gib * 2**30))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")

@@ -172,10 +172,8 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     if spec.kind == "aten":
         aten_fills(spec)
     elif spec.kind != "kernel" and spec.operator not in ALLOWED_OPERATORS:
-        raise TupleRejected(
-            f"'{spec.operator}' is not in this version's allow-list of operators.",
-            "Capture the model again with this version.",
-        )
+        text = f"'{spec.operator}' is not in this version's allow-list of operators."
+        raise TupleRejected(text, "Capture the model again with this version.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         text = f"{label_of(spec)} needs {needed} bytes, more memory than any card has."
         raise Unmeasurable("rejected", text, "Choose a smaller batch or smaller sizes.")
@@ -285,10 +283,8 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., A
     own = (*module.named_parameters(), *module.named_buffers())
     given = {one.name: (one.shape, tensor) for one, tensor in zip(spec.tensors, tensors, strict=True) if one.name}
     if {name: tuple(tensor.shape) for name, tensor in own} != {name: shape for name, (shape, _) in given.items()}:
-        raise TupleRejected(
-            f"The stored tensors of this {spec.short_name} do not fit its stored parameters.",
-            "Capture the model again with this PyTorch.",
-        )
+        text = f"The stored tensors of this {spec.short_name} do not fit its stored parameters."
+        raise TupleRejected(text, "Capture the model again with this PyTorch.")
     for full_name, (_, tensor) in given.items():
         path, _, name = full_name.rpartition(".")
         place = homes[path]._parameters if name in homes[path]._parameters else homes[path]._buffers

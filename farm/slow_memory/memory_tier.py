@@ -138,12 +138,11 @@ class PeerMemory(SlowMemory):
             there = torch.empty(size_bytes + _APART_BYTES, dtype=torch.uint8, device=self._peer)
         except torch.OutOfMemoryError as error:
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._peer)
-            raise Unmeasurable(
-                "out_of_memory",
+            text = (
                 f"{count_of(size_bytes, 'B')} cannot be allocated on the other GPU: {count_of(free_bytes, 'B')} of its "
-                f"{count_of(all_bytes, 'B')} are free.",
-                "Choose a smaller batch.",
-            ) from error
+                f"{count_of(all_bytes, 'B')} are free."
+            )
+            raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.") from error
         self._held.append(there)
         # The address must differ from the block's address, by which the caching allocator finds the block to free.
         return _storage_at(there.data_ptr() + _APART_BYTES, size_bytes, self._device)
@@ -160,12 +159,11 @@ def _storage_at(address: int, size_bytes: int, device: torch.device) -> torch.Un
 def cannot_pin(size_bytes: int) -> Unmeasurable:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     limit_text = "unlimited" if limit == resource.RLIM_INFINITY else count_of(limit, "B")
-    return Unmeasurable(
-        "out_of_memory",
+    text = (
         f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(free_bytes(_HOST), 'B')} are "
-        f"available, and the limit of locked memory (`ulimit -l`) is {limit_text}.",
-        "Raise the limit, free memory on the host, or choose a smaller batch.",
+        f"available, and the limit of locked memory (`ulimit -l`) is {limit_text}."
     )
+    return Unmeasurable("out_of_memory", text, "Raise the limit, free memory on the host, or choose a smaller batch.")
 
 
 def _maps_host_memory(index: int) -> bool:

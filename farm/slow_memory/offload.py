@@ -310,9 +310,8 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     sizes = [size for _, size in first.requests]
     del there, first
     if None in places:
-        raise Unmeasurable(
-            "not_available", "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
-        )
+        text = "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
+        raise Unmeasurable("not_available", text)
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
     def separated(output: object, one: Rebuilt) -> bool:

@@ -306,10 +306,8 @@ def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: flo
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
     except ImportError as error:
-        raise UsageError(
-            "Plans for slow memory need SciPy, which is not installed.",
-            "Install it with `pip install 'operator-farm[placement]'`.",
-        ) from error
+        text = "Plans for slow memory need SciPy, which is not installed."
+        raise UsageError(text, "Install it with `pip install 'operator-farm[placement]'`.") from error
     places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
     factors = [factor for row in rows for factor in row.factors.values()]
     matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))

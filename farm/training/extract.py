@@ -68,10 +68,8 @@ class Extraction:
                 step = "Remove torch.autocast from the model, and choose one dtype for all of it: --dtype bfloat16."
             return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
         if not self.capture.calls:
-            return CaptureError(
-                f"{name} has no operators to measure: no call on its example input computes or copies data.",
-                "Give an example input that the model computes with.",
-            )
+            text = f"{name} has no operators to measure: no call on its example input computes or copies data."
+            return CaptureError(text, "Give an example input that the model computes with.")
         return None
 
 
@@ -142,10 +140,8 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         try:
             costs[id_] = cost(spec)
         except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
-            raise CaptureError(
-                f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input.",
-                "Replace this operator in the model by one with a known output size.",
-            ) from error
+            text = f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input."
+            raise CaptureError(text, "Replace this operator in the model by one with a known output size.") from error
     return Extraction(captured, costs, flops)
 
 
@@ -159,9 +155,8 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
         CaptureError: the step does not run.
     """
     if variant.phase == "decode":
-        raise UsageError(
-            "A training step cannot use the phase decode (one token with a cache).", "Give --phase prefill."
-        )
+        text = "A training step cannot use the phase decode (one token with a cache)."
+        raise UsageError(text, "Give --phase prefill.")
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"

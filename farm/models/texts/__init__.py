@@ -100,10 +100,8 @@ def token_ids(
 def room_for_text(length: int, around: int) -> int:
     """The number of text tokens in a row; `UsageError` if there is no room for any."""
     if length <= around:
-        raise UsageError(
-            f"A row of {length} tokens has no room for a text, because {around} of its tokens are special tokens.",
-            f"Give a length of {around + 1} or more.",
-        )
+        problem = f"A row of {length} tokens has no room for a text, because {around} of its tokens are special tokens."
+        raise UsageError(problem, f"Give a length of {around + 1} or more.")
     return length - around
 
 
@@ -133,15 +131,11 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
 
     free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
     if not len(free):
-        raise UsageError(
-            f"A vocabulary of {vocabulary} ids has only special ids and none for a text.",
-            "Give the size of the model's vocabulary.",
-        )
+        problem = f"A vocabulary of {vocabulary} ids has only special ids and none for a text."
+        raise UsageError(problem, "Give the size of the model's vocabulary.")
     if outside := [number for number in sorted(specials.all) if not 0 <= number < vocabulary]:
-        raise UsageError(
-            f"The special id {outside[0]} is outside the vocabulary of {vocabulary} ids.",
-            "Give the special ids of the model.",
-        )
+        problem = f"The special id {outside[0]} is outside the vocabulary of {vocabulary} ids."
+        raise UsageError(problem, "Give the special ids of the model.")
     # In a vocabulary smaller than that of the corpus, several tokens share one id.
     common, others = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
     passes, place = np.divmod(places, len(text.ranks))
