@@ -35,9 +35,6 @@ def host_checks(current: Settings) -> Iterator[Check]:
     yield from _folder_checks(current)
 
 
-# ---------------------------------------------------------------------------------------- driver, torch, cards
-
-
 def _hardware_checks(current: Settings) -> Iterator[Check]:
     """Check the driver, whether torch supports it, and every card of this host."""
     torch = installed_torch()
@@ -220,9 +217,6 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
         pid = int(json.loads(path.read_text())["pid"])
         return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
-
-
-# ------------------------------------------------------------------------------------------------- folders
 
 
 def _folder_checks(current: Settings) -> Iterator[Check]:

@@ -235,8 +235,6 @@ class CompiledModel:
     def between_graphs(self) -> bool:
         return self._graph is None
 
-    # ------------------------------------------------------------------------------------------------ hooks
-
     def _backend(self, graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
@@ -442,9 +440,6 @@ def _path_of(text: str) -> str:
     return re.sub(r"^L\.\w+\.?", "", path).replace("..", ".")
 
 
-# ------------------------------------------------------------------------------------------------ what is installed
-
-
 def has_triton() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 
@@ -475,9 +470,6 @@ def first_reason(error: BaseException) -> str:
         error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join([f"{type(error).__name__}:", *lines[:1]])[:400].removesuffix(":")
-
-
-# ------------------------------------------------------------------------------------------------ the compiler's cache
 
 
 def prepare_folder() -> Path:

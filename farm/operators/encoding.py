@@ -184,9 +184,6 @@ def dtype_of(name: str) -> torch.dtype:
         raise TupleRejected(f"This torch has no dtype '{name}'.", "Use a newer torch on this host.") from None
 
 
-# ------------------------------------------------------------------------------------------------ tensors
-
-
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested lists, tuples and dictionaries, in order."""
     if isinstance(tree, torch.Tensor):
@@ -231,8 +228,6 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     inputs = {storage_key(tensor) for tensor in tensors_in((args, kwargs))}
     return any(storage_key(tensor) not in inputs for tensor in outputs)
 
-
-# ------------------------------------------------------------------------------------------------ leaf modules
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}

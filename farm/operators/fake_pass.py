@@ -189,9 +189,6 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
     return visited[id(value)]
 
 
-# ------------------------------------------------------------------------------------------------ real integers
-
-
 class _RealIntegers(TorchDispatchMode):
     """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result is large; leaves all
     other operators to that mode."""
@@ -264,8 +261,6 @@ class _RealIntegers(TorchDispatchMode):
         originals = {id(one): tensor for tensor, one in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 
-
-# ------------------------------------------------------------------------------------------------ repeated calls
 
 #: Shape, stride and dtype of a tensor with a storage of its own.
 _NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

@@ -212,9 +212,6 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched)
 
 
-# ------------------------------------------------------------------------------------------------- memory
-
-
 def needed_bytes(spec: OperatorTuple) -> int:
     """Bytes of all storages of a tuple."""
     return sum(storage_bytes(spec).values())
@@ -261,9 +258,6 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
             elements = -(-size_bytes // widest) * widest // first.itemsize_bytes
             made.append(torch.empty(elements, dtype=dtype, device=device))
     return made
-
-
-# ------------------------------------------------------------------------------------------------ callable
 
 
 def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:

@@ -132,9 +132,6 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
     return adam(parameters, lr=LEARNING_RATE, capturable=capturable, **chosen)
 
 
-# ------------------------------------------------------------------------------------------------ recomputation
-
-
 def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
     """Recomputes modules in the backward instead of storing their activations, until the returned stack is closed.
 
@@ -183,9 +180,6 @@ def blocks_of(model: nn.Module) -> list[str]:
     kind = max(lists, key=lambda found: found[0])[1]
     paths = [name for name, module in model.named_modules() if type(module) is kind]
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
-
-
-# ------------------------------------------------------------------------------------------------ losses
 
 
 def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) -> Loss:
