@@ -168,12 +168,8 @@ def _answers() -> Iterator[Check]:
 
 
 def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
-    """Compare versions of programs.
-
-    Args:
-        found: "this host" or name of a worker -> program -> version. A missing program is not a difference, since the
-            broker's host may have no torch.
-    """
+    """Compare versions of programs: "this host" or name of a worker -> program -> version. A missing program is not a
+    difference, since the broker's host may have no torch."""
     names = ("farm", "torch", "torchvision", "Python")
     differing = [name for name in names if len({one[name] for one in found.values() if name in one}) > 1]
     if not differing:

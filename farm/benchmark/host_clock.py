@@ -148,11 +148,7 @@ class HostTimer:
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:
     """Visit all subjects in turn until all have converged, or the gap between sum and whole is known well enough, or
-    for `TURNS` turns. Long passes end earlier.
-
-    Args:
-        on_turn: called before each turn.
-    """
+    for `TURNS` turns. Long passes end earlier. Call `on_turn` before each turn."""
     group = uuid.uuid4().hex[:12]
     tuples, wholes = ([timer for timer in timers if timer.whole is whole] for whole in (False, True))
     third = math.ceil(len(tuples) / WHOLE_VISITS)

@@ -65,22 +65,15 @@ def batch_half_width(
 
 def jackknife_half_width(without: Sequence[float]) -> float:
     """95 % half-width of a figure that is not a mean, such as of the fastest values (M. H. Quenouille, Biometrika 43,
-    1956); infinite for fewer than three groups of values.
-
-    Args:
-        without: for each group of the values, the figure of all values but those of this group.
-    """
+    1956); infinite for fewer than three groups of values. ``without``: for each group, the figure of all values but
+    those of this group."""
     count = len(without)
     return student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count) if count >= 3 else math.inf
 
 
 def paired_half_width(terms: Sequence[tuple[int, Sequence[float]]], whole: Sequence[float]) -> float:
-    """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by the jackknife.
-
-    Args:
-        terms: the summands: a factor, and the summand without each group.
-        whole: the whole without each group.
-    """
+    """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by the jackknife. A
+    summand of `terms` is a factor and the value without each group, `whole` the value without each group."""
     return jackknife_half_width(
         [math.fsum(factor * values[left_out] for factor, values in terms) / of for left_out, of in enumerate(whole)]
     )

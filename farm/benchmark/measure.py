@@ -243,10 +243,8 @@ class Bench:
         """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
 
         The first subjects that fit into the memory and the time (`TURNS_S`) are timed, without those that fail:
-        `measure` raises their errors. Returns the positions of the timed subjects.
-
-        Args:
-            calls: for each subject, its calls in the whole model among the subjects, if there is one.
+        `measure` raises their errors. Returns the positions of the timed subjects. If there is a whole model among the
+        subjects, ``calls`` has the calls of each subject in it.
         """
         self._timed.clear()
         timers: dict[int, HostTimer] = {}

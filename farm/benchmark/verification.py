@@ -266,11 +266,8 @@ def _tuple_kernels(
 
 
 def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
-    """Profile `launch` and return the kernels between each two consecutive marks; [] if the profiler loses a mark.
-
-    Args:
-        launch: launches kernels with marks between them, and returns the number of marks.
-    """
+    """Profile `launch`, which launches kernels with marks between them and returns the number of marks. Return the
+    kernels between each two consecutive marks; [] if the profiler loses a mark."""
     for _ in range(2):  # the first profile after a profile with other activities is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             marks = launch()

@@ -81,18 +81,13 @@ class MeasuredPeak:
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch whose peak is at most ``limit_bytes``.
-
-    Attributes:
-        exact: True if the next batch was captured and does not fit.
-        peaks_bytes: peak by captured batch.
-    """
+    """The largest batch whose peak is at most ``limit_bytes``."""
 
     limit_bytes: int
     batch: int
     allocated_peak_bytes: int
-    exact: bool
-    peaks_bytes: dict[int, int]
+    exact: bool  # the next batch was captured and does not fit
+    peaks_bytes: dict[int, int]  # by captured batch
 
 
 @dataclass(frozen=True)

@@ -191,12 +191,9 @@ class Source(Protocol):
         """The models that can be measured, by name."""
 
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-        """The module in the variant's dtype, with random weights from torch's generator.
-
-        Args:
-            device: the module's destination. If it is meta, ``torch.empty`` makes meta tensors during this call. The
-                module may be made on another device; the caller moves it.
-        """
+        """The module in the variant's dtype, with random weights from torch's generator. If its destination ``device``
+        is meta, ``torch.empty`` makes meta tensors during this call. The module may be made on another device; the
+        caller moves it."""
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
         """The positional arguments of the module."""

@@ -176,11 +176,7 @@ class LaunchRecorder(Recorder):
 
 
 class CompiledPass:
-    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags of the caller.
-
-    Attributes:
-        compiled: the compiled model; its ``breaks`` are the reasons of graph breaks with their number.
-    """
+    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags of the caller."""
 
     def __init__(
         self,
@@ -266,11 +262,7 @@ class CompiledStep(CompiledPass):
     chose its compiled form."""
 
     def __init__(self, step: Any, device: torch.device, **how: Any) -> None:
-        """
-        Args:
-            step: a `farm.training.step.TrainingStep` that has run once.
-            how: see `CompiledPass`.
-        """
+        """``step`` is a `farm.training.step.TrainingStep` that has run once; see `CompiledPass` for ``how``."""
         self.step = step
         with torch.enable_grad():
             super().__init__(step.model, step.inputs, device, **how)

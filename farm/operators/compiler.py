@@ -161,7 +161,7 @@ class CompiledModel:
         check_compiler(device)
         self.model = model
         self.graphs: dict[int, Graph] = {}
-        self.breaks: Counter[str] = Counter()
+        self.breaks: Counter[str] = Counter()  # graph breaks by reason
         self.given: Mapping[str, Any] = choices or {}
         self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
         self._observer: Observer | None = None

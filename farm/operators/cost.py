@@ -138,14 +138,9 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
 def model_flops(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
 ) -> int:
-    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples.
-
-    Args:
-        computed: run the model on its real tensors; otherwise on meta or fake tensors, which compute nothing.
-
-    Raises:
-        CaptureError: the model raises an error.
-    """
+    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With ``computed``, the model runs
+    on its real tensors; otherwise on meta or fake tensors, which compute nothing. Raises `CaptureError` if the model
+    raises an error."""
     named = kwargs or {}
     try:
         if computed:

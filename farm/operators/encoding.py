@@ -57,11 +57,8 @@ class DescribedCall:
 
 
 class TensorTable:
-    """The distinct tensors of one call, in order of first appearance.
-
-    Args:
-        roles: ``id()`` of a tensor -> its role. Other tensors are parameters if their class says so, else activations.
-    """
+    """The distinct tensors of one call, in order of first appearance. ``roles``: ``id()`` of a tensor -> its role;
+    other tensors are parameters if their class says so, else activations."""
 
     def __init__(self, roles: dict[int, str]) -> None:
         self._roles = roles

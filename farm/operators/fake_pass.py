@@ -283,10 +283,7 @@ class _RepeatedOperators:
         self.fakes = fakes
 
     def run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> Any:
-        """
-        Args:
-            inputs: the tensors among the arguments; all are fake.
-        """
+        """``inputs`` are the tensors among the arguments; all are fake."""
         kind = _repeatable_kind(func) if inputs else ""
         if not kind:
             return func(*args, **kwargs)
@@ -396,12 +393,8 @@ class RepeatedCalls:
         return effect.operators, {call.storages[position] for position in effect.written}, out
 
     def learn(self, call: DescribedCall, operators: list[str], written: set[int], out: object) -> bool:
-        """Stores the effect of a call. Returns False if equal calls must run: the output is a view, requires gradients,
-        or is not a single tensor.
-
-        Args:
-            written: the addresses of the storages that it wrote.
-        """
+        """Stores the effect of a call that wrote the storages ``written``. Returns False if equal calls must run: the
+        output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
         layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()

@@ -46,11 +46,8 @@ class Rebuilt:
         storages: list[torch.Tensor],
         elsewhere: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
-        """
-        Args:
-            elsewhere: number of each storage outside the device's own memory -> the function that copies a tensor to
-                that memory.
-        """
+        """``elsewhere``: number of each storage outside the device's own memory -> the function that copies a tensor to
+        that memory."""
         self.spec = spec
         self.device = device
         self.storages = storages

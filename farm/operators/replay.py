@@ -38,11 +38,7 @@ def placements_of(spec: OperatorTuple, which: str) -> list[str]:
 
 
 def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
-    """The first tensor of each storage in ``output`` that is not an input.
-
-    Args:
-        inputs: the storages of the inputs, as `storage_key` returns them.
-    """
+    """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by `storage_key`)."""
     found: dict[int, torch.Tensor] = {}
     for tensor in tensors_in(output):
         if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():

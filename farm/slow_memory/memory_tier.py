@@ -39,13 +39,9 @@ _APART_BYTES = 512  # alignment of the caching allocator
 
 
 class SlowMemory(ABC):
-    """Allocates slow memory and frees it when this object is deleted.
+    """Allocates slow memory and frees it when this object is deleted."""
 
-    Attributes:
-        name: the kind of memory, for the reading.
-    """
-
-    name: str
+    name: str  # the kind of memory, for the reading
 
     @abstractmethod
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
@@ -289,13 +285,8 @@ def wire_beside(
     step_us: Callable[[Callable[[], None] | None], float], memory: SlowMemory, device: torch.device
 ) -> Wire:
     """Measure the bandwidth of copies of 64 MiB: out, back and both at once; without a step and during a step.
-
-    Args:
-        step_us: returns the time of the step in us, and calls its argument repeatedly during the step.
-
-    Raises:
-        Unmeasurable: out_of_memory: there is no memory for the copies.
-    """
+    ``step_us`` returns the time of the step in us, and calls its argument repeatedly during the step. Raises
+    `Unmeasurable` (out_of_memory)."""
     without_us = step_us(None)
     ends = []  # target and source, for each direction
     for way in (OUT, BACK):

@@ -56,14 +56,8 @@ class Outputs:
 
 
 def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:
-    """Put tensors of an operator in slow memory, as a placement selects them.
-
-    Args:
-        memory: the slow memory to use. Default: the slow memory of the operator's device.
-
-    Raises:
-        Unmeasurable: rejected (the operator has no such input), not_available or out_of_memory.
-    """
+    """Put tensors of an operator in slow memory, as a placement selects them; by default in that of the operator's
+    device. Raises `Unmeasurable`: rejected (the operator has no such input), not_available or out_of_memory."""
     memory = memory or slow_memory_of(rebuilt.device)
     if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
         count = len(rebuilt.storages)
@@ -77,14 +71,8 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
 
 
 def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
-    """Find out how to write outputs of an operator to slow memory.
-
-    Args:
-        wanted: the numbers of the outputs.
-
-    Raises:
-        Unmeasurable: not_available: the operator has no such output, or cannot write it to memory of the caller.
-    """
+    """Find out how to write the ``wanted`` outputs (numbers) of an operator to slow memory. Raises `Unmeasurable`
+    (not_available) if the operator has no such output, or cannot write it to memory of the caller."""
     with _Watching() as watched:
         output = rebuilt.run()
     outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))

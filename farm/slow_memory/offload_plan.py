@@ -130,10 +130,7 @@ def plan_offload(
     moves_bytes_per_s: float | None = None,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> OffloadPlans:
-    """Plan a step for each amount of fast memory.
-
-    Args:
-        moves_bytes_per_s: bandwidth of moves in each direction; None: no tensor is moved.
+    """Plan a step for each amount of fast memory. Without ``moves_bytes_per_s``, no tensor is moved.
 
     Raises:
         UsageError: an amount is less than the largest operator needs, SciPy is not installed, or the solver found no

@@ -187,12 +187,8 @@ _held: dict[str, Tokens] = {}
 
 
 def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Store the token ids of a text in this process, and return their content id.
-
-    Args:
-        alone: first remove the texts that this process has stored. A long-lived process sets it, because each request
-            contains the token ids.
-    """
+    """Store the token ids of a text in this process, and return their content id. With ``alone``, first remove the
+    texts that this process has stored: a long-lived process sets it, because each request contains the token ids."""
     if alone:
         _held.clear()
     _held[tokens.id] = tokens
