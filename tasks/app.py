@@ -30,7 +30,6 @@ CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
-
 POOL_START_S = 120.0
 
 #: How long the broker keeps the counter of a chord after its last part. A chord that takes longer never runs its body.
@@ -205,12 +204,8 @@ def broker_client(current: Settings) -> Iterator[Any]:
 
 
 def check_broker(current: Settings) -> None:
-    """Check that the broker answers.
-
-    Raises:
-        BrokerUnreachable: no broker is configured, or it does not answer.
-        SettingsError: the URL is malformed or not a Redis URL.
-    """
+    """Check that the broker answers. Raises `BrokerUnreachable` if none is configured or it does not answer;
+    `SettingsError` if the URL is malformed or not a Redis URL."""
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",

@@ -74,12 +74,8 @@ class EmbeddedFarm:
             return all(registry.has_installed_software(session, card) for card in self.cards)
 
     def start(self) -> None:
-        """Start the broker and the workers unless they run; `wait_ready` waits for them.
-
-        Raises:
-            CardBusy: another worker serves one of the cards.
-            BrokerUnreachable: there is no broker program, or it does not start.
-        """
+        """Start the broker and the workers unless they run; `wait_ready` waits for them. Raises `CardBusy` if another
+        worker serves one of the cards; `BrokerUnreachable` if there is no broker program, or it does not start."""
         if self.supervisor is not None:
             return
         for card in self.cards:
@@ -101,12 +97,8 @@ class EmbeddedFarm:
             self.supervisor.start()
 
     def wait_ready(self) -> None:
-        """Start the farm unless it runs, and wait until the worker of every card has registered.
-
-        Raises:
-            CardBusy, BrokerUnreachable: see `start`.
-            NoWorker: a worker ended (the message has its log's end) or took too long, or all cards are quarantined.
-        """
+        """Start the farm unless it runs, and wait until the worker of every card has registered. Raises as `start`, and
+        `NoWorker` if a worker ended (the message has its log's end) or took too long, or all cards are quarantined."""
         self.start()
         assert self.supervisor is not None
         assert self.supervisor.log_dir is not None

@@ -56,14 +56,9 @@ class PairedRounds:
     def batches(
         self, database: Database, measured: Callable[[int, str, str], None] = lambda number, a, b: None
     ) -> Iterator[list[PlannedJob]]:
-        """Yield the jobs that are missing, one at a time. The caller measures each before it takes the next.
-
-        Args:
-            measured: called after each round with its number and its jobs.
-
-        Raises:
-            FarmError: a job ended without a result.
-        """
+        """Yield the jobs that are missing, one at a time. The caller measures each before it takes the next. Call
+        ``measured`` after each round with its number and its jobs. Raises `FarmError` if a job ended without a
+        result."""
         with database.read() as session:
             serial, done = _newest(session, self)
         self.jobs.update(done)
@@ -85,11 +80,8 @@ class PairedRounds:
 
 
 def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int) -> PairedRounds:
-    """Plan the comparison of two requests.
-
-    Raises:
-        UsageError: a side is a sweep or has a policy of reuse; see also `tasks.submissions.plan`.
-    """
+    """Plan the comparison of two requests. Raises `UsageError` if a side is a sweep or has a policy of reuse, and as
+    `tasks.submissions.plan`."""
     sides = {}
     for name, partial in zip(SIDES, (a, b), strict=True):
         if partial.reuse not in (None, "none"):

@@ -50,7 +50,6 @@ if os.getppid() != int(parent):
 os.execv(command[0], command)
 """
 
-
 #: A worker sends this signal to its pool process so that it stops. Celery itself only waits for the running task.
 STOPPING = signal.SIGUSR2
 
@@ -65,11 +64,8 @@ def start_tied(
 ) -> subprocess.Popen[bytes]:
     """Start a server that the kernel kills when its owner ends (Linux; elsewhere the owner must end it).
 
-    The owner is the *thread* that calls this function, so it must live as long as the server.
-
-    Args:
-        log: the file for stdout and stderr.
-        user: (uid, gid) of the server; only root can set it.
+    The owner is the *thread* that calls this function, so it must live as long as the server. ``log`` gets stdout and
+    stderr. Only root can set ``user``, the (uid, gid) of the server.
     """
     words = [os.fspath(word) for word in command]
     if sys.platform == "linux":

@@ -26,8 +26,7 @@ from farm.benchmark_process.server import TorchRunner, main
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
-from farm.operators.rebuild import Rebuilt
-from farm.operators.replay import placements_of
+from farm.operators.rebuild import Rebuilt, placements_of
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of

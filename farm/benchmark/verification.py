@@ -113,8 +113,7 @@ def verify(
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
-    as_predicted = predicted is not None and not findings.missing and not findings.unexpected
-    if as_predicted:
+    if predicted is not None and not findings.missing and not findings.unexpected:
         return None, findings
     observed = capture_json(found.capture)
     if variant.compile:

@@ -131,10 +131,7 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
     """Build a subject, make the copies that the residency policy requires, warm it up and capture its graphs.
 
     Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`; on a GPU, do both on
-    one stream that is not the default stream.
-
-    Args:
-        offload: puts the tensors of the protocol's placement in slow memory.
+    one stream that is not the default stream. ``offload`` puts the tensors of the protocol's placement in slow memory.
 
     Raises:
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
@@ -161,7 +158,7 @@ def prepare_canary(size: int, device: torch.device) -> Workload:
     generator = torch.Generator(device=device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
     out = torch.empty(size, size, device=device)
-    passes = Passes(lambda: torch.mm(left, right, out=out), None, 0, left.nbytes + right.nbytes)
+    passes = Passes(lambda: torch.mm(left, right, out=out), activation_bytes=left.nbytes + right.nbytes)
     launch: Launch = "graph" if device.type == "cuda" else "eager"
     return arrange(passes, Protocol(launch=launch, residency="reuse"), device)
 

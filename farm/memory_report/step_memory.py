@@ -321,12 +321,9 @@ def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> 
 
 
 def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
-    """Return the memory of a step with times from a job's readings (of any model). Other times are estimated.
-
-    Raises:
-        NoSuchJob: no job matches `word`.
-        UsageError: the job has no reading of a tuple of the step; see also `memory`.
-    """
+    """Return the memory of a step with times from a job's readings (of any model); other times are estimated. Raises
+    `NoSuchJob` if no job matches `word`; `UsageError` if the job has no reading of a tuple of the step, and as
+    `memory`."""
     job = jobs.find(session, word)
     report = reports.build(session, job.id)
     card = report.cards[0] if report.cards else None

@@ -109,12 +109,8 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
 
 
 def find(name: str) -> ModelEntry:
-    """The entry of a model; its ``name`` is the name that variants have. Needs no torch.
-
-    Raises:
-        UnknownModel: there is no such model; suggests the nearest names.
-        UnsupportedModel: its source refuses the model; the message gives the reason.
-    """
+    """The entry of a model; its ``name`` is the name that variants have. Needs no torch. Raises `UnknownModel`, with
+    the nearest names, if there is none; `UnsupportedModel`, with the reason, if its source refuses the model."""
     return _found(name)[1]
 
 
@@ -173,13 +169,9 @@ def build(
 ) -> nn.Module:
     """Builds the module of a variant; a model's name means its default variant.
 
-    On meta the module has shapes and no memory. On other devices it has random weights, equal for equal seeds.
-
-    Args:
-        real_buffers: on meta, keep the values of tensors that are not made by ``torch.empty`` (caches, masks).
-
-    Raises:
-        UnknownModel, UnsupportedModel: the model is not in the catalog, or its package is not installed.
+    On meta the module has shapes and no memory; ``real_buffers`` keeps the values of tensors that are not made by
+    ``torch.empty`` (caches, masks). On other devices it has random weights, equal for equal seeds. Raises
+    `UnknownModel` or `UnsupportedModel` if the model is not in the catalog, or its package is not installed.
     """
     import torch
 

@@ -54,14 +54,10 @@ def is_location(name: str) -> bool:
 def register(name: str) -> str:
     """Return the name of a model. If it is a location, register it in this process's settings first.
 
-    Child processes inherit the registration. Never call it with a name from a message or from the database.
-
-    Args:
-        name: a model's name; or the location of a function: ``file.py:function``, or ``package.module:function`` of an
-            installed package or a package in the current folder; or a folder with a config.json, by its path.
-
-    Raises:
-        UsageError: there is no such file, or its module has the name of another module.
+    A location is that of a function, ``file.py:function``, or ``package.module:function`` of an installed package or a
+    package in the current folder; or that of a folder with a config.json, its path. Child processes inherit the
+    registration. Never call it with a name from a message or from the database. Raises `UsageError` if there is no such
+    file, or its module has the name of another module.
     """
     if not is_location(name):
         return name

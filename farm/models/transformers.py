@@ -63,7 +63,6 @@ REFUSED = {
     "retribert": "RetriBERT, which transformers 5 no longer has",
 }
 
-
 _package = functools.partial(imported_after_torchvision, NAME)
 
 
@@ -112,9 +111,8 @@ def _of_config(text: str, folder: str) -> dict[str, Any]:
     about: dict[str, Any] = {
         key: like[key] for key in ("class", "kind", "tokenizer", "specials", "whole_layers") if key in like
     }
-    if max(_specials(about).all, default=0) >= _vocabulary(
-        config
-    ):  # a smaller vocabulary than that of the catalog's model
+    # The vocabulary may be smaller than that of the catalog's model.
+    if max(_specials(about).all, default=0) >= _vocabulary(config):
         about.pop("specials", None)
     return {**about, "config": config}
 

@@ -63,7 +63,6 @@ _NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
     )
 }
 
-
 #: function -> its name
 FUNCTION_NAMES: dict[Any, str] = {
     function: name

@@ -76,7 +76,7 @@ class Kernel:
 
     @functools.cached_property
     def source(self) -> str:
-        return _source_id(self.text)
+        return _hash(self.text)
 
     def written(self, position: int) -> bool:
         return self.parameters[position].startswith(("out_ptr", "in_out_ptr")) if self.knows(position) else False
@@ -101,12 +101,8 @@ class Graph:
     """
 
     def __init__(self, provenance: str | None, modules: Mapping[str, str]) -> None:
-        """
-        Args:
-            provenance: the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for a
-                backward, the paths of the modules (`_provenance_with_paths`).
-            modules: the module path of each node of the model's graph.
-        """
+        """``provenance`` is the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for
+        a backward, the paths of the modules (`_provenance_with_paths`). ``modules``: the module path of each node."""
         data = json.loads(provenance) if provenance else {}
         before, found = data.get("postToPre", {}), data.get("module_paths", {})
         self.backward = "module_paths" in data
@@ -287,9 +283,9 @@ class CompiledModel:
                     value.name = name
 
         def look_up(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **more: Any) -> Any:
-            key = hashlib.sha256(f"{op} {inputs}".encode()).hexdigest()[:32]
+            key = _hash(f"{op} {inputs}")
             known = self.given.get("algorithms", {}).get(key, {})
-            by_hash = {_short_hash(one.hash_key()): one for one in choices}
+            by_hash = {_hash(one.hash_key(), 16): one for one in choices}
             if known.keys() & by_hash.keys():
                 return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
             times = lookup(cache, choices, op, inputs, benchmark, *rest, **more)
@@ -363,7 +359,7 @@ class CompiledModel:
         if not self.given.get("kernels") or id(autotuner) in self._settled:
             return
         _, text = _name_and_text(autotuner)
-        if (wanted := self.given["kernels"].get(_source_id(text))) is None:
+        if (wanted := self.given["kernels"].get(_hash(text))) is None:
             return
         if not autotuner.launchers:
             autotuner.precompile()
@@ -411,12 +407,8 @@ def _without_number(words: list[str]) -> list[str]:
     return words[:-1] if words and words[-1].isdigit() else words
 
 
-def _source_id(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _hash(text: str, digits: int = 32) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 def _config_of(config: Any) -> dict[str, Any]:

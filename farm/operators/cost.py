@@ -29,12 +29,8 @@ from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, word
 
 @functools.lru_cache(maxsize=65536)
 def cost(spec: OperatorTuple) -> Cost:
-    """The cost of one call of ``spec``.
-
-    Raises:
-        TupleRejected: the operator cannot be built.
-        NotImplementedError: the output size depends on values of the input.
-    """
+    """The cost of one call of ``spec``. Raises `TupleRejected` if the operator cannot be built; `NotImplementedError`
+    if the output size depends on values of the input."""
     if spec.kind == "kernel":
         return kernel_cost(spec)
     built, out = rebuild(spec, "meta"), None

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import TupleRejected, Unmeasurable
+from farm.errors import FarmError, TupleRejected, Unmeasurable
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
-from farm.operators.encoding import build_leaf, decode, dtype_of
+from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
 from farm.operators.kernels import launch_of, output_tensors, written_tensors
 from farm.types.label import label_of
+from farm.types.protocol import configurations
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: More than the memory of any card.
@@ -306,3 +308,34 @@ def _fresh(module: nn.Module) -> nn.Module:
         if child is not None:
             twin._modules[name] = _fresh(child)
     return twin
+
+
+@functools.lru_cache(maxsize=8192)
+def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
+    """Return the storages that can be in slow memory: (numbers of the input storages, count of the output storages).
+
+    Output storages are those that a call allocates and returns. Their count is 0 if the operator does not run on fake
+    tensors.
+    """
+    on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
+    inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            built = rebuild(spec, torch.device("cpu"), filled=False)
+            return inputs, len(new_storages(built.run(), frozenset(map(storage_key, built.tensors))))
+    except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
+        return inputs, 0
+
+
+def placements_of(spec: OperatorTuple, which: str) -> list[str]:
+    """The placements of a tuple's storages that ``which`` selects, see `farm.types.protocol.configurations`."""
+    return configurations(*offloadable(spec), which)
+
+
+def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
+    """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by `storage_key`)."""
+    found: dict[int, torch.Tensor] = {}
+    for tensor in tensors_in(output):
+        if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():
+            found.setdefault(key, tensor)
+    return list(found.values())

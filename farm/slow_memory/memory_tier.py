@@ -221,17 +221,13 @@ class Mover:
 
     `come` copies back only what `go` copied out. If the period crosses the end of the step, the first run therefore
     skips `come`.
-
-    Attributes:
-        room: the tensor's bytes in fast memory; None if the tensor is not in fast memory, so that it is not moved.
-        away: True while slow memory has the tensor's only valid values.
     """
 
     def __init__(self, move: Move, host: torch.Tensor, device: torch.device) -> None:
         """``host`` is slow memory of the tensor's size, from `SlowMemory.host_bytes`."""
         self.move, self._host, self._device = move, host, device
-        self.room: torch.Tensor | None = None
-        self.away = False
+        self.room: torch.Tensor | None = None  # its bytes in fast memory; None if they are elsewhere: it is not moved
+        self.away = False  # True while slow memory has the tensor's only valid values
         self._done = [torch.cuda.Event() for _ in (OUT, BACK)] if device.type == "cuda" else []
 
     def found(self, storage: torch.UntypedStorage | None) -> None:

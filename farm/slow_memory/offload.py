@@ -29,8 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.encoding import storage_key, tensors_in
-from farm.operators.rebuild import Rebuilt
-from farm.operators.replay import new_storages
+from farm.operators.rebuild import Rebuilt, new_storages
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.types.protocol import Placement
 from farm.types.reading import Details
@@ -218,7 +217,6 @@ _RULES: Mapping[Any, Callable[..., Write | None]] = {
         None if source.device.type == "cpu" else lambda outs: _aten.adaptive_avg_pool2d.out(source, size, out=outs[0])
     ),
 }
-
 
 _SEGMENT_BYTES = 20 * 2**20  # the caching allocator's request for a tensor between 1 and 10 MiB
 _ALIGNED_BYTES = 2 * 2**20

@@ -49,9 +49,8 @@ _last_step: dict[tuple[str, str], CapturedPass] = {}  # the last extracted step,
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
     """Capture a training step on this card; on a GPU, during graph capture. `compare` later runs the same step.
 
-    Raises:
-        Unmeasurable: not_available (the card has no slow memory), rejected (no tuple describes a call), out_of_memory.
-        FarmError: see `farm.training.extract.build_step`.
+    Raises `Unmeasurable`: not_available (the card has no slow memory), rejected (no tuple describes a call) or
+    out_of_memory; and as `farm.training.extract.build_step`.
     """
     from farm.training.capture import capture_step
     from farm.training.extract import build_step

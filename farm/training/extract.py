@@ -149,10 +149,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     """Captures one training step of a variant as a kind of device would run it, in train mode; nothing is computed.
 
     Without a CUDA context it records the operators of the CPU, with the optimizer implementation that a GPU uses.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
-        CaptureError: the step does not run.
+    Raises `CaptureError` if the step does not run, and as `farm.models.catalog` and `farm.training.step`.
     """
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."

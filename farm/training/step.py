@@ -135,14 +135,9 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
 def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
     """Recomputes modules in the backward instead of storing their activations, until the returned stack is closed.
 
+    ``recompute`` has the paths of the modules, separated by commas; "blocks" means the result of `blocks_of`, "" none.
     The state of the random generator is not restored for the second run: a CUDA graph cannot record that, and dropout
-    costs the same whichever values it drops.
-
-    Args:
-        recompute: the paths of the modules, separated by commas; "blocks" means the result of `blocks_of`, "" none.
-
-    Raises:
-        UsageError: there is no such module.
+    costs the same whichever values it drops. Raises `UsageError` if there is no such module.
     """
     from torch.utils.checkpoint import checkpoint
 

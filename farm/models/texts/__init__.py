@@ -77,14 +77,9 @@ class _Corpus:
 def token_ids(
     kind: str, vocabulary: int, batch: int, length: int, *, padded: bool = False, specials: Specials | None = None
 ) -> Tokens:
-    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine.
-
-    Args:
-        padded: rows contain whole paragraphs and are padded to ``length``; see `row_spans`.
-
-    Raises:
-        UsageError: there is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text.
-    """
+    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine. If
+    ``padded``, rows contain whole paragraphs and are padded to ``length`` (`row_spans`). Raises `UsageError` if there
+    is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text."""
     import numpy as np
 
     if kind not in KINDS:
@@ -160,10 +155,8 @@ def _step(size: int) -> int:
 def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[tuple[int, int]]:
     """The begin and end of the text of each row, as token positions in an endlessly repeated text.
 
-    Args:
-        ends: the ends of the text's paragraphs.
-        padded: as many whole paragraphs as fill half of a row on average (at least one), cut to the room. Otherwise
-            every row is full and continues the one before.
+    ``ends`` are the ends of the text's paragraphs. If ``padded``, a row has as many whole paragraphs as fill half of it
+    on average (at least one), cut to the room. Otherwise every row is full and continues the one before.
     """
     if not padded:
         return [(row * room, (row + 1) * room) for row in range(batch)]
