@@ -158,7 +158,7 @@ def prepare_canary(size: int, device: torch.device) -> Workload:
     generator = torch.Generator(device=device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
     out = torch.empty(size, size, device=device)
-    passes = Passes(lambda: torch.mm(left, right, out=out), activation_bytes=left.nbytes + right.nbytes)
+    passes = Passes(lambda: torch.mm(left, right, out=out), None, 0, left.nbytes + right.nbytes)
     launch: Launch = "graph" if device.type == "cuda" else "eager"
     return arrange(passes, Protocol(launch=launch, residency="reuse"), device)
 
