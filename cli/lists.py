@@ -20,8 +20,10 @@ from farm.types.format import (
     TIME,
     Units,
     count_of,
+    day,
     few,
     gap,
+    interval,
     part_of,
     percent,
     plural,
@@ -32,6 +34,7 @@ from farm.types.format import (
 if TYPE_CHECKING:
     from farm.report.compare import ComparedKernels, ComparedRow, Difference, SideComparison
     from farm.report.gate import JudgedRow, PairedComparison
+    from farm.report.history import Series
 
 SHOWN = 20  # tuples of one side only, if no other tuples are shown
 _STYLES = {"faster": "green", "slower": "red"}
@@ -165,6 +168,26 @@ def readings(rows: Sequence[Row]) -> RenderableType:
         ],
         drops=("origin", "torch", "age", "power", "card"),
     )
+
+
+def history(found: Sequence[Series]) -> RenderableType:
+    """A table for each series of `farm.report.history`."""
+    columns = [
+        ("revision", lambda row: str(row.revision or NOTHING)),
+        ("torch", lambda row: row.torch.partition("+")[0]),
+        ("measured", lambda row: day(row.measured_at_s)),
+        (">readings", "readings"),
+        (">time", lambda row: interval(row.time, TIME)),
+        (">change", "time_change", gap),
+        (">energy", lambda row: interval(row.energy, ENERGY)),
+        (">change", "energy_change", gap),
+        ("flags", lambda row: ", ".join(row.flags)),
+    ]
+    parts: list[RenderableType] = []
+    for one in found:
+        title = f"{one.title} on {one.card_model} ({tables.short_id(one.card_id)}, {one.protocol}, method {one.method})"
+        parts += [Text(title, style="bold"), tables.filled(one.rows, columns, drops=("flags", "readings", "torch"))]
+    return Group(*parts)
 
 
 # ----------------------------------------------------------------------------------------------- comparison

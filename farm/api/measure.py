@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlmodel import col, select
 
@@ -44,6 +44,9 @@ from farm.types.protocol import Placements, Protocol, Software, Stopping, Subjec
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse
+
+if TYPE_CHECKING:
+    from torch import nn
 
 AGAIN_S = 0.5  # pause between two checks of items that another farm measures for this job
 
@@ -118,7 +121,7 @@ def measure_tuples(
 
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
     chosen = own_card(card)
-    how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
+    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
     found = []
     with hold_card(chosen, database) as process:
         for spec in specs:
@@ -185,7 +188,7 @@ def measure_model(
         variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
         variant = dataclasses.replace(variant, compile=compile or variant.compile)
     data = "copied" if variant.compile else default_data(chosen.kind, variant.step)
-    how, until = _how(chosen, protocol, stopping, quick=quick, data=data)
+    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
@@ -260,14 +263,20 @@ class _JobDriver(ItemDriver):
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
-        reading = measure_whole(self.captured, card, claimed.subject, claimed.protocol, claimed.stopping)
+        model, args, kwargs = self.captured.model, self.captured.args, self.captured.kwargs
+        if kwargs:
+            from farm.models.building import ByPosition
+
+            model = ByPosition(model, len(args), tuple(kwargs))
+        values = (*args, *kwargs.values())
+        reading = measure_whole(model, values, card, claimed.subject, claimed.protocol, claimed.stopping)
         return Measured(reading, software, card)
 
 
 def measure_whole(
-    captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
+    model: nn.Module, values: tuple[Any, ...], card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
+    """Measure a copy of a module in this process, on copies of its arguments. The caller must hold the card's lock.
 
     Raises:
         Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
@@ -278,21 +287,17 @@ def measure_whole(
     from farm.benchmark.measure import Bench
     from farm.benchmark.passes import give_variant
     from farm.benchmark.workload import why_it_raised
-    from farm.models.building import ByPosition
 
     to = _torch_device(card)
-    values = (*captured.args, *captured.kwargs.values())
     quiet = contextlib.redirect_stdout(sys.stderr)
     with contextlib.closing(open_device(card)) as device, _torch_state_restored(), quiet:
         bench = Bench(device, to)
         try:
-            model = copy.deepcopy(captured.model).to(to)
+            model = copy.deepcopy(model).to(to)
             values = tree_map(lambda value: value.to(to) if isinstance(value, torch.Tensor) else value, values)
         except Exception as error:
             raise why_it_raised(error) from error
-        if captured.kwargs:
-            model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
-        give_variant(captured.variant, to, model, values)
+        give_variant(Variant.from_json(subject.spec), to, model, values)
         return bench.measure(subject, protocol, stopping)
 
 
@@ -356,7 +361,7 @@ def own_card(wanted: str) -> Card:
     return choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])[0]
 
 
-def _how(
+def how_to_measure(
     card: Card, protocol: Protocol | None, stopping: Stopping | None, *, quick: bool, data: str
 ) -> tuple[Protocol, Stopping]:
     usual = DEFAULTS[card.kind]

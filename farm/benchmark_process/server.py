@@ -266,7 +266,7 @@ class TorchVerifier(Runner):
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self.preparations = (_import_torchvision,) if cuda else ()
-        self.software = _software(torch, device.card)
+        self.software = software_of(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
@@ -336,7 +336,7 @@ def _import_torchvision() -> None:
     import torchvision  # noqa: F401 - the first variant needs it
 
 
-def _software(torch: Any, card: Card) -> Software:
+def software_of(torch: Any, card: Card) -> Software:
     import platform
     from importlib import metadata
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from farm.operators.roofline import Roofline
 from farm.pages import COLOURS, GREY
+from farm.report.history import Series
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.safe_text import printable
@@ -56,7 +57,7 @@ def _chart(
     return {"data": data, "layout": of_chart, **({} if legend is None else {"legend": legend})}
 
 
-def _points(name: str, x: list[float], y: list[float], text: list[str], hover: str, **more: Any) -> dict[str, Any]:
+def _points(name: str, x: Sequence[Any], y: list[float], text: list[str], hover: str, **more: Any) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -312,6 +313,24 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
         axes=(axis, axis),
         legend=[("sum = whole model; dotted: ± 5 %", GREY), *((group, colours[group]) for group in members)],
     )
+
+
+def history(series: Series) -> Chart:
+    """Draw the time of each revision, in order."""
+    unit, factor = fitting_unit(series.rows[-1].time.value, TIME)
+    names = [f"{number}: {row.revision or row.torch}" for number, row in enumerate(series.rows, 1)]
+    half_widths = [row.time.half_width / factor for row in series.rows]
+    data = _points(
+        series.title,
+        names,
+        [row.time.value / factor for row in series.rows],
+        [f"{_text(name)}<br>{row.readings} readings" for name, row in zip(names, series.rows, strict=True)],
+        f"%{{y:.4g}} {unit}",
+        mode="lines+markers",
+        error_y={"type": "data", "array": half_widths, "thickness": 1},
+        marker={"color": COLOURS[0]},
+    )
+    return _chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=({"type": "category"}, {}))
 
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:
