@@ -5,6 +5,7 @@ The lists take the rows that the commands print with ``--json``, so that both sh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,6 @@ from farm.types.format import (
 if TYPE_CHECKING:
     from farm.report.compare import ComparedKernels, ComparedRow, Difference, SideComparison
     from farm.report.gate import JudgedRow, PairedComparison
-    from farm.report.history import Series
 
 SHOWN = 20  # tuples of one side only, if no other tuples are shown
 _STYLES = {"faster": "green", "slower": "red"}
@@ -170,23 +170,23 @@ def readings(rows: Sequence[Row]) -> RenderableType:
     )
 
 
-def history(found: Sequence[Series]) -> RenderableType:
-    """A table for each series of `farm.report.history`."""
+def history(rows: Sequence[Row]) -> RenderableType:
+    """Rows of `farm.report.history`, with a head for each series."""
     columns = [
-        ("revision", lambda row: str(row.revision or NOTHING)),
-        ("torch", lambda row: row.torch.partition("+")[0]),
-        ("measured", lambda row: day(row.measured_at_s)),
+        ("revision", lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING),
+        ("torch", lambda row: row["torch"].partition("+")[0]),
+        ("measured", "measured_at_s", day),
         (">readings", "readings"),
-        (">time", lambda row: interval(row.time, TIME)),
-        (">change", "time_change", gap),
-        (">energy", lambda row: interval(row.energy, ENERGY)),
-        (">change", "energy_change", gap),
-        ("flags", lambda row: ", ".join(row.flags)),
+        *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
+        *((">energy", "energy", lambda energy: interval(energy, ENERGY)), (">change", "energy_change", gap)),
+        ("flags", lambda row: ", ".join(row["flags"])),
     ]
+    from farm.report.history import SERIES
+
     parts: list[RenderableType] = []
-    for one in found:
-        title = f"{one.title} on {one.card_model} ({tables.short_id(one.card_id)}, {one.protocol}, method {one.method})"
-        parts += [Text(title, style="bold"), tables.filled(one.rows, columns, drops=("flags", "readings", "torch"))]
+    for (title, model, card, *how), some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES]):
+        parts.append(Text(f"{title} on {model} ({tables.short_id(card)}), {how[0]}, method {how[1]}", style="bold"))
+        parts.append(tables.filled(list(some), columns, drops=("flags", "readings", "torch")))
     return Group(*parts)
 
 

@@ -131,7 +131,7 @@ def history(
     """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest first."""
     from cli import lists
     from farm.pages import page
-    from farm.report.history import history
+    from farm.report.history import history, to_json
 
     if html is not None:
         page.check_page(html)
@@ -140,7 +140,7 @@ def history(
         page.write_history(html, model, found)
         say(f"Written to {html}")
     if html is None or as_json:
-        output.answer(as_json, {"series": [one.to_json() for one in found]}, lambda: lists.history(found))
+        output.answer(as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found))
 
 
 def publish(

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from farm.api.capture import variant_named
 from farm.api.measure import how_to_measure, measure_whole, own_card
 from farm.api.notebook import measured
+from farm.api.queries import open_database
 from farm.benchmark_process.client import Measured
 from farm.devices.lock import CardLock
 from farm.errors import UsageError
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
 from farm.store.content import DISTURBED, store_variant
-from farm.store.database import Database
+from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME
 from farm.types.protocol import Protocol, Subject
-from farm.types.reading import FLAGS, Revision
+from farm.types.reading import FLAGS
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,19 @@ class Benchmark:
     energy_mj: float | None = None
     energy_half_width_mj: float | None = None
     flags: tuple[str, ...] = ()
-    reading_id: str = ""
 
     @property
     def disturbed(self) -> str:
-        """The reason if the reading is doubtful; "" if it is sound."""
+        """Why the reading is doubtful; "" if it is sound."""
         return "; ".join(FLAGS[name] for name in self.flags if name in DISTURBED)
 
     def __repr__(self) -> str:
-        time = measured(self.time_us, self.time_half_width_us, TIME)
         energy = f", {measured(self.energy_mj, self.energy_half_width_mj, ENERGY)}" if self.energy_mj else ""
-        return f"<Benchmark {self.name}: {time}{energy}>"
+        return f"<Benchmark {self.name}: {measured(self.time_us, self.time_half_width_us, TIME)}{energy}>"
 
 
 def measure_benchmark(
-    target: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    *,
-    name: str,
-    revision: Revision | None,
-    database: Database,
-    card: str = "",
-    quick: bool = False,
+    target: Any, inputs: tuple[Any, ...], *, name: str, revision: str | None, card: str = "", quick: bool = False
 ) -> Benchmark:
     """Measure a module or function on a card of this host, in this process, and store the reading.
 
@@ -69,22 +60,21 @@ def measure_benchmark(
     import torch
 
     from farm.benchmark_process.server import software_of
-    from farm.models.building import Called
 
     if not callable(target) or (chosen := own_card(card)).kind == "simulated":
         raise UsageError(f"{target!r:.60} cannot run on a card.", "Give a module or a function, and a real card.")
-    if isinstance(target, torch.nn.Module):
-        model, protocol, values = target, None, inputs
-    else:
-        model, protocol, values = Called(target), Protocol(launch="eager", data="normal", grad=True), ()
+    model, protocol, sized = target, None, inputs
+    if not isinstance(target, torch.nn.Module):
+        model = type("Function", (torch.nn.Module,), {"forward": staticmethod(target)})().eval()
+        protocol, sized = Protocol(launch="eager", data="normal", grad=True), ()
     how, until = how_to_measure(chosen, protocol, None, quick=quick, data="normal")
-    variant = variant_named(name, [*model.parameters(), *values], values, training=model.training)
-    variant = dataclasses.replace(variant, version=str(revision or ""))  # other code is another subject
-    subject = Subject("variant", variant.id, variant.to_json())
+    variant = variant_named(name, [*model.parameters(), *sized], sized, training=model.training)
+    variant = dataclasses.replace(variant, version=(revision or "")[:12])  # other code is another subject
+    subject, database = Subject("variant", variant.id, variant.to_json()), open_database()
     with CardLock(chosen.id, settings().lock_dir):
-        reading = measure_whole(model, inputs, chosen, subject, how, until).noting(revision=revision)
+        reading = measure_whole(model, inputs, {}, chosen, subject, how, until).noting(revision=revision)
     with database.write() as session:
         store_variant(session, variant)
-    row = keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)
-    figures = {one: getattr(reading, one) for one in Benchmark.__dataclass_fields__ if hasattr(reading, one)}
-    return Benchmark(name, chosen.model, **figures, reading_id=row.id)
+    keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)
+    database.close()
+    return Benchmark(name, chosen.model, *(getattr(reading, one) for one in names_of(Benchmark)[2:]))

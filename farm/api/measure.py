@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlmodel import col, select
 
@@ -44,9 +44,6 @@ from farm.types.protocol import Placements, Protocol, Software, Stopping, Subjec
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse
-
-if TYPE_CHECKING:
-    from torch import nn
 
 AGAIN_S = 0.5  # pause between two checks of items that another farm measures for this job
 
@@ -263,20 +260,21 @@ class _JobDriver(ItemDriver):
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
-        model, args, kwargs = self.captured.model, self.captured.args, self.captured.kwargs
-        if kwargs:
-            from farm.models.building import ByPosition
-
-            model = ByPosition(model, len(args), tuple(kwargs))
-        values = (*args, *kwargs.values())
-        reading = measure_whole(model, values, card, claimed.subject, claimed.protocol, claimed.stopping)
+        its, how = self.captured, (card, claimed.subject, claimed.protocol, claimed.stopping)
+        reading = measure_whole(its.model, its.args, its.kwargs, *how)
         return Measured(reading, software, card)
 
 
 def measure_whole(
-    model: nn.Module, values: tuple[Any, ...], card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    card: Card,
+    subject: Subject,
+    protocol: Protocol,
+    stopping: Stopping,
 ) -> Reading:
-    """Measure a copy of a module in this process, on copies of its arguments. The caller must hold the card's lock.
+    """Measure a copy of a module in this process. The caller must hold the card's lock.
 
     Raises:
         Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
@@ -287,8 +285,10 @@ def measure_whole(
     from farm.benchmark.measure import Bench
     from farm.benchmark.passes import give_variant
     from farm.benchmark.workload import why_it_raised
+    from farm.models.building import ByPosition
 
     to = _torch_device(card)
+    values = (*args, *kwargs.values())
     quiet = contextlib.redirect_stdout(sys.stderr)
     with contextlib.closing(open_device(card)) as device, _torch_state_restored(), quiet:
         bench = Bench(device, to)
@@ -297,6 +297,8 @@ def measure_whole(
             values = tree_map(lambda value: value.to(to) if isinstance(value, torch.Tensor) else value, values)
         except Exception as error:
             raise why_it_raised(error) from error
+        if kwargs:
+            model = ByPosition(model, len(args), tuple(kwargs))
         give_variant(Variant.from_json(subject.spec), to, model, values)
         return bench.measure(subject, protocol, stopping)
 

@@ -1,11 +1,10 @@
 """A pytest plugin: the fixture `farm_benchmark`, and with --farm-base a comparison with another git revision.
 
-A session with --farm-base measures nothing itself. Before its tests it runs them in other processes of pytest
-(--farm-record), alternately in a git worktree of the base and in this checkout, the head. Then each test of the session
-fails or passes by the rule of `farm compare --run` (`farm.report.gate.judge_rounds`).
+A session with --farm-base first runs its tests in other processes of pytest (--farm-record), alternately in a worktree
+of the base and in this checkout, the head. Then each test passes or fails by the rule of `farm compare --run`.
 
-The name of this module is also that of the entry point, so that `-p` and the entry point load it once. torch and the
-database are imported when something is measured.
+The entry point has the name of this module, so that `-p` and the entry point load it once. torch and the database are
+imported when something is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,11 @@ from farm.errors import CardBusy, FarmError, UsageError
 
 if TYPE_CHECKING:
     from farm.api.benchmark import Benchmark
-    from farm.report.gate import Judgement, Rows
+    from farm.report.gate import JudgedRow, Rows
 
+Side = dict[str, "Benchmark"]  # name -> what one process measured
+
+_INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages, also inside of a repository
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--farm-base": {"metavar": "REF", "help": "Fail tests whose code costs surely more than at a git revision."},
     "--farm-fail-above": {"metavar": "X%", "default": "5%", "help": "The allowed change. Default: 5%%."},
@@ -35,9 +37,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--farm-card": {"metavar": "CARD", "default": "", "help": "The card. Default: the first GPU, else the CPU."},
     "--farm-quick": {"action": "store_true", "help": "Measure for a shorter time, with wider intervals."},
     "--farm-summary": {"metavar": "FILE", "help": "Append the comparison to a file, in Markdown."},
-    "--farm-record": {"help": argparse.SUPPRESS},  # a file: first what to measure, then what was found
+    "--farm-record": {"help": argparse.SUPPRESS},  # a file: what to measure, then what was measured
 }
-_INSTALLED = {"site-packages", "dist-packages"}  # folders of other code, also inside of a repository
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -51,53 +52,38 @@ def pytest_configure(config: Any) -> None:
 
     class Fixtures(_Session):
         @pytest.fixture
-        def farm_benchmark(self, request: Any) -> Callable[..., Benchmark]:
+        def farm_benchmark(self, request: Any) -> Any:
             """Measure a module or function and store the reading: farm_benchmark(target, *inputs)."""
             return lambda target, *inputs: self.measured(request.node, target, inputs)
 
-    with _usage_errors():
-        config.pluginmanager.register(Fixtures(config), "farm-session")
-
-
-@contextlib.contextmanager
-def _usage_errors() -> Iterator[None]:
-    import pytest
-
-    try:
-        yield
-    except FarmError as error:
-        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(Fixtures(config), "farm-session")
 
 
 class _Session:
     """One session of pytest."""
 
     def __init__(self, config: Any) -> None:
-        self.config, self.option = config, config.option
+        self.config, self.option, self.root = config, config.option, Path(config.rootpath).resolve()
         self.record = Path(self.option.farm_record) if self.option.farm_record else None
         self.wanted = json.loads(self.record.read_text()) if self.record else {}
-        self.comparison = _Comparison(config) if self.option.farm_base and not self.record else None
         self.names = Counter[str]()  # measurements of each test
+        self.base = ""  # the revision, if it was compared
+        self.head: Side = {}  # the newest measurements
+        self.rows: tuple[JudgedRow, ...] = ()
+        self.disturbed: dict[str, str] = {}  # name -> why a round does not count
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [item for item in items if not self.record or item.nodeid in self.wanted["tests"]]
 
     def pytest_runtestloop(self, session: Any) -> None:
+        import pytest
+
         tests = [item.nodeid for item in session.items if "farm_benchmark" in getattr(item, "fixturenames", ())]
-        if self.comparison and tests and not (session.testsfailed or self.option.collectonly):
-            with _usage_errors():
-                self.comparison.run(tests)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if self.record and report.outcome != "passed":
-            crash = getattr(report.longrepr, "reprcrash", None)
-            said = crash.message if crash else str(report.longrepr)
-            self._note(report.nodeid, reason=f"{report.outcome}, {' '.join(said.split())[:300]}")
-
-    def _note(self, name: str, **found: Any) -> None:
-        assert self.record is not None
-        with self.record.open("a") as file:
-            file.write("\n" + json.dumps({"name": name, **found}))
+        if self.option.farm_base and tests and not (self.record or session.testsfailed or self.option.collectonly):
+            try:
+                self.compare(tests)
+            except FarmError as error:
+                raise pytest.UsageError(str(error)) from error
 
     def measured(self, test: Any, target: Any, inputs: tuple[Any, ...]) -> Benchmark:
         """Measure; or with a base, judge what was measured before the tests."""
@@ -107,148 +93,91 @@ class _Session:
         name = f"{test.nodeid} {self.names[test.nodeid]}".removesuffix(" 1")
         if hasattr(self.config, "workerinput"):
             pytest.skip("tests in parallel disturb each other's measurements: run them with -n 0")
-        if self.comparison:
-            return self.comparison.judged(name)
+        if self.base:
+            return self.judged(name)
         from farm.api.benchmark import measure_benchmark
-        from farm.api.queries import open_database
         from farm.models.revision import revision_of
 
-        how: Any = {"card": self.option.farm_card, "quick": self.option.farm_quick, "database": open_database()}
+        how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
         try:
             found = measure_benchmark(target, inputs, name=name, revision=revision_of(test.path), **how)
         except CardBusy as error:
             pytest.skip(f"the host is busy: {error.message}")
-        if self.record:
-            self._note(name, found=vars(found), foreign=_imported_from(self.wanted["not_from"]))
-        elif found.disturbed:
-            pytest.skip(f"the host is busy: {found.disturbed}")
+        if not self.record:
+            return found if not found.disturbed else pytest.skip(f"the host is busy: {found.disturbed}")
+        if file := _imported_from(self.wanted["not_from"]):
+            pytest.exit(f"The base imports {file} of the head. Install the package with -e, from this repository.", 4)
+        with self.record.open("a") as record:
+            record.write(f"\n{json.dumps(vars(found))}")
         return found
 
-
-def _imported_from(folder: str) -> str:
-    """A file of a folder from which this process has imported a module; "" if there is none."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    own = (Path(file) for file in files if folder and file and not _INSTALLED.intersection(Path(file).parts))
-    return next((str(file) for file in own if file.is_relative_to(folder)), "")
-
-
-class _Comparison:
-    """Paired rounds of base and head."""
-
-    judgement: Judgement
-
-    def __init__(self, config: Any) -> None:
-        from farm.models.revision import git
-
-        self.config, self.option, self.root = config, config.option, Path(config.rootpath).resolve()
-        self.top = Path(git(self.root, "rev-parse", "--show-toplevel"))
-        try:
-            self.commit = git(self.top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")
-        except UsageError:
-            step = "In a shallow clone, `git fetch --depth=1 origin REF` fetches a revision."
-            raise UsageError(f"--farm-base: the repository has no revision '{self.option.farm_base}'.", step) from None
-        self.base = f"{self.option.farm_base} ({self.commit[:12]})"
-        self.newest: dict[str, Benchmark] = {}  # of the head
-        self.reasons: dict[str, str] = {}  # why there is nothing to compare
-        self.failed: dict[str, str] = {}  # why the head has no measurement
-
-    def run(self, tests: list[str]) -> None:
+    def compare(self, tests: list[str]) -> None:
         """Measure base and head alternately and judge the changes.
 
         Raises:
-            UsageError: an option is wrong, or the tests of a side cannot run.
+            UsageError: git does not know the base, an option is wrong, or the tests of a side cannot run.
         """
+        from farm.models.revision import git
         from farm.report.gate import LEAST_ROUNDS, Gate, judge_rounds
 
-        gate = Gate.parse(self.option.farm_fail_above, "time:whole,energy:whole")
-        if (count := self.option.farm_rounds) < LEAST_ROUNDS:
+        gate, count = Gate.parse(self.option.farm_fail_above, "time:whole,energy:whole"), self.option.farm_rounds
+        if count < LEAST_ROUNDS:
             raise UsageError(f"--farm-rounds is {count}.", f"Give {LEAST_ROUNDS} or more.")
-        rounds, reporter = list[Any](), self.config.pluginmanager.get_plugin("terminalreporter")
-        with self._worktree() as worktree:
+        top = Path(git(self.root, "rev-parse", "--show-toplevel"))
+        commit = git(top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")
+        self.base, rounds = f"{self.option.farm_base} ({commit[:12]})", []
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        with _worktree(top, commit) as worktree:
             for number in range(1, count + 1):
                 if reporter:
                     reporter.write_line(f"farm: round {number} of {count}, {self.base} and head")
-                sides = [("base", worktree), ("head", self.top)][:: 1 if number % 2 else -1]
-                found = {side: self._side(side, top, tests) for side, top in sides}
-                rounds.append(self._rows(found["base"], found["head"]))
-                self.newest |= found["head"]
-                tests = [test for test in tests if test in found["base"] and test in found["head"]]
-        self.judgement = judge_rounds(rounds, gate)
+                sides = [self.side(where, top, tests) for where in (worktree, top)[:: 1 if number % 2 else -1]]
+                base, head = sides[:: 1 if number % 2 else -1]
+                rounds.append(_rows(base, head))
+                self.head |= head
+                self.disturbed |= {one.name: one.disturbed for side in sides for one in side.values() if one.disturbed}
+                tests = [test for test in tests if test in base and test in head]
+        judgement = judge_rounds(rounds, gate)
+        self.rows = judgement.rows
         if self.option.farm_summary:
             with Path(self.option.farm_summary).open("a") as file:
-                file.write(self.judgement.markdown(self.base, "head") + "\n")
+                file.write(judgement.markdown(self.base, "head") + "\n")
 
-    @contextlib.contextmanager
-    def _worktree(self) -> Iterator[Path]:
-        """A checkout of the base, until the block ends."""
-        from farm.models.revision import git
-
-        with tempfile.TemporaryDirectory(prefix="farm-base-") as folder:
-            where = Path(folder).resolve() / "base"
-            try:
-                git(self.top, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", str(where), self.commit)
-                yield where
-            finally:
-                with contextlib.suppress(UsageError):
-                    git(self.top, "worktree", "remove", "--force", str(where))
-
-    def _side(self, side: str, top: Path, tests: list[str]) -> dict[str, Benchmark]:
-        """Run tests in a checkout, in a new process, and return what they measured."""
+    def side(self, where: Path, top: Path, tests: list[str]) -> Side:
+        """Run tests in the checkout `where`, in a new process, and return what they measured."""
         from farm.api.benchmark import Benchmark
 
-        root, found = top / self.root.relative_to(self.top), dict[str, Benchmark]()
+        root = where / self.root.relative_to(top)
         files = [file for file in dict.fromkeys(test.partition("::")[0] for test in tests) if (root / file).exists()]
-        if not files:
-            return {}
+        # The folders of the head on the path of imports become those of the checkout.
+        own = [Path(path).resolve() for path in sys.path if not _INSTALLED.intersection(Path(path).parts)]
+        paths = [root / "src", *(where / one.relative_to(top) if one.is_relative_to(top) else one for one in own)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
         with tempfile.TemporaryDirectory(prefix="farm-round-") as folder:
             record = Path(folder, "record")
-            record.write_text(json.dumps({"tests": tests, "not_from": str(self.top) if side == "base" else ""}))
-            arguments = [*files, f"--farm-record={record}", f"--rootdir={root}", "-o", f"cache_dir={folder}/cache"]
-            done = self._pytest(root, top, arguments)
-            entries = [json.loads(line) for line in record.read_text().splitlines()[1:]]
-        if done.returncode not in (0, 1, 5):  # passed, failed, no tests
-            last = "\n".join(done.stdout.strip().splitlines()[-15:])
-            raise UsageError(f"The tests of the {side} cannot run in {root}:\n{last}", "Correct this error first.")
-        for entry in entries:
-            if "found" in entry:
-                found[entry["name"]] = Benchmark(**entry["found"])
-            else:
-                reasons = self.failed if side == "head" else self.reasons
-                reasons[entry["name"]] = f"the test has no measurement at the {side}: {entry['reason']}"
-            if entry.get("foreign"):
-                problem = f"The base imports {entry['foreign']} of the head: it would be compared with itself."
-                raise UsageError(
-                    problem, "Import the package from the repository's root or `src`, or install it with -e."
-                )
-        return found
-
-    def _pytest(self, root: Path, top: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        """Run pytest in a checkout. The folders of the head on the path of imports become those of the checkout."""
-        own = [Path(path).resolve() for path in sys.path if not _INSTALLED.intersection(Path(path).parts)]
-        paths = [top / path.relative_to(self.top) if path.is_relative_to(self.top) else path for path in own]
-        command = [sys.executable, "-m", "pytest", "-p", __name__, *arguments, f"--farm-card={self.option.farm_card}"]
-        command += ["--farm-quick"] * self.option.farm_quick
-        command += ["-n0"] * self.config.pluginmanager.hasplugin("xdist")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [root / "src", *paths]))}
-        return subprocess.run(
-            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    def _rows(self, base: dict[str, Benchmark], head: dict[str, Benchmark]) -> Rows:
-        """The rows of one round, without disturbed readings."""
-        from farm.report.gate import RowValue
-        from farm.verdict.figures import Figure
-
-        rows: Rows = {}
-        for name in base.keys() & head.keys():
-            a, b = base[name], head[name]
-            if disturbed := a.disturbed or b.disturbed:
-                self.reasons[name] = f"the host is busy: {disturbed}"
-                continue
-            rows["time", "whole", name] = RowValue(Figure(a.time_us), Figure(b.time_us), 1.0)
-            if a.energy_mj and b.energy_mj:
-                rows["energy", "whole", name] = RowValue(Figure(a.energy_mj), Figure(b.energy_mj), 1.0)
-        return rows
+            record.write_text(json.dumps({"tests": tests, "not_from": "" if where == top else str(top)}))
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                __name__,
+                *files,
+                f"--rootdir={root}",
+                f"--farm-record={record}",
+            ]
+            command += [f"--farm-card={self.option.farm_card}", "-o", f"cache_dir={folder}/cache"]
+            command += [
+                *["--farm-quick"] * self.option.farm_quick,
+                *["-n0"] * self.config.pluginmanager.hasplugin("xdist"),
+            ]
+            if files:
+                done = subprocess.run(command, cwd=root, env=environment, stdout=-1, stderr=-2, text=True)
+                if done.returncode not in (0, 1, 5):  # passed, failed, no tests
+                    last = "\n".join(done.stdout.strip().splitlines()[-15:])
+                    raise UsageError(f"The tests cannot run in {root}:\n{last}", "Correct this error first.")
+            found = [Benchmark(**json.loads(line)) for line in record.read_text().splitlines()[1:]]
+        return {one.name: one for one in found}
 
     def judged(self, name: str) -> Benchmark:
         """Return the newest measurement of the head; fail or skip the present test if the comparison says so."""
@@ -256,18 +185,60 @@ class _Comparison:
 
         from farm.types.format import ENERGY, TIME, quantity
 
-        if name in self.failed:
-            pytest.fail(self.failed[name], pytrace=False)
-        rows = [row for row in self.judgement.rows if row.name == name]
+        if (head := self.head.get(name)) is None:
+            pytest.fail("the test measured nothing in its own process. Run it without --farm-base.", pytrace=False)
+        rows = [row for row in self.rows if row.name == name]
         if not rows:
-            pytest.skip(self.reasons.get(name, f"nothing to compare: {self.base} does not have this test"))
+            busy = f"the host is busy, too few rounds count: {self.disturbed.get(name)}"
+            lacks = f"nothing to compare: {self.base} does not have this test, or it fails there"
+            pytest.skip(busy if name in self.disturbed else lacks)
         lines = []
         for row in (row for row in rows if row.fails):
             a, b = (quantity(value, TIME if row.quantity == "time" else ENERGY) for value in (row.a, row.b))
-            bounds = f"{row.low * 100:+.1f} to {row.high * 100:+.1f} %, {row.rounds} rounds"
-            lines.append(f"  {row.quantity}: {a} -> {b}, {row.change * 100:+.1f} % ({bounds})")
+            change, low, high = (f"{value * 100:+.1f} %" for value in (row.change, row.low, row.high))
+            lines.append(f"  {row.quantity}: {a} -> {b}, {change} ({low} to {high}, {row.rounds} rounds)")
         if lines:
-            allowed = self.option.farm_fail_above
-            step = f"→ Make it cheaper, or allow more than --farm-fail-above {allowed}. More --farm-rounds tell more."
-            pytest.fail("\n".join([f"costs over {allowed} more than at {self.base}:", *lines, step]), pytrace=False)
-        return self.newest[name]
+            allowed = f"--farm-fail-above {self.option.farm_fail_above}"
+            lines.insert(0, f"costs surely more than at {self.base}, by over {allowed}:")
+            step = "→ Make it cheaper, or allow more. More --farm-rounds make the interval narrower."
+            pytest.fail("\n".join([*lines, step]), pytrace=False)
+        return head
+
+
+def _rows(base: Side, head: Side) -> Rows:
+    """The rows of one round, without disturbed measurements."""
+    from farm.report.gate import RowValue
+    from farm.verdict.figures import Figure
+
+    return {
+        (quantity, "whole", name): RowValue(Figure(a), Figure(b), 1.0)
+        for name in base.keys() & head.keys()
+        if not (base[name].disturbed or head[name].disturbed)
+        for quantity, a, b in (
+            ("time", base[name].time_us, head[name].time_us),
+            ("energy", base[name].energy_mj, head[name].energy_mj),
+        )
+        if a and b
+    }
+
+
+@contextlib.contextmanager
+def _worktree(top: Path, commit: str) -> Iterator[Path]:
+    """Check out a commit in a new folder, until the block ends."""
+    from farm.models.revision import git
+
+    with tempfile.TemporaryDirectory(prefix="farm-base-") as folder:
+        where = Path(folder).resolve() / "base"
+        try:
+            git(top, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", str(where), commit)
+            yield where
+        finally:
+            with contextlib.suppress(UsageError):
+                git(top, "worktree", "remove", "--force", str(where))
+
+
+def _imported_from(folder: str) -> str:
+    """A file of a folder from which this process has imported a module; "" if there is none."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    own = (Path(file) for file in files if folder and file and not _INSTALLED.intersection(Path(file).parts))
+    return next((str(file) for file in own if file.is_relative_to(folder)), "")

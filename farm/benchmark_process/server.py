@@ -42,6 +42,8 @@ from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Veri
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
+from farm.models.own import source_of
+from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version
@@ -274,10 +276,14 @@ class TorchVerifier(Runner):
         }
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
+        source = None
         for subject in _subjects(request):
             if subject.kind == "variant" or subject.compiled:
-                check_version(Variant.from_json((subject.compiled or {}).get("variant") or subject.spec))
-        return super().answer(request, on_phase)
+                variant = Variant.from_json((subject.compiled or {}).get("variant") or subject.spec)
+                check_version(variant)
+                source = source_of(variant.model) if variant.version else None
+        answer = super().answer(request, on_phase)
+        return answer.noting(revision=revision_of(source)) if source and isinstance(answer, Reading) else answer
 
     def poisoned(self) -> bool:
         if self._torch_device.type == "cuda":

@@ -30,8 +30,6 @@ from farm.jobs.balance import together_s
 from farm.jobs.cards import ensure_card, has_installed_software
 from farm.jobs.rounds import PlannedRound, add_tuples, note_planning, roofline_on, significant, tuples_with_ids
 from farm.models.catalog import title_of
-from farm.models.own import source_of
-from farm.models.revision import revision_of
 from farm.requests.card_selection import CardLike
 from farm.requests.memory import check_step_fits
 from farm.store import content, tables
@@ -110,8 +108,6 @@ def open_job(
         UnknownOperator, CaptureError: see `tuples_of`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
-    if request.variant is not None and request.variant.version:
-        request = request.replace(revision=revision_of(source_of(request.variant.model)))
     create = functools.partial(jobs.create, database, request, card_ids, farm=farm, pinned=pinned)
     if request.sweep is not None:
 

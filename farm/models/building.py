@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,21 +74,6 @@ class ByPosition(nn.Module):
     def forward(self, *values: Any) -> Any:
         named = dict(zip(self.names, values[self.positional :], strict=True))
         return self.model(*values[: self.positional], **named)
-
-
-class Called(nn.Module):
-    """A function as a module without parameters. A copy calls the same function: its closure cannot be copied."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.eval()
-
-    def __deepcopy__(self, memo: Any) -> Called:
-        return self
-
-    def forward(self, *values: Any) -> Any:
-        return self.function(*values)
 
 
 class Decoding(nn.Module):

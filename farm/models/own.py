@@ -208,9 +208,9 @@ def _functions(name: str, step: str) -> list[str]:
 
 
 def source_of(name: str) -> Path | None:
-    """The file with the function of a model, if it is loaded, or the config.json of its folder."""
-    if name in transformers.folders():
-        return transformers.folders()[name] / "config.json"
+    """The loaded file with the function of a model, or the config.json of its folder."""
+    if folder := transformers.folders().get(name):
+        return folder / "config.json"
     file = getattr(sys.modules.get(_targets().get(name, "").partition(":")[0]), "__file__", None)
     return Path(file) if file else None
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from pathlib import Path
 
 from farm.errors import UsageError
-from farm.types.reading import Revision
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -20,13 +18,16 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def revision_of(file: Path | None) -> Revision | None:
-    """Return the revision of the repository that contains a file; None if there is none, or if git ignores the file."""
-    if file is not None:
-        with contextlib.suppress(UsageError):
-            folder = file.absolute().parent
-            if not git(folder, "status", "--porcelain", "--ignored", "--", file.name).startswith("!!"):
-                commit, committed_at_s = git(folder, "log", "-1", "--format=%H %ct").split()
-                dirty = bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
-                return Revision(commit, float(committed_at_s), dirty)
-    return None
+def revision_of(file: Path) -> str | None:
+    """Return the commit, its time in Unix seconds, and 'dirty' if tracked files differ from it, else 'clean'.
+
+    None if no git repository has the file, or if git ignores it.
+    """
+    folder = file.absolute().parent
+    try:
+        if git(folder, "status", "--porcelain", "--ignored", "--", file.name).startswith("!!"):
+            return None
+        dirty = git(folder, "status", "--porcelain", "--untracked-files=no")
+        return f"{git(folder, 'log', '-1', '--format=%H %ct')} {'dirty' if dirty else 'clean'}"
+    except UsageError:
+        return None

@@ -15,7 +15,6 @@ from typing import Any
 
 from farm.operators.roofline import Roofline
 from farm.pages import COLOURS, GREY
-from farm.report.history import Series
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.safe_text import printable
@@ -315,22 +314,16 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
     )
 
 
-def history(series: Series) -> Chart:
-    """Draw the time of each revision, in order."""
-    unit, factor = fitting_unit(series.rows[-1].time.value, TIME)
-    names = [f"{number}: {row.revision or row.torch}" for number, row in enumerate(series.rows, 1)]
-    half_widths = [row.time.half_width / factor for row in series.rows]
-    data = _points(
-        series.title,
-        names,
-        [row.time.value / factor for row in series.rows],
-        [f"{_text(name)}<br>{row.readings} readings" for name, row in zip(names, series.rows, strict=True)],
-        f"%{{y:.4g}} {unit}",
-        mode="lines+markers",
-        error_y={"type": "data", "array": half_widths, "thickness": 1},
-        marker={"color": COLOURS[0]},
-    )
-    return _chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=({"type": "category"}, {}))
+def history(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """Draw the time of each row of a series of `farm.report.history`, in order."""
+    times = [row["time"] for row in rows]
+    unit, factor = fitting_unit(times[-1].value, TIME)
+    names = [f"{n}: {_text(row['revision'][:12] or row['torch'])}" for n, row in enumerate(rows, 1)]
+    error = {"type": "data", "array": [time.half_width / factor for time in times], "thickness": 1}
+    values, style = [time.value / factor for time in times], {"error_y": error, "marker": {"color": COLOURS[0]}}
+    data = _points("time", names, values, names, f"%{{y:.4g}} {unit}", mode="lines+markers", **style)
+    axes = ({"type": "category"}, {"rangemode": "tozero"})
+    return _chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=axes)
 
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:

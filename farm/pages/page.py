@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import re
 import time
 from collections import defaultdict
@@ -25,7 +26,7 @@ from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
-from farm.report.history import Series
+from farm.report.history import SERIES
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
 from farm.requests.partial_request import command_of
@@ -105,9 +106,10 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
     write_whole(path, render("reports.html", **values))
 
 
-def write_history(path: Path, wanted: str, found: Sequence[Series]) -> None:
-    """Write a page with a table and a chart for each series; see `write_page`."""
-    series = [(one, charts.history(one)) for one in found]
+def write_history(path: Path, wanted: str, rows: list[Row]) -> None:
+    """Write a page with a chart and a table for each series of `farm.report.history`."""
+    groups = (list(some) for _, some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES]))
+    series = [(some, charts.history(some)) for some in groups]
     write_whole(path, render("history.html", title=f"History of {wanted}", series=series, script=plotly_js()))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, Self, cast
 
-from farm.types.fields import Record, adapter, declared, names_of, original
+from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 CPU_METHOD = 7  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU, 6 in one window
@@ -33,18 +33,6 @@ def method_of(card_id: str) -> int:
 def inside_s(cost_s: Mapping[str, float]) -> float:
     """Return the card time of a reading's and its canary's warm-ups, windows and bursts, in s."""
     return math.fsum(cost_s.get(name, 0.0) for name in _INSIDE)
-
-
-@dataclass(frozen=True)
-class Revision(Record):
-    """The state of a git repository."""
-
-    commit: str = original(MISSING, "id of the commit")
-    committed_at_s: float = original(0.0, "time of the commit", unit="s")
-    dirty: bool = original(False, "whether files that git tracks differ from the commit")
-
-    def __str__(self) -> str:
-        return f"{self.commit[:12]}{'-dirty' if self.dirty else ''}"
 
 
 @dataclass(frozen=True)
@@ -244,7 +232,7 @@ class Details(_Stored):
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
     study: Mapping[str, Any] | None = None  # its study: id, name, circumstances
-    revision: Revision | None = None  # of `farm_benchmark`: the source of the test
+    revision: str | None = None  # of an own model or a test: commit, its time in s, and dirty or clean
 
     other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
@@ -484,7 +472,6 @@ _PARTS: dict[str, Any] = {
     "burst": Burst,
     "context": InContext,
     "canary": CanaryNote,
-    "revision": Revision,
     "places": dict[str, Place],
     "kernels": dict[str, Launches],
     "eagerly": Eagerly,

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, get_args
 from farm.errors import FarmError, Unreadable, UsageError
 from farm.types.fields import ContentAddressed, adapter, content_id, declared, original
 from farm.types.protocol import PLACEMENTS, Placements, Protocol, Stopping, Variant
-from farm.types.reading import Revision
 
 Reuse = Literal["model", "card", "imported", "none"]
 CALIBRATION = "calibration"  # `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
@@ -92,7 +91,6 @@ class Request(ContentAddressed):
         metavar="TIME",
     )
     comparison: str = declared("", "the round and side of a comparison in paired rounds")
-    revision: Revision | None = declared(None, "git revision of the source of a user's own model", given=False)
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job's stored JSON also has its cards
 
