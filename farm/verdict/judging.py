@@ -157,8 +157,9 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
     if gap.half_width > max(allowed, abs(gap.value)):
         whole = pair.whole.value if pair.whole else math.inf
         why = (
-            "Most of this comes from the neighbouring operators or the power limit: longer windows do not reduce it."
-            if pair.common / whole > gap.half_width / 2
+            "Most of this comes from the neighbouring operators or the power limit, or is the difference between jobs: "
+            "longer windows do not reduce it."
+            if math.hypot(pair.common / whole, pair.between) > gap.half_width / 2
             else "Longer windows or an idle card reduce it (option --window)."
         )
         yield f"The {name} gap is uncertain by ± {_percent(gap.half_width)}. {why}"
