@@ -9,13 +9,13 @@ from typing import Any
 from farm.api.capture import variant_named
 from farm.api.measure import how_to_measure, measure_whole, own_card
 from farm.api.notebook import measured
-from farm.api.queries import open_database
 from farm.benchmark_process.client import Measured
 from farm.devices.lock import CardLock
 from farm.errors import UsageError
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
 from farm.store.content import DISTURBED, store_variant
+from farm.store.database import Database
 from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME
 from farm.types.protocol import Protocol, Subject
@@ -70,9 +70,11 @@ def measure_benchmark(
     how, until = how_to_measure(chosen, protocol, None, quick=quick, data="normal")
     variant = variant_named(name, [*model.parameters(), *sized], sized, training=model.training)
     variant = dataclasses.replace(variant, version=(revision or "")[:12])  # other code is another subject
-    subject, database = Subject("variant", variant.id, variant.to_json()), open_database()
+    subject = Subject("variant", variant.id, variant.to_json())
     with CardLock(chosen.id, settings().lock_dir):
         reading = measure_whole(model, inputs, {}, chosen, subject, how, until).noting(revision=revision)
+    database = Database(settings().database)
+    database.upgrade()
     with database.write() as session:
         store_variant(session, variant)
     keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)

@@ -118,13 +118,18 @@ class _Session:
             UsageError: git does not know the base, an option is wrong, or the tests of a side cannot run.
         """
         from farm.models.revision import git
+
+        top = Path(git(self.root, "rev-parse", "--show-toplevel"))
+        try:
+            commit = git(top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")
+        except UsageError:
+            step = "In a shallow clone, `git fetch --depth=1 origin REF` fetches a revision."
+            raise UsageError(f"--farm-base: the repository has no revision '{self.option.farm_base}'.", step) from None
         from farm.report.gate import LEAST_ROUNDS, Gate, judge_rounds
 
         gate, count = Gate.parse(self.option.farm_fail_above, "time:whole,energy:whole"), self.option.farm_rounds
         if count < LEAST_ROUNDS:
             raise UsageError(f"--farm-rounds is {count}.", f"Give {LEAST_ROUNDS} or more.")
-        top = Path(git(self.root, "rev-parse", "--show-toplevel"))
-        commit = git(top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")
         self.base, rounds = f"{self.option.farm_base} ({commit[:12]})", []
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         with _worktree(top, commit) as worktree:

@@ -51,7 +51,7 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
         variant = Variant(**{name: getattr(row, name) for name in names_of(Variant) if name != "version"})
         # The name of a test: the sizes of its inputs may be unknown.
         title = variant.model if "::" in variant.model else str(variant)
-        series = (title, reading.card_model, reading.card_id, str(Protocol.from_json(protocol)), reading.method)
+        series = (title, reading.card_model, reading.card_id, str(Protocol.from_json(protocol)), reading.method or 1)
         found[series, reading.details.get("revision"), row.version, torch].append(reading)
     rows = [
         {**dict(zip(SERIES, series, strict=True)), "torch": torch, **_row(revision, readings)}
