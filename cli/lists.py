@@ -5,7 +5,6 @@ The lists take the rows that the commands print with ``--json``, so that both sh
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -171,23 +170,19 @@ def readings(rows: Sequence[Row]) -> RenderableType:
 
 
 def history(rows: Sequence[Row]) -> RenderableType:
-    """Rows of `farm.report.history`, with a head for each series."""
+    """Rows of `farm.report.history`."""
     columns = [
+        ("measurement of", "title"),
+        ("card", lambda row: clipped(row["card_model"].removeprefix("NVIDIA "), 16)),
         ("revision", lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING),
         ("torch", lambda row: row["torch"].partition("+")[0]),
         ("measured", "measured_at_s", day),
-        (">readings", "readings"),
         *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
         *((">energy", "energy", lambda energy: interval(energy, ENERGY)), (">change", "energy_change", gap)),
         ("flags", lambda row: ", ".join(row["flags"])),
+        ("protocol", "protocol"),
     ]
-    from farm.report.history import SERIES
-
-    parts: list[RenderableType] = []
-    for (title, model, card, *how), some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES]):
-        parts.append(Text(f"{title} on {model} ({tables.short_id(card)}), {how[0]}, method {how[1]}", style="bold"))
-        parts.append(tables.filled(list(some), columns, drops=("flags", "readings", "torch")))
-    return Group(*parts)
+    return tables.filled(rows, columns, drops=("protocol", "flags", "torch", "card", "measured"))
 
 
 # ----------------------------------------------------------------------------------------------- comparison

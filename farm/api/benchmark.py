@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from farm.api.capture import variant_named
@@ -27,7 +28,6 @@ class Benchmark:
     """The cost of one call. Half-widths are of 95 % intervals. Energy is None if the card does not report it."""
 
     name: str
-    card: str  # the card's model
     time_us: float
     time_half_width_us: float
     energy_mj: float | None = None
@@ -71,12 +71,13 @@ def measure_benchmark(
     variant = variant_named(name, [*model.parameters(), *sized], sized, training=model.training)
     variant = dataclasses.replace(variant, version=(revision or "")[:12])  # other code is another subject
     subject = Subject("variant", variant.id, variant.to_json())
+    captured: Any = SimpleNamespace(variant=variant, model=model, args=inputs, kwargs={})  # without its operators
     with CardLock(chosen.id, settings().lock_dir):
-        reading = measure_whole(model, inputs, {}, chosen, subject, how, until).noting(revision=revision)
+        reading = measure_whole(captured, chosen, subject, how, until).noting(revision=revision)
     database = Database(settings().database)
     database.upgrade()
     with database.write() as session:
         store_variant(session, variant)
     keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)
     database.close()
-    return Benchmark(name, chosen.model, *(getattr(reading, one) for one in names_of(Benchmark)[2:]))
+    return Benchmark(name, *(getattr(reading, one) for one in names_of(Benchmark)[1:]))

@@ -260,21 +260,14 @@ class _JobDriver(ItemDriver):
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
-        its, how = self.captured, (card, claimed.subject, claimed.protocol, claimed.stopping)
-        reading = measure_whole(its.model, its.args, its.kwargs, *how)
+        reading = measure_whole(self.captured, card, claimed.subject, claimed.protocol, claimed.stopping)
         return Measured(reading, software, card)
 
 
 def measure_whole(
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    card: Card,
-    subject: Subject,
-    protocol: Protocol,
-    stopping: Stopping,
+    captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a module in this process. The caller must hold the card's lock.
+    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
 
     Raises:
         Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
@@ -288,18 +281,18 @@ def measure_whole(
     from farm.models.building import ByPosition
 
     to = _torch_device(card)
-    values = (*args, *kwargs.values())
+    values = (*captured.args, *captured.kwargs.values())
     quiet = contextlib.redirect_stdout(sys.stderr)
     with contextlib.closing(open_device(card)) as device, _torch_state_restored(), quiet:
         bench = Bench(device, to)
         try:
-            model = copy.deepcopy(model).to(to)
+            model = copy.deepcopy(captured.model).to(to)
             values = tree_map(lambda value: value.to(to) if isinstance(value, torch.Tensor) else value, values)
         except Exception as error:
             raise why_it_raised(error) from error
-        if kwargs:
-            model = ByPosition(model, len(args), tuple(kwargs))
-        give_variant(Variant.from_json(subject.spec), to, model, values)
+        if captured.kwargs:
+            model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
+        give_variant(captured.variant, to, model, values)
         return bench.measure(subject, protocol, stopping)
 
 

@@ -2,9 +2,6 @@
 
 A session with --farm-base first runs its tests in other processes of pytest (--farm-record), alternately in a worktree
 of the base and in this checkout, the head. Then each test passes or fails by the rule of `farm compare --run`.
-
-The entry point has the name of this module, so that `-p` and the entry point load it once. torch and the database are
-imported when something is measured.
 """
 
 from __future__ import annotations
@@ -19,17 +16,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.errors import CardBusy, FarmError, UsageError
+from farm.models.revision import git, revision_of
 
-if TYPE_CHECKING:
-    from farm.api.benchmark import Benchmark
-    from farm.report.gate import JudgedRow, Rows
-
-Side = dict[str, "Benchmark"]  # name -> what one process measured
-
-_INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages, also inside of a repository
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--farm-base": {"metavar": "REF", "help": "Fail tests whose code costs surely more than at a git revision."},
     "--farm-fail-above": {"metavar": "X%", "default": "5%", "help": "The allowed change. Default: 5%%."},
@@ -39,6 +30,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--farm-summary": {"metavar": "FILE", "help": "Append the comparison to a file, in Markdown."},
     "--farm-record": {"help": argparse.SUPPRESS},  # a file: what to measure, then what was measured
 }
+_INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages, also inside of a repository
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -48,7 +40,7 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    import pytest
+    import pytest  # late: farm does not depend on it
 
     class Fixtures(_Session):
         @pytest.fixture
@@ -68,8 +60,8 @@ class _Session:
         self.wanted = json.loads(self.record.read_text()) if self.record else {}
         self.names = Counter[str]()  # measurements of each test
         self.base = ""  # the revision, if it was compared
-        self.head: Side = {}  # the newest measurements
-        self.rows: tuple[JudgedRow, ...] = ()
+        self.judgement: Any = None
+        self.head: dict[str, Any] = {}  # name -> its newest measurement
         self.disturbed: dict[str, str] = {}  # name -> why a round does not count
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
@@ -85,7 +77,7 @@ class _Session:
             except FarmError as error:
                 raise pytest.UsageError(str(error)) from error
 
-    def measured(self, test: Any, target: Any, inputs: tuple[Any, ...]) -> Benchmark:
+    def measured(self, test: Any, target: Any, inputs: tuple[Any, ...]) -> Any:
         """Measure; or with a base, judge what was measured before the tests."""
         import pytest
 
@@ -96,19 +88,19 @@ class _Session:
         if self.base:
             return self.judged(name)
         from farm.api.benchmark import measure_benchmark
-        from farm.models.revision import revision_of
 
         how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
         try:
             found = measure_benchmark(target, inputs, name=name, revision=revision_of(test.path), **how)
         except CardBusy as error:
             pytest.skip(f"the host is busy: {error.message}")
-        if not self.record:
-            return found if not found.disturbed else pytest.skip(f"the host is busy: {found.disturbed}")
-        if file := _imported_from(self.wanted["not_from"]):
-            pytest.exit(f"The base imports {file} of the head. Install the package with -e, from this repository.", 4)
-        with self.record.open("a") as record:
-            record.write(f"\n{json.dumps(vars(found))}")
+        if self.record:
+            if file := _imported_from(self.wanted["not_from"]):
+                pytest.exit(f"The base imports {file} of the head. Install the package with -e, from this checkout.", 4)
+            with self.record.open("a") as record:
+                record.write(f"\n{json.dumps(vars(found))}")
+        elif found.disturbed:
+            pytest.skip(f"the host is busy: {found.disturbed}")
         return found
 
     def compare(self, tests: list[str]) -> None:
@@ -117,8 +109,6 @@ class _Session:
         Raises:
             UsageError: git does not know the base, an option is wrong, or the tests of a side cannot run.
         """
-        from farm.models.revision import git
-
         top = Path(git(self.root, "rev-parse", "--show-toplevel"))
         try:
             commit = git(top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")
@@ -131,29 +121,28 @@ class _Session:
         if count < LEAST_ROUNDS:
             raise UsageError(f"--farm-rounds is {count}.", f"Give {LEAST_ROUNDS} or more.")
         self.base, rounds = f"{self.option.farm_base} ({commit[:12]})", []
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         with _worktree(top, commit) as worktree:
             for number in range(1, count + 1):
-                if reporter:
+                if reporter := self.config.pluginmanager.get_plugin("terminalreporter"):
                     reporter.write_line(f"farm: round {number} of {count}, {self.base} and head")
-                sides = [self.side(where, top, tests) for where in (worktree, top)[:: 1 if number % 2 else -1]]
-                base, head = sides[:: 1 if number % 2 else -1]
-                rounds.append(_rows(base, head))
-                self.head |= head
-                self.disturbed |= {one.name: one.disturbed for side in sides for one in side.values() if one.disturbed}
-                tests = [test for test in tests if test in base and test in head]
-        judgement = judge_rounds(rounds, gate)
-        self.rows = judgement.rows
+                order = (worktree, top)[:: 1 if number % 2 else -1]
+                found = {where: self.side(where, top, tests) for where in order}
+                rounds.append(self.rows_of(found[worktree], found[top]))
+                self.head |= found[top]
+                tests = [test for test in tests if all(test in side for side in found.values())]
+        self.judgement = judge_rounds(rounds, gate)
         if self.option.farm_summary:
             with Path(self.option.farm_summary).open("a") as file:
-                file.write(judgement.markdown(self.base, "head") + "\n")
+                file.write(self.judgement.markdown(self.base, "head") + "\n")
 
-    def side(self, where: Path, top: Path, tests: list[str]) -> Side:
-        """Run tests in the checkout `where`, in a new process, and return what they measured."""
+    def side(self, where: Path, top: Path, tests: list[str]) -> dict[str, Any]:
+        """Run tests in the checkout `where`, in a new process; return what it measured by name."""
         from farm.api.benchmark import Benchmark
 
         root = where / self.root.relative_to(top)
         files = [file for file in dict.fromkeys(test.partition("::")[0] for test in tests) if (root / file).exists()]
+        if not files:
+            return {}
         # The folders of the head on the path of imports become those of the checkout.
         own = [Path(path).resolve() for path in sys.path if not _INSTALLED.intersection(Path(path).parts)]
         paths = [root / "src", *(where / one.relative_to(top) if one.is_relative_to(top) else one for one in own)]
@@ -161,77 +150,55 @@ class _Session:
         with tempfile.TemporaryDirectory(prefix="farm-round-") as folder:
             record = Path(folder, "record")
             record.write_text(json.dumps({"tests": tests, "not_from": "" if where == top else str(top)}))
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                __name__,
-                *files,
-                f"--rootdir={root}",
-                f"--farm-record={record}",
-            ]
-            command += [f"--farm-card={self.option.farm_card}", "-o", f"cache_dir={folder}/cache"]
-            command += [
-                *["--farm-quick"] * self.option.farm_quick,
-                *["-n0"] * self.config.pluginmanager.hasplugin("xdist"),
-            ]
-            if files:
-                done = subprocess.run(command, cwd=root, env=environment, stdout=-1, stderr=-2, text=True)
-                if done.returncode not in (0, 1, 5):  # passed, failed, no tests
-                    last = "\n".join(done.stdout.strip().splitlines()[-15:])
-                    raise UsageError(f"The tests cannot run in {root}:\n{last}", "Correct this error first.")
+            options = [f"--farm-record={record}", f"--rootdir={root}", "-o", f"cache_dir={folder}/cache"]
+            options += [f"--farm-card={self.option.farm_card}", *["--farm-quick"] * self.option.farm_quick]
+            options += ["-n0"] * self.config.pluginmanager.hasplugin("xdist")
+            command = [sys.executable, "-m", "pytest", "-p", __name__, *files, *options]
+            done = subprocess.run(command, cwd=root, env=environment, stdout=-1, stderr=-2, text=True)
             found = [Benchmark(**json.loads(line)) for line in record.read_text().splitlines()[1:]]
+        if done.returncode not in (0, 1, 5):  # passed, failed, no tests
+            last = "\n".join(done.stdout.strip().splitlines()[-15:])
+            raise UsageError(f"The tests cannot run in {root}:\n{last}", "Correct this error first.")
         return {one.name: one for one in found}
 
-    def judged(self, name: str) -> Benchmark:
+    def rows_of(self, base: dict[str, Any], head: dict[str, Any]) -> dict[Any, Any]:
+        """The rows of one round, without disturbed measurements."""
+        from farm.report.gate import RowValue
+        from farm.verdict.figures import Figure
+
+        rows = {}
+        for name in base.keys() & head.keys():
+            a, b = base[name], head[name]
+            if disturbed := a.disturbed or b.disturbed:
+                self.disturbed[name] = disturbed
+                continue
+            rows["time", "whole", name] = RowValue(Figure(a.time_us), Figure(b.time_us), 1.0)
+            if a.energy_mj and b.energy_mj:
+                rows["energy", "whole", name] = RowValue(Figure(a.energy_mj), Figure(b.energy_mj), 1.0)
+        return rows
+
+    def judged(self, name: str) -> Any:
         """Return the newest measurement of the head; fail or skip the present test if the comparison says so."""
         import pytest
 
-        from farm.types.format import ENERGY, TIME, quantity
-
-        if (head := self.head.get(name)) is None:
+        if name not in self.head:
             pytest.fail("the test measured nothing in its own process. Run it without --farm-base.", pytrace=False)
-        rows = [row for row in self.rows if row.name == name]
+        rows = [row for row in self.judgement.rows if row.name == name]
+        if not rows and name in self.disturbed:
+            pytest.skip(f"the host is busy, too few rounds count: {self.disturbed[name]}")
         if not rows:
-            busy = f"the host is busy, too few rounds count: {self.disturbed.get(name)}"
-            lacks = f"nothing to compare: {self.base} does not have this test, or it fails there"
-            pytest.skip(busy if name in self.disturbed else lacks)
-        lines = []
-        for row in (row for row in rows if row.fails):
-            a, b = (quantity(value, TIME if row.quantity == "time" else ENERGY) for value in (row.a, row.b))
-            change, low, high = (f"{value * 100:+.1f} %" for value in (row.change, row.low, row.high))
-            lines.append(f"  {row.quantity}: {a} -> {b}, {change} ({low} to {high}, {row.rounds} rounds)")
-        if lines:
-            allowed = f"--farm-fail-above {self.option.farm_fail_above}"
-            lines.insert(0, f"costs surely more than at {self.base}, by over {allowed}:")
+            pytest.skip(f"nothing to compare: {self.base} does not have this test, or it fails there")
+        told = "  {}: {} -> {}, {} ({} to {}, {} rounds)"
+        if failed := [told.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails]:
+            head = f"costs surely more than at {self.base}, by over --farm-fail-above {self.option.farm_fail_above}:"
             step = "→ Make it cheaper, or allow more. More --farm-rounds make the interval narrower."
-            pytest.fail("\n".join([*lines, step]), pytrace=False)
-        return head
-
-
-def _rows(base: Side, head: Side) -> Rows:
-    """The rows of one round, without disturbed measurements."""
-    from farm.report.gate import RowValue
-    from farm.verdict.figures import Figure
-
-    return {
-        (quantity, "whole", name): RowValue(Figure(a), Figure(b), 1.0)
-        for name in base.keys() & head.keys()
-        if not (base[name].disturbed or head[name].disturbed)
-        for quantity, a, b in (
-            ("time", base[name].time_us, head[name].time_us),
-            ("energy", base[name].energy_mj, head[name].energy_mj),
-        )
-        if a and b
-    }
+            pytest.fail("\n".join([head, *failed, step]), pytrace=False)
+        return self.head[name]
 
 
 @contextlib.contextmanager
 def _worktree(top: Path, commit: str) -> Iterator[Path]:
     """Check out a commit in a new folder, until the block ends."""
-    from farm.models.revision import git
-
     with tempfile.TemporaryDirectory(prefix="farm-base-") as folder:
         where = Path(folder).resolve() / "base"
         try:

@@ -48,7 +48,7 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
     )
     found = defaultdict[Any, list[ReadingRow]](list)
     for reading, row, torch, protocol in session.exec(query):
-        variant = Variant(**{name: getattr(row, name) for name in names_of(Variant) if name != "version"})
+        variant = Variant(**{one: getattr(row, one) for one in names_of(Variant) if one != "version"})
         # The name of a test: the sizes of its inputs may be unknown.
         title = variant.model if "::" in variant.model else str(variant)
         series = (title, reading.card_model, reading.card_id, str(Protocol.from_json(protocol)), reading.method or 1)
@@ -59,11 +59,11 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
     ]
     # Code without a revision is as old as its measurement.
     rows.sort(key=lambda row: (*(str(row[key]) for key in SERIES), row["committed_at_s"] or row["measured_at_s"]))
-    for before, row in itertools.pairwise([{}, *rows]):
-        alike = all(before.get(key) == row[key] for key in SERIES)
+    for before, one in itertools.pairwise([{}, *rows]):
+        alike = all(before.get(key) == one[key] for key in SERIES)
         for name in ("time", "energy"):
-            a, b = before[name] if alike else None, row[name]
-            row[f"{name}_change"] = b.deviation_from(a) if a and b else None
+            a, b = before[name] if alike else None, one[name]
+            one[f"{name}_change"] = b.deviation_from(a) if a and b else None
     return rows
 
 
