@@ -47,10 +47,7 @@ class Benchmark:
 def measure_benchmark(
     target: Any, inputs: tuple[Any, ...], *, name: str, revision: str | None, card: str = "", quick: bool = False
 ) -> Benchmark:
-    """Measure a module or function on a card of this host, in this process, and store the reading.
-
-    A copy of a module runs without gradients, on a GPU in a CUDA graph. A function runs eagerly, as it is. Tensors of
-    `inputs` are copied to the card.
+    """Measure a copy of a module, or a function as it is, in this process, and store the reading.
 
     Raises:
         UsageError, NoSuchCard: the target is neither a module nor a function, or there is no such card.

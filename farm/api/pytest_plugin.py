@@ -166,16 +166,15 @@ class _Session:
         from farm.report.gate import RowValue
         from farm.verdict.figures import Figure
 
-        rows = {}
-        for name in base.keys() & head.keys():
-            a, b = base[name], head[name]
-            if disturbed := a.disturbed or b.disturbed:
-                self.disturbed[name] = disturbed
-                continue
-            rows["time", "whole", name] = RowValue(Figure(a.time_us), Figure(b.time_us), 1.0)
-            if a.energy_mj and b.energy_mj:
-                rows["energy", "whole", name] = RowValue(Figure(a.energy_mj), Figure(b.energy_mj), 1.0)
-        return rows
+        found = [one for side in (base, head) for one in side.values()]
+        disturbed = {one.name: one.disturbed for one in found if one.disturbed}
+        self.disturbed |= disturbed
+        return {
+            (quantity, "whole", name): RowValue(Figure(a), Figure(b), 1.0)
+            for name in (base.keys() & head.keys()) - disturbed.keys()
+            for quantity, figure in (("time", "time_us"), ("energy", "energy_mj"))
+            if (a := getattr(base[name], figure)) and (b := getattr(head[name], figure))
+        }
 
     def judged(self, name: str) -> Any:
         """Return the newest measurement of the head; fail or skip the present test if the comparison says so."""
@@ -184,10 +183,9 @@ class _Session:
         if name not in self.head:
             pytest.fail("the test measured nothing in its own process. Run it without --farm-base.", pytrace=False)
         rows = [row for row in self.judgement.rows if row.name == name]
-        if not rows and name in self.disturbed:
-            pytest.skip(f"the host is busy, too few rounds count: {self.disturbed[name]}")
         if not rows:
-            pytest.skip(f"nothing to compare: {self.base} does not have this test, or it fails there")
+            busy, lacks = self.disturbed.get(name), f"{self.base} does not have this test, or it fails there"
+            pytest.skip(f"the host is busy, too few rounds count: {busy}" if busy else f"nothing to compare: {lacks}")
         told = "  {}: {} -> {}, {} ({} to {}, {} rounds)"
         if failed := [told.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails]:
             head = f"costs surely more than at {self.base}, by over --farm-fail-above {self.option.farm_fail_above}:"
