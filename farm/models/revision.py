@@ -19,7 +19,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def revision_of(file: Path) -> str | None:
-    """Return the commit, its time in Unix seconds, and 'dirty' or 'clean'; None outside of git, or if git ignores it."""
+    """Return the commit, its time in s, and dirty or clean. None: no repository has the file, or git ignores it."""
     folder = file.absolute().parent
     try:
         if git(folder, "status", "--porcelain", "--ignored", "--", file.name).startswith("!!"):

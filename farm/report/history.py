@@ -58,7 +58,8 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
         for (series, revision, _, torch), readings in found.items()
     ]
     # Code without a revision is as old as its measurement.
-    rows.sort(key=lambda row: (*(str(row[key]) for key in SERIES), row["committed_at_s"] or row["measured_at_s"]))
+    rows.sort(key=lambda row: (row["committed_at_s"] or row["measured_at_s"], row["dirty"], row["measured_at_s"]))
+    rows.sort(key=lambda row: [str(row[key]) for key in SERIES])
     for before, one in itertools.pairwise([{}, *rows]):
         alike = all(before.get(key) == one[key] for key in SERIES)
         for name in ("time", "energy"):

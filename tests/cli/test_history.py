@@ -45,11 +45,12 @@ def known(database, monkeypatch):
             (FIRST, 10.0, 2e9, []),
             (FIRST, 10.2, 3e9, []),
             (FIRST, 50.0, 4e9, ["busy_host"]),
+            (SECOND, 19.0, 5e9, []),
         ):
             variant = Variant("tests/test_net.py::test_net", 1, 1, version=commit[:12])
             content.store_variant(session, variant)
             committed_at_s = {FIRST: 100, SECOND: 200}[commit]
-            details = {"method": 5, "revision": f"{commit} {committed_at_s} {'dirty' if commit == SECOND else 'clean'}"}
+            details = {"method": 5, "revision": f"{commit} {committed_at_s} {'dirty' if at_s == 1e9 else 'clean'}"}
             more = {"created_at_s": at_s, "flags": flags, "details": details, **whole}
             rows.reading(session, variant.id, time_us, None, **more)
     return database
@@ -58,15 +59,17 @@ def known(database, monkeypatch):
 def test_revisions_are_in_the_order_of_their_commits_with_the_change_and_its_interval(farm, known):
     said = farm("history", "tests/test_net.py::test_net", "--json")
     assert said.code == 0, said.stderr
-    first, second = json.loads(said.stdout)["rows"]
+    first, clean, second = json.loads(said.stdout)["rows"]
     assert first["title"] == "tests/test_net.py::test_net"
     assert (first["revision"], first["committed_at_s"], first["dirty"]) == (FIRST, 100, False)
+    assert (clean["revision"], clean["dirty"], clean["measured_at_s"]) == (SECOND, False, 5e9)
     assert (second["revision"], second["dirty"], second["measured_at_s"]) == (SECOND, True, 1e9)
     # Two sound readings: the busy one does not count.
     assert (first["readings"], first["flags"], first["time_us"]) == (2, [], pytest.approx(10.1))
     assert (first["time_change"], first["energy_mj"], second["energy_change"]) == (None, None, None)
-    assert second["time_change"] == pytest.approx(20 / 10.1 - 1)
-    assert second["time_change_half_width"] > 0.1  # from the spread of the two readings
+    assert clean["time_change"] == pytest.approx(19 / 10.1 - 1)
+    assert clean["time_change_half_width"] > 0.1  # from the spread of the two readings
+    assert second["time_change"] == pytest.approx(20 / 19 - 1)
 
 
 def test_a_model_of_the_catalog_has_a_row_for_each_version_of_pytorch_and_a_series_for_each_card(farm, known):
@@ -97,8 +100,8 @@ def test_the_page_has_a_chart_and_a_table_for_each_series_and_needs_nothing_from
     charts = [json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)]
     assert len(charts) == 3
     (points,) = charts[-1]["data"]
-    assert points["x"] == [f"1: {FIRST[:12]}", f"2: {SECOND[:12]}"]
-    assert points["y"] == [pytest.approx(10.1), 20.0]
+    assert points["x"] == [f"1: {FIRST[:12]}", f"2: {SECOND[:12]}", f"3: {SECOND[:12]}"]
+    assert points["y"] == [pytest.approx(10.1), 19.0, 20.0]
     assert points["error_y"]["array"][0] > 0
     assert f"{SECOND[:12]}-dirty" in text
     assert not re.search(r'(src|href)="(?!#)', text.replace(page.plotly_js(), ""))
