@@ -177,11 +177,8 @@ class Report:
 
 
 def build(session: Session, job_id: str, number: int | None = None) -> Report:
-    """Compute the report of a job, for round `number` or (None) the newest round.
-
-    Raises:
-        NoSuchJob: there is no job with that id, or the job has no such round.
-    """
+    """Compute the report of a job, for round `number` or (None) the newest round. Raises `NoSuchJob` without such a
+    round."""
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")

@@ -169,10 +169,8 @@ def _comparisons(
 
 
 def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) -> float | None:
-    """Return the half-width of the time gap if all readings were timed in the same turns of a CPU, else None.
-
-    The speed of a CPU drifts, but in each turn it is about the same for the tuples and the whole.
-    """
+    """Return the half-width of the time gap if all readings were timed in the same turns of a CPU, else None. The speed
+    of a CPU drifts, but in each turn it is about the same for the tuples and the whole."""
     details = [reading.details for reading in (*(reading for _, reading, _ in measured), *wholes)]
     turns = {(one.turns_group, len(one.without_turn_us or ())) for one in details} or {(None, 0)}
     _, number = turns.pop()
@@ -371,12 +369,8 @@ BURST_THROTTLED_SHARE = 0.05  # share of throttled samples from which a burst di
 
 
 def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str = "") -> Chosen:
-    """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model.
-
-    Args:
-        operator_id: the tuple's id. The readings of the whole model store, by this id, how much the neighbouring
-            operators change the tuple's time.
-    """
+    """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model,
+    whose readings store by `operator_id` how much the neighbouring operators change the tuple's time."""
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen = _at_model_temperature(_at_model_clocks(reading, wholes), reading, wholes)
     in_cache = weights_in_cache(wholes) or 0.0
@@ -389,10 +383,8 @@ def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str
 
 
 def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
-    """Choose the steady figures, the burst figures, or an interpolation between them.
-
-    A tuple that hits the power limit in a loop runs faster in the model, because its neighbours draw less power.
-    """
+    """Choose the steady figures, the burst figures, or an interpolation between them. A tuple that hits the power limit
+    in a loop runs faster in the model, because its neighbours draw less power."""
     rough_mj = ROUGH_POWER * reading.energy.value if reading.energy and "rough" in reading.flags else 0.0
     steady = Chosen(reading.time, reading.energy, "steady", unsure_mj=rough_mj)
     burst = reading.details.burst
@@ -430,10 +422,8 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
 
 
 def _at_model_temperature(chosen: Chosen, reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
-    """Restate the energy to the temperature of the whole model: a warmer chip draws more power for the same work.
-
-    Not at the power limit, which decides the power there. The uncertainty is common to all tuples.
-    """
+    """Restate the energy to the temperature of the whole model: a warmer chip draws more power for the same work. Not
+    at the power limit, which decides the power there. The uncertainty is common to all tuples."""
     model_c = [whole.temperature_c for whole in wholes if whole.temperature_c is not None]
     limited = any(one.power_throttled for one in (reading, *wholes))
     if not chosen.energy or not model_c or reading.temperature_c is None or limited or chosen.used != "steady":
@@ -518,10 +508,8 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: 
 
 
 def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
-    """Return the share of a model's weights that the next pass finds in the card's cache, 0 to 1.
-
-    It is measured with the whole (`farm.benchmark.cache`). None if no whole has it; then all weights count as cold.
-    """
+    """Return the share of a model's weights that the next pass finds in the card's cache, 0 to 1. It is measured with
+    the whole (`farm.benchmark.cache`). None if no whole has it; then all weights count as cold."""
     shares = [share for whole in wholes if (share := whole.details.found_again) is not None]
     return sum(shares) / len(shares) if shares else None
 

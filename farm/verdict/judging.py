@@ -89,11 +89,8 @@ def _shortfalls(found: Verdict) -> Iterator[str]:
 
 
 def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Iterator[str]:
-    """Yield sentences that say what limits a verdict, for every outcome.
-
-    Args:
-        judged: False if the gaps do not affect the outcome, because too few types were requested.
-    """
+    """Yield sentences that say what limits a verdict, for every outcome. Not `judged`: the gaps do not affect the
+    outcome, because too few types were requested."""
     compared = _compared(found)
     # The interval of a gap from turns includes what disturbed the single readings.
     if not any(pair.paired is not None and gap.half_width <= 1 - found.target for _, pair, gap in compared):

@@ -269,11 +269,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelAudit:
-    """The kernels of the whole compared with those of its tuples.
-
-    `explained` is the share of the whole's kernel time in launches that the tuples make too.
-    Each list holds at most the 30 heaviest kernels; the counts include all.
-    """
+    """The kernels of the whole compared with those of its tuples. `explained` is the share of the whole's kernel time
+    in launches that the tuples make too. Each list holds at most the 30 heaviest kernels; the counts include all."""
 
     explained: float
     time_us: float  # time of all kernels of one unobserved pass
@@ -294,14 +291,8 @@ class KernelAudit:
 
 
 def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
-    """Compare the kernels of a whole with those of its parts.
-
-    Args:
-        seen: the verification of the whole on a card, with `kernels` and `tuple_kernels`.
-
-    Returns:
-        None if the kernels of the whole or those of all parts are unknown.
-    """
+    """Compare the kernels of a whole (from the verification on a card) with those of its parts. None if the kernels of
+    the whole or those of all parts are unknown."""
     whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
     unknown = known = 0
