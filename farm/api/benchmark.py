@@ -15,12 +15,12 @@ from farm.devices.lock import CardLock
 from farm.errors import UsageError
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
-from farm.store.content import DISTURBED, store_variant
+from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database
 from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME
 from farm.types.protocol import Protocol, Subject
-from farm.types.reading import FLAGS
+from farm.verdict.judging import DISTURBED
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Benchmark:
     @property
     def disturbed(self) -> str:
         """Why the reading is doubtful; "" if it is sound."""
-        return "; ".join(FLAGS[name] for name in self.flags if name in DISTURBED)
+        return "; ".join(DISTURBED.get(name, name) for name in self.flags if name in UNSOUND)
 
     def __repr__(self) -> str:
         energy = f", {measured(self.energy_mj, self.energy_half_width_mj, ENERGY)}" if self.energy_mj else ""

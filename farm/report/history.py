@@ -13,7 +13,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoReadings, did_you_mean
 from farm.report.gate import student_t
-from farm.store.content import DISTURBED
+from farm.store.content import UNSOUND
 from farm.store.tables import ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Variant
@@ -77,7 +77,7 @@ def to_json(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(revision: str | None, readings: list[ReadingRow]) -> dict[str, Any]:
-    sound = [one for one in readings if not DISTURBED.intersection(one.flags)] or readings
+    sound = [one for one in readings if not UNSOUND.intersection(one.flags)] or readings
     commit, at_s, state = (revision or "  ").split(" ")
     return {
         "revision": commit,

@@ -160,7 +160,7 @@ def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_o
     _, done = compared
     assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "does not have this test" in done.stdout
-    assert "the host is busy, too few rounds count: on a CPU: it did other work" in done.stdout
+    assert "the host is busy, too few rounds count: Other programs used the CPU" in done.stdout
 
 
 def test_the_summary_of_the_action_has_the_rows_of_the_comparison(compared):
@@ -206,7 +206,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
     tests = (f"tests/test_net.py::{name}" for name in ("test_work", "test_busy"))
     done = run_pytest(repository, "-s", "-rs", *tests)
     assert "1 passed, 1 skipped" in done.stdout, done.stdout
-    assert "the host is busy: on a CPU: it did other work" in done.stdout
+    assert "the host is busy: Other programs used the CPU" in done.stdout
     assert re.search(r"<Benchmark tests/test_net\.py::test_work: [\d.]+ ± [\d.]+ µs.*>", done.stdout)
     with open_database(repository.parent / "farm.db").read() as session:
         (row,) = history(session, "tests/test_net.py::test_work")
