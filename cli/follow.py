@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 
 from cli import tables
-from cli.output import answer, console, emit, emit_json, say
+from cli.output import answer, console, emit, emit_json, end_note, say
 from cli.tables import Text
 from farm.errors import BelowTarget, DatabaseUnreachable
 from farm.types.format import plural, span
@@ -32,6 +32,7 @@ PLAIN_LINE_OF_SEVERAL_S = 60.0  # the same for several jobs, which also have one
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str, int, int], None]]:
     """Show work on stderr, as a bar or as lines: yields a function of (what, done, of how many; 0 if unknown)."""
+    end_note()
     out = console(stderr=True)
     if not out.file.isatty():
         said_at_s = time.monotonic()
@@ -63,6 +64,7 @@ def follow(
     """
     if not job_ids:
         return
+    end_note()
     out = console(stderr=not on_stdout)
     with contextlib.ExitStack() as stack:
         show_progress = _plain_lines()

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cli.options import flat, with_compile_mode
-from cli.output import Left, complain, set_quiet
+from cli.output import Left, complain, noted, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean
 from farm.safe_text import without_secrets
@@ -67,7 +67,19 @@ _GROUPS = {
         "db": "db upgrade",
     },
 }
+_SERVERS = ("worker", "flower")  # they run until they are stopped
 _EXAMPLES = {name: example for group in _GROUPS.values() for name, example in group.items()}
+#: Sub-command -> an example.
+_OF_SUBCOMMANDS = {
+    "dataset": "predict dataset dataset.parquet --card H200",
+    "fit": "predict fit --card H200",
+    "evaluate": "predict evaluate best --card H200",
+    "plan": "predict plan resnet50 --card H100",
+    "upgrade": "db upgrade",
+    "check": "db check",
+    "prune": "db prune --older-than 90 --dry-run",
+    "significant": "db significant --add Conv2d",
+}
 COMMANDS = list(_EXAMPLES)
 #: Command -> its module in `cli`, if that has another name.
 _MODULES = {
@@ -95,8 +107,10 @@ def _built(name: str) -> Any:
     if isinstance(command, typer.Typer):
         parent.add_typer(command, name=name, epilog=example)
     else:
-        parent.command(name, epilog=example)(command)
+        parent.command(name)(command)
     for one in (command if isinstance(command, typer.Typer) else parent).registered_commands:
+        sub = _OF_SUBCOMMANDS.get(one.callback.__name__)  # type: ignore[union-attr]
+        one.epilog = f"Example: farm {sub}" if sub else example
         one.callback = flat(one.callback)  # type: ignore[arg-type]
     return typer.main.get_group(parent).commands[name]
 
@@ -266,6 +280,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def farm(
+    context: typer.Context,
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print only results and errors: no notes, no progress."),
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
@@ -275,6 +290,8 @@ def farm(
     Start with `farm run resnet18`.
     """
     set_quiet(quiet)
+    if (command := context.invoked_subcommand) not in _SERVERS:
+        context.with_resource(noted(f"farm {command} is working"))
 
 
 def _leave_interrupted() -> NoReturn:

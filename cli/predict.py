@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import output
-from cli.options import AsJson, Declared
+from cli.options import AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
 from farm.errors import UsageError
 
@@ -140,8 +140,12 @@ def plan(
         ..., metavar="MODEL...", help="The models whose estimates should become more precise."
     ),
     *,
-    batch: list[int] | None = typer.Option(
-        None, "-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32, or that of your example inputs."
+    batch: str | None = typer.Option(
+        None,
+        "-b",
+        "--batch",
+        metavar="N|N,M|N..M",
+        help="Batch size, or several. Default: 32, or that of your example inputs.",
     ),
     given: Annotated[dict[str, Any], Declared(without=("compile",))],
     tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
@@ -161,7 +165,7 @@ def plan(
     variants = [
         catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
         for name in map(catalog.known, models)
-        for size in batch or [catalog.usual_batch(name, 32)]
+        for size in sizes("--batch", batch or str(catalog.usual_batch(name, 32)))
     ]
     estimates = [estimated(variant, EstimateQuery(card, torch=torch)) for variant in variants]
     if not any(one.total_time for one in estimates):
