@@ -127,9 +127,11 @@ def estimate(model: Model, options: EstimateOptions) -> None:
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
     """An estimate from one's own database, or from the readings of the package if one's own has none."""
+    from farm.models.catalog import title_of
     from farm.training.version import versioned
 
     variant = versioned(variant)
+    output.doing(f"farm is estimating {title_of(variant)}")
     return output.first_that_knows(
         lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0
     )

@@ -15,27 +15,7 @@ from farm.errors import UsageError, did_you_mean
 
 Entry = tuple[str, str]  # names, and what they mean
 
-_SMALL_WORDS = frozenset(
-    [
-        "a",
-        "all",
-        "and",
-        "at",
-        "between",
-        "by",
-        "for",
-        "from",
-        "in",
-        "not",
-        "of",
-        "on",
-        "per",
-        "the",
-        "to",
-        "with",
-        "without",
-    ]
-)
+_SMALL_WORDS = re.compile("a|all|and|at|between|by|for|from|in|not|of|on|per|the|to|with")
 GLOSSARY = Path(__file__).with_name("glossary.md")
 
 
@@ -73,7 +53,7 @@ def find(text: str) -> tuple[list[Entry], list[str]]:
         terms = {number: " ".join(words[:number]) for number in range(len(words), 0, -1)}
         forms = ((number, one) for number, term in terms.items() for one in (term, term.removesuffix("s")))
         number, term = next(((number, one) for number, one in forms if one in known), (1, ""))
-        small = number == 1 and words[0] in _SMALL_WORDS and len(text.split()) > 1
+        small = number == 1 and _SMALL_WORDS.fullmatch(words[0]) and len(text.split()) > 1
         if term and not small:
             found |= dict.fromkeys(known[term])
         elif not small and words[0].strip("×%0123456789"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+CONSTRAINTS = (Path(__file__).parent.parent / "constraints.txt").read_text()
+PYTHONS = ["3.11.2", "3.12.3", "3.13.5"]  # 3.11.2: python3 of Debian 12
 NOT_PINNED = {"operator-farm", "setuptools"}  # the project, and what builds it
 
 
@@ -40,10 +44,19 @@ def needed(root: str, python: str) -> set[str]:
     return {name for name in found if not name.startswith(("nvidia-cu", "nvidia-n", "cuda-", "triton"))}
 
 
-@pytest.mark.parametrize("python", ["3.11.2", "3.12.3", "3.13.5"])  # 3.11.2: python3 of Debian 12
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(("root", "part"), [("operator-farm", 0), ("operator-farm[dev]", 1)])
 def test_every_needed_package_has_a_pinned_version(root: str, part: int, python: str) -> None:
-    text = (Path(__file__).parent.parent / "constraints.txt").read_text()
-    default, more = text.split("# Extras")
+    default, more = CONSTRAINTS.split("# Extras")
     pinned = names(default.splitlines()) | (names(more.splitlines()[1:]) if part else set())
     assert needed(root, python) - NOT_PINNED <= pinned
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_pinned_versions_support_each_python(python: str) -> None:
+    for pin in (Requirement(line) for line in CONSTRAINTS.splitlines() if not line.startswith("#")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # only other versions of Python need it
+            found = importlib.metadata.metadata(pin.name)
+            applies = pin.marker is None or pin.marker.evaluate({"python_full_version": python})
+            if applies and pin.specifier.contains(found["Version"]):
+                assert SpecifierSet(found.get("Requires-Python", "")).contains(python), pin
