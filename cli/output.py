@@ -134,10 +134,9 @@ class _Note:
                 while not self._over.wait(0.2):
                     status.update(printable(self.text))
             return
-        while not self._over.is_set():
+        while not (said and self._over.wait(REPEATED_S)):
             if said != self.text:
                 say(f"{(said := self.text)} ...")
-            self._over.wait(REPEATED_S)
 
     def end(self) -> None:
         self._over.set()

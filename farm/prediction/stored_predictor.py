@@ -33,6 +33,7 @@ from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
 from farm.types import protocol as protocols
+from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES
 
@@ -89,6 +90,10 @@ class CallPrediction:
     energy_mj: PredictedValue | None = None
     known: bool = True
     far: bool = False
+
+    def __repr__(self) -> str:
+        cost = f"{quantity(self.time_us.value, TIME)}, {quantity(self.energy_mj and self.energy_mj.value, ENERGY)}"
+        return f"<CallPrediction {cost}{', far from all readings' if self.far else ''}>"
 
 
 @dataclass(frozen=True)
