@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 
 from cli import tables
-from cli.output import answer, console, emit, emit_json, end_note, say
+from cli.output import answer, console, doing, emit, emit_json, end_note, noted, say
 from cli.tables import Text
 from farm.errors import BelowTarget, DatabaseUnreachable
 from farm.types.format import plural, span
@@ -31,26 +31,9 @@ PLAIN_LINE_OF_SEVERAL_S = 60.0  # the same for several jobs, which also have one
 
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str, int, int], None]]:
-    """Show work on stderr, as a bar or as lines: yields a function of (what, done, of how many; 0 if unknown)."""
-    end_note()
-    out = console(stderr=True)
-    if not out.file.isatty():
-        said_at_s = time.monotonic()
-
-        def line(what: str, done: int, of: int) -> None:
-            nonlocal said_at_s
-            if time.monotonic() - said_at_s >= PLAIN_LINE_S:
-                said_at_s = time.monotonic()
-                say(f"{what}: {done} of {of}" if of else what)
-
-        yield line
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*shown, console=out, transient=True) as bars:
-        bar = bars.add_task("", total=None)
-        yield lambda what, done, of: bars.update(bar, description=what, completed=done, total=of or None)
+    """Show work in the note of the command: yields a function of (what, done, of how many; 0 if unknown)."""
+    with noted("working"):
+        yield lambda what, done, of: doing(f"{what}: {done} of {of}" if of else what)
 
 
 def follow(

@@ -69,17 +69,6 @@ _GROUPS = {
 }
 _SERVERS = ("worker", "flower")  # they run until they are stopped
 _EXAMPLES = {name: example for group in _GROUPS.values() for name, example in group.items()}
-#: Sub-command -> an example.
-_OF_SUBCOMMANDS = {
-    "dataset": "predict dataset dataset.parquet --card H200",
-    "fit": "predict fit --card H200",
-    "evaluate": "predict evaluate best --card H200",
-    "plan": "predict plan resnet50 --card H100",
-    "upgrade": "db upgrade",
-    "check": "db check",
-    "prune": "db prune --older-than 90 --dry-run",
-    "significant": "db significant --add Conv2d",
-}
 COMMANDS = list(_EXAMPLES)
 #: Command -> its module in `cli`, if that has another name.
 _MODULES = {
@@ -109,8 +98,7 @@ def _built(name: str) -> Any:
     else:
         parent.command(name)(command)
     for one in (command if isinstance(command, typer.Typer) else parent).registered_commands:
-        sub = _OF_SUBCOMMANDS.get(one.callback.__name__)  # type: ignore[union-attr]
-        one.epilog = f"Example: farm {sub}" if sub else example
+        one.epilog = one.epilog or example
         one.callback = flat(one.callback)  # type: ignore[arg-type]
     return typer.main.get_group(parent).commands[name]
 

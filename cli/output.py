@@ -121,26 +121,22 @@ class _Note:
     """A line on stderr, or a spinner in a terminal, from a thread: what the command does, after `PATIENCE_S`."""
 
     def __init__(self, text: str) -> None:
-        self.text, self._over = text, threading.Event()
-        self._thread = threading.Thread(target=self._show, daemon=True)
-        self._thread.start()
+        self.text, self.over = text, threading.Event()
+        self.thread = threading.Thread(target=self._show, daemon=True)
+        self.thread.start()
 
     def _show(self) -> None:
-        if self._over.wait(PATIENCE_S):
+        if self.over.wait(PATIENCE_S):
             return
         out, said = console(stderr=True), ""
         if out.file.isatty():
             with out.status(printable(self.text)) as status:
-                while not self._over.wait(0.2):
+                while not self.over.wait(0.2):
                     status.update(printable(self.text))
             return
-        while not (said and self._over.wait(REPEATED_S)):
+        while not (said and self.over.wait(REPEATED_S)):
             if said != self.text:
                 say(f"{(said := self.text)} ...")
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
 
 
 _note: _Note | None = None
@@ -151,14 +147,15 @@ def end_note() -> None:
     global _note
     note, _note = _note, None
     if note is not None:
-        note.end()
+        note.over.set()
+        note.thread.join()
 
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
-    """A context with a note of what the command does. Ends with the first output on stdout."""
+    """A context with a note of what the command does, if there is none. It ends with the first output on stdout."""
     global _note
-    _note = _Note(text)
+    _note = _note or _Note(text)
     try:
         yield
     finally:

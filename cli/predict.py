@@ -32,7 +32,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
     return output.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
 
 
-@app.command()
+@app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
 def dataset(
     target: Path = typer.Argument(..., metavar="FILE", help="The file to write (.parquet or .csv)."),
     card: Card = "",
@@ -50,7 +50,7 @@ def dataset(
         emit(f"{target}  {_about(found)}")
 
 
-@app.command()
+@app.command(epilog="Example: farm predict fit --card H200")
 def fit(
     predictor: str = typer.Argument("best", metavar="[PREDICTOR]", help="Name of the predictor to fit."),
     card: Card = "",
@@ -82,7 +82,7 @@ def fit(
         emit(f"{path}  predictor {predictor}, fitted to {learned}")
 
 
-@app.command()
+@app.command(epilog="Example: farm predict evaluate best --card H200")
 def evaluate(
     predictors: list[str] | None = typer.Argument(
         None, metavar="[PREDICTOR]...", help="Names of predictors. Default: all."
@@ -134,7 +134,7 @@ def evaluate(
         say(f"Drawn to {png}")
 
 
-@app.command()
+@app.command(epilog="Example: farm predict plan resnet50 --card H100")
 def plan(
     models: list[str] = typer.Argument(
         ..., metavar="MODEL...", help="The models whose estimates should become more precise."

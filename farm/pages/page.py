@@ -188,10 +188,7 @@ class ModelPage:
 
 
 def publish(session: Session, folder: Path, told: Callable[[str], None] = lambda _: None) -> int:
-    """Write the site; an earlier site in the folder is replaced. Return the number of pages.
-
-    Args:
-        told: called with the name of each page.
+    """Write the site; an earlier site in the folder is replaced. Return the number of pages. Tell each page's name.
 
     Raises:
         UsageError: plotly is missing, the folder cannot be written, or it contains another program's files.
@@ -317,9 +314,7 @@ def _cards(session: Session) -> list[Row]:
 
 
 def _side_by_side(models: Sequence[ModelPage]) -> Row:
-    """Return the card models, the one with most rows first; and one row per variant and protocol: card model ->
-    comparisons in time and energy.
-    """
+    """The card models, most rows first; and a row per variant and protocol: card model -> time and energy."""
     rows: dict[tuple[str, str], Row] = {}
     for report, file in ((page.report, model.file) for model in models for page in model.jobs):
         verdict, protocol = report.verdict, str(report.protocol)
