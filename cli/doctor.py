@@ -31,9 +31,12 @@ def doctor(as_json: AsJson = False) -> None:
     current, wrong = settings_but_wrong_ones()
     checks = [problem("settings", one, NEXT_STEP) for one in wrong]
     if not wrong:  # else the other checks use defaults, and the broker is not asked
-        from tasks.broker_checks import broker_checks
+        try:
+            from tasks.broker_checks import broker_checks
 
-        checks += broker_checks(current)
+            checks += broker_checks(current)
+        except ModuleNotFoundError as error:
+            checks.append(problem("packages", f"{error.name} is not installed", "pip install operator-farm"))
     checks += [*database_checks(current), *host_checks(current)]
     levels = Counter(check.level for check in checks)
     counts = {level: levels[level] for level in ("ok", "warning", "problem")}

@@ -179,6 +179,9 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
             raise failure(*_usage_error(error, ctx), error.exit_code) from error  # type: ignore[attr-defined]
         if parsers or ctx is None:
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            step = "Install the farm with its dependencies: `pip install operator-farm`, or `make` in a clone."
+            raise failure(f"The package '{error.name}' is not installed.", step, 1) from error
         message = f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}"
         raise failure(message, "This is a bug in farm. `farm --debug ...` shows the traceback.", 1) from error
 

@@ -92,7 +92,8 @@ class CallPrediction:
     far: bool = False
 
     def __repr__(self) -> str:
-        cost = f"{quantity(self.time_us.value, TIME)}, {quantity(self.energy_mj and self.energy_mj.value, ENERGY)}"
+        energy = quantity(self.energy_mj.value if self.energy_mj else None, ENERGY)
+        cost = f"{quantity(self.time_us.value, TIME)}, {energy}"
         return f"<CallPrediction {cost}{', far from all readings' if self.far else ''}>"
 
 
