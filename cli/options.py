@@ -301,7 +301,7 @@ def sizes(flag: str, text: str) -> list[int]:
         elif 0 < int(first) <= int(last):
             doubled = (int(first) << number for number in range(64))
             found = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
-    if not found or min(found) < 1:
+    if not found:
         step = f"Give one number, a list or a range: {flag} 32, {flag} 1,8,32 or {flag} 1..256."
         raise UsageError(f"{flag} '{text}' is not a size.", step)
     return list(dict.fromkeys(found))
