@@ -38,14 +38,9 @@ _STYLES = {"faster": "green", "slower": "red"}
 
 
 def jobs(rows: Sequence[Row], now_s: float, *, filtered: bool = False) -> RenderableType:
-    """Jobs of models, sweeps, and imported jobs, each in a table.
-
+    """Jobs of models, sweeps, and imported jobs, each in a table. `now_s` is the time on the clock of the database.
     Keys: id, kind, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s,
-    origin.
-
-    Args:
-        now_s: the time on the clock of the database, which ages are relative to. Unit: s.
-    """
+    origin."""
     if not rows:
         none = "No job matches. Omit a filter." if filtered else "No jobs yet. Start one with `farm run resnet18`."
         return Text(none)

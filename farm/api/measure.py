@@ -103,8 +103,7 @@ def measure_tuples(
         database: stores the readings. None: the readings are returned and not stored.
         card: as in ``--card``: an id, an index, "cpu", "gpu" or part of a model name. Default: the first GPU, or the
             CPU if there is no GPU.
-        protocol: how to measure. Default: the default for this kind of card.
-        stopping: how long to measure. Default: the default for this kind of card.
+        protocol, stopping: how and how long to measure. Default: the default for this kind of card.
         quick: use short windows, for rough values.
 
     Raises:
@@ -156,10 +155,7 @@ def measure_model(
     Args:
         model: a `CapturedModel`, a variant of a catalog model, or the name of a catalog model.
         database: stores the job, calls and readings. The job reuses its readings as `reuse` says.
-        card: as in `measure_tuples`.
-        protocol: as in `measure_tuples`.
-        stopping: as in `measure_tuples`.
-        quick: as in `measure_tuples`.
+        card, protocol, stopping, quick: as in `measure_tuples`.
         compile: the mode of torch.compile: "default" or "max-autotune"; "": eager. Not for a `CapturedModel`.
         operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
         target: the accuracy that the outcome "pass" requires, such as 0.95.
@@ -267,11 +263,8 @@ class _JobDriver(ItemDriver):
 def measure_whole(
     captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
-
-    Raises:
-        Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
-    """
+    """Measure a copy of a captured model in this process. The caller must hold the card's lock. Raises `Unmeasurable`:
+    out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card)."""
     import torch
     from torch.utils._pytree import tree_map
 

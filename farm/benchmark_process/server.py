@@ -72,7 +72,8 @@ class EventWriter:
             os._exit(0)  # the parent has closed its end
 
 
-def main() -> None:
+def main(measuring: type[TorchRunner] | None = None) -> None:
+    """Serve requests; on a real card with `measuring`, by default a `TorchRunner`."""
     parser = argparse.ArgumentParser(prog="farm.benchmark_process.server")
     parser.add_argument("--card", required=True)
     parser.add_argument(
@@ -99,7 +100,7 @@ def main() -> None:
         if card.kind == "simulated":
             runner = SimulatedRunner(device)
         else:
-            runner = TorchVerifier(device) if options.verifier else TorchRunner(device, options.peer)
+            runner = TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device, options.peer)
         gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
         gc.enable()
         unhealthy = "" if options.verifier else runner.check()
@@ -299,7 +300,7 @@ class TorchRunner(TorchVerifier):
         idle = Sampler(device).start()  # the card is idle during the import of torch: measure its idle power meanwhile
         super().__init__(device)
         from farm.benchmark import checks, fingerprinting, measure
-        from farm.slow_memory import in_situ, memory_tier, offload, planned_step
+        from farm.slow_memory import memory_tier, offload, planned_step
 
         idle.stop()
         # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
@@ -318,7 +319,6 @@ class TorchRunner(TorchVerifier):
                 list(zip(one.subjects, one.protocols, strict=True)), one.stopping, one.calls, on_phase
             ),
             kinds.FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
-            kinds.InSituRequest: lambda one, on_phase: in_situ.compare(one.subject, one.protocol, target, one.most),
             kinds.StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(
                 one.subject, one.protocol, target
             ).to_json(),

@@ -211,11 +211,7 @@ def _module_text(row: LayerRow, root: str) -> str:
 
 
 def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
-    """Draw histograms: the share of the model's time at each power, and at each clock.
-
-    Args:
-        readings: reading id -> row with `power_w` and `sm_clock_mhz`.
-    """
+    """Draw histograms: the share of the model's time at each power, and at each clock of `readings` (by reading id)."""
     of_rows = [(row, readings.get(row.reading_id or "")) for row in report.tuples if row.time_us]
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)
@@ -250,14 +246,9 @@ def is_complete(report: Report) -> bool:
 
 
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
-    """Draw the sum of the tuples (y) over the whole model (x), one point per job: a chart for time, one for energy.
-
-    Only complete jobs are drawn (`is_complete`). On the diagonal, sum and whole are equal. Each pair of card
-    model and dtype has a colour.
-
-    Args:
-        reports: pairs of a report and the link to its page ("": no link).
-    """
+    """Draw the sum of the tuples (y) over the whole model (x), one point per complete job (`is_complete`): a chart for
+    time, one for energy. On the diagonal, both are equal. Each pair of card model and dtype has a colour. A report
+    comes with the link to its page ("": no link)."""
     points: dict[str, list[_Point]] = {"time": [], "energy": []}
     for report, link in reports:
         if not is_complete(report):
