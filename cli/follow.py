@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 
 from cli import tables
-from cli.output import answer, console, doing, emit, emit_json, end_note, noted, say
+from cli.output import REPEATED_S, answer, console, doing, emit, emit_json, end_note, noted, say
 from cli.tables import Text
 from farm.errors import BelowTarget, DatabaseUnreachable
 from farm.types.format import plural, span
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 DATABASE_PATIENCE_S = 120.0
-PLAIN_LINE_S = 5.0  # least time between two lines of progress, without a terminal
-PLAIN_LINE_OF_SEVERAL_S = 60.0  # the same for several jobs, which also have one line each at their end
+PLAIN_LINE_OF_SEVERAL_S = 60.0  # `REPEATED_S` for several jobs, which also have one line each at their end
 
 
 @contextlib.contextmanager
@@ -77,7 +76,7 @@ def _plain_lines() -> Callable[[list[Progress]], None]:
                 said.add(job.job_id)
                 say(progress_line(job))
         several, running = len(progresses) > 1, [job for job in progresses if not job.over]
-        if running and time.monotonic() - said_at_s >= (PLAIN_LINE_OF_SEVERAL_S if several else PLAIN_LINE_S):
+        if running and time.monotonic() - said_at_s >= (PLAIN_LINE_OF_SEVERAL_S if several else REPEATED_S):
             first = max(running, key=lambda job: job.closed / max(1, job.total))
             text = f"{len(said)} of {len(progresses)} jobs ended; " if several else ""
             if (text := text + progress_line(first)) != last:

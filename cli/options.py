@@ -288,11 +288,7 @@ def quantity(text: Any) -> float:
 
 
 def sizes(flag: str, text: str) -> list[int]:
-    """Parse the value of an option that takes several sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256).
-
-    Raises:
-        UsageError: the text has none of these forms.
-    """
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256). Raises `UsageError` for any other text."""
     found: list[int] = []
     with contextlib.suppress(ValueError):
         first, dots, last = text.partition("..")

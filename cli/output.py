@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ENDLESS = 100_000  # columns; no line is longer
 PATIENCE_S = 2.0  # a command that takes longer says what it does
-REPEATED_S = 5.0  # least time between two such lines, without a terminal
+REPEATED_S = 5.0  # least time between two lines of progress, without a terminal
 
 
 class Left(KeyboardInterrupt):
