@@ -20,8 +20,10 @@ from farm.types.format import (
     TIME,
     Units,
     count_of,
+    day,
     few,
     gap,
+    interval,
     part_of,
     percent,
     plural,
@@ -160,6 +162,22 @@ def readings(rows: Sequence[Row]) -> RenderableType:
         ],
         drops=("origin", "torch", "age", "power", "card"),
     )
+
+
+def history(rows: Sequence[Row]) -> RenderableType:
+    """Rows of `farm.report.history`."""
+    columns = [
+        ("measurement of", "title"),
+        ("card", lambda row: clipped(row["card_model"].removeprefix("NVIDIA "), 16)),
+        ("revision", lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING),
+        ("torch", lambda row: row["torch"].partition("+")[0]),
+        ("measured", "measured_at_s", day),
+        *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
+        *((">energy", "energy", lambda energy: interval(energy, ENERGY)), (">change", "energy_change", gap)),
+        ("flags", lambda row: ", ".join(row["flags"])),
+        ("protocol", "protocol"),
+    ]
+    return tables.filled(rows, columns, drops=("protocol", "flags", "torch", "card", "measured"))
 
 
 # ----------------------------------------------------------------------------------------------- comparison

@@ -117,7 +117,7 @@ def measure_tuples(
 
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
     chosen = own_card(card)
-    how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
+    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
     found = []
     with hold_card(chosen, database) as process:
         for spec in specs:
@@ -181,7 +181,7 @@ def measure_model(
         variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
         variant = dataclasses.replace(variant, compile=compile or variant.compile)
     data = "copied" if variant.compile else default_data(chosen.kind, variant.step)
-    how, until = _how(chosen, protocol, stopping, quick=quick, data=data)
+    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
@@ -349,7 +349,7 @@ def own_card(wanted: str) -> Card:
     return choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])[0]
 
 
-def _how(
+def how_to_measure(
     card: Card, protocol: Protocol | None, stopping: Stopping | None, *, quick: bool, data: str
 ) -> tuple[Protocol, Stopping]:
     usual = DEFAULTS[card.kind]

@@ -42,6 +42,8 @@ from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Veri
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
+from farm.models.own import source_of
+from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version
@@ -267,7 +269,7 @@ class TorchVerifier(Runner):
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self.preparations = (_import_torchvision,) if cuda else ()
-        self.software = _software(torch, device.card)
+        self.software = software_of(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
@@ -275,10 +277,14 @@ class TorchVerifier(Runner):
         }
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
+        source = None
         for subject in _subjects(request):
             if subject.kind == "variant" or subject.compiled:
-                check_version(Variant.from_json((subject.compiled or {}).get("variant") or subject.spec))
-        return super().answer(request, on_phase)
+                variant = Variant.from_json((subject.compiled or {}).get("variant") or subject.spec)
+                check_version(variant)
+                source = source_of(variant.model) if variant.version else None
+        answer = super().answer(request, on_phase)
+        return answer.noting(revision=revision_of(source)) if source and isinstance(answer, Reading) else answer
 
     def poisoned(self) -> bool:
         if self._torch_device.type == "cuda":
@@ -336,7 +342,7 @@ def _import_torchvision() -> None:
     import torchvision  # noqa: F401 - the first variant needs it
 
 
-def _software(torch: Any, card: Card) -> Software:
+def software_of(torch: Any, card: Card) -> Software:
     import platform
     from importlib import metadata
 

@@ -200,6 +200,14 @@ def _functions(name: str, step: str) -> list[str]:
     return [target for target in (_targets().get(name), settings().losses.get(name) if step else None) if target]
 
 
+def source_of(name: str) -> Path | None:
+    """The loaded file with the function of a model, or the config.json of its folder."""
+    if folder := transformers.folders().get(name):
+        return folder / "config.json"
+    file = getattr(sys.modules.get(_targets().get(name, "").partition(":")[0]), "__file__", None)
+    return Path(file) if file else None
+
+
 def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
     """The loaded modules of the user that a model's functions import, directly or indirectly.
 

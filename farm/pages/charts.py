@@ -56,7 +56,7 @@ def _chart(
     return {"data": data, "layout": of_chart, **({} if legend is None else {"legend": legend})}
 
 
-def _points(name: str, x: list[float], y: list[float], text: list[str], hover: str, **more: Any) -> dict[str, Any]:
+def _points(name: str, x: Sequence[Any], y: list[float], text: list[str], hover: str, **more: Any) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -303,6 +303,18 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
         axes=(axis, axis),
         legend=[("sum = whole model; dotted: ± 5 %", GREY), *((group, colours[group]) for group in members)],
     )
+
+
+def history(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """Draw the time of each row of a series of `farm.report.history`, in order."""
+    times = [row["time"] for row in rows]
+    unit, factor = fitting_unit(times[-1].value, TIME)
+    names = [f"{n}: {_text(row['revision'][:12] or row['torch'])}" for n, row in enumerate(rows, 1)]
+    error = {"type": "data", "array": [time.half_width / factor for time in times], "thickness": 1}
+    values, style = [time.value / factor for time in times], {"error_y": error, "marker": {"color": COLOURS[0]}}
+    data = _points("time", names, values, names, f"%{{y:.4g}} {unit}", mode="lines+markers", **style)
+    axes = ({"type": "category"}, {"rangemode": "tozero"})
+    return _chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=axes)
 
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:

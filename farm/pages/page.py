@@ -12,6 +12,7 @@ import contextlib
 import csv
 import functools
 import hashlib
+import itertools
 import re
 import time
 from collections import Counter, defaultdict
@@ -27,6 +28,7 @@ from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
+from farm.report.history import SERIES
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
 from farm.requests.partial_request import command_of
@@ -106,6 +108,13 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
     write_whole(path, render("reports.html", **values))
 
 
+def write_history(path: Path, wanted: str, rows: list[Row]) -> None:
+    """Write a page with a chart and a table for each series of `farm.report.history`."""
+    groups = (list(some) for _, some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES]))
+    series = [(some, charts.history(some)) for some in groups]
+    write_whole(path, render("history.html", title=f"History of {wanted}", series=series, script=plotly_js()))
+
+
 def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
     """Return the scatter charts of several jobs, with links to the jobs' sections on the same page."""
     return charts.scatters([(page.report, f"#{page.report.job_id}") for page in pages]) if len(pages) > 1 else []
@@ -148,7 +157,7 @@ def render(template: str, **values: Any) -> str:
         finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
     )
     environment.filters.update(
-        {name: getattr(format, name) for name in ("percent", "gap", "span", "plural")},
+        {name: getattr(format, name) for name in ("percent", "gap", "span", "plural", "day")},
         time=lambda value: format.quantity(value, format.TIME),
         energy=lambda value: format.quantity(value, format.ENERGY),
         power=lambda value: format.quantity(value, format.POWER),
@@ -156,7 +165,6 @@ def render(template: str, **values: Any) -> str:
         interval=lambda figure, units: format.interval(figure, getattr(format, units)),
         count=format.count_of,
         few=format.few,
-        day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
     )
     return environment.get_template(template).render(flags=flag_meanings(), made_at_s=time.time(), **values)
 

@@ -391,6 +391,7 @@ def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids
 
 #: Flags of doubtful readings: a repetition may be better.
 DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
+UNSOUND = DOUBTFUL | {"busy_host"}  # by other programs, also on a CPU
 
 
 def sound(reading: ReadingRow) -> bool:

@@ -224,6 +224,7 @@ class Details(_Stored):
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
     study: Mapping[str, Any] | None = None  # its study: id, name, circumstances
+    revision: str | None = None  # of an own model or a test: commit, its time in s, and dirty or clean
 
     other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
