@@ -34,6 +34,7 @@ from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
 from farm.types import protocol as protocols
+from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES
 
@@ -90,6 +91,11 @@ class CallPrediction:
     energy_mj: PredictedValue | None = None
     known: bool = True
     far: bool = False
+
+    def __repr__(self) -> str:
+        energy = quantity(self.energy_mj.value if self.energy_mj else None, ENERGY)
+        cost = f"{quantity(self.time_us.value, TIME)}, {energy}"
+        return f"<CallPrediction {cost}{', far from all readings' if self.far else ''}>"
 
 
 @dataclass(frozen=True)
