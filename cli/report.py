@@ -1,4 +1,4 @@
-"""``farm report`` and ``publish``: the results of jobs."""
+"""``farm report``, ``history`` and ``publish``: the results of jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Group
 
 from cli import follow, output
 from cli.options import AsJson
-from cli.output import emit, emit_json, say, show
+from cli.output import doing, emit, emit_json, say, show
 from cli.tables import sparkline
 from farm.errors import UsageError
 
@@ -121,6 +121,28 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
     emit(f"{'':>22}  (· marks the time before and after the window)")
 
 
+def history(
+    model: str = typer.Argument(
+        ..., metavar="MODEL", help="A model, the name of a test with farm_benchmark, or a pattern such as 'tests/*'."
+    ),
+    html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write a page with charts."),
+    as_json: AsJson = False,
+) -> None:
+    """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest first."""
+    from cli import lists
+    from farm.pages import page
+    from farm.report.history import history, to_json
+
+    if html is not None:
+        page.check_page(html)
+    found = output.first_that_knows(lambda session: history(session, model))
+    if html is not None:
+        page.write_history(html, model, found)
+        say(f"Written to {html}")
+    if html is None or as_json:
+        output.answer(as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found))
+
+
 def publish(
     folder: Path = typer.Argument(
         ..., metavar="FOLDER", help="The folder to write to. If it has an earlier site, that site is updated."
@@ -130,5 +152,5 @@ def publish(
     from farm.pages import page
 
     with output.open_database().read() as session:
-        number = page.publish(session, folder)
+        number = page.publish(session, folder, lambda name: doing(f"farm publish is working: {name}"))
     say(f"{number} pages written; open {folder / 'index.html'}")

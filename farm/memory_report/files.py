@@ -32,11 +32,8 @@ _DTYPES |= {f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for
 
 
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
-    """Write ``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``; return their paths.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
+    """Write ``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``; return their paths. Raises
+    `UsageError` if a file cannot be written."""
     names = _names(found)
     return _written(
         folder,
@@ -49,22 +46,15 @@ def write_config(found: StepMemory, folder: Path) -> list[Path]:
 
 
 def check_drawing() -> None:
-    """Check that the drawing libraries are installed.
-
-    Raises:
-        UsageError: a library is not installed.
-    """
+    """Raise `UsageError` if a drawing library is not installed."""
     check_available()
     plotly_js()
 
 
 def write_all(found: StepMemory, folder: Path) -> list[Path]:
     """Write ``kernels.parquet``, ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png``,
-    ``memory.svg`` and the page ``memory.html``; return their paths.
-
-    Raises:
-        UsageError: a file cannot be written, or a drawing library is not installed.
-    """
+    ``memory.svg`` and the page ``memory.html``; return their paths. Raises `UsageError` if a file cannot be written, or
+    a drawing library is not installed."""
     facts, drawn, plans = found.to_json(), charts(found), found.offload_plans
     draw = functools.partial(draw_charts, drawn, title=f"{found.title} (times: {found.clock_name})")
     page = render(
@@ -99,9 +89,8 @@ def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> 
             else:
                 content(folder / name)
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
-        ) from error
+        text = f"{folder} cannot be written: {error.strerror or error}."
+        raise UsageError(text, "Name another folder, or make room.") from error
     return [folder / name for name in files]
 
 
@@ -219,7 +208,7 @@ def charts(found: StepMemory) -> list[Chart]:
     at_peak = {role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()}
     by_length = _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))
     by_size = _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))
-    time_name = f"time since the step began, ms ({found.clock_name})"
+    time_name = "time since the step began, ms"
     return [
         Chart("memory held, by role of the tensor", time_name, "GB", areas=lines(life.held_by_role)),
         Chart("memory held, active (in use by a call) or inactive", time_name, "GB", lines=left, areas=use),
@@ -248,7 +237,8 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
 
 
 def _bars(rows: Sequence[PeriodInterval], text: Callable[[float], str]) -> dict[str, dict[str, float]]:
-    return {f"from {text(row.least)}" if row.least else "below": {"MB·s": row.byte_s / 1e6} for row in rows}
+    names = [f"from {text(row.least)}" if row.least else f"below {text(rows[1].least)}" for row in rows]
+    return {name: {"MB·s": row.byte_s / 1e6} for name, row in zip(names, rows, strict=True)}
 
 
 def as_plotly(chart: Chart) -> PageChart:

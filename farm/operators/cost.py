@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from farm.errors import CaptureError
+from farm.errors import CaptureError, told
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
@@ -29,12 +29,8 @@ from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, word
 
 @functools.lru_cache(maxsize=65536)
 def cost(spec: OperatorTuple) -> Cost:
-    """The cost of one call of ``spec``.
-
-    Raises:
-        TupleRejected: the operator cannot be built.
-        NotImplementedError: the output size depends on values of the input.
-    """
+    """The cost of one call of ``spec``. Raises `TupleRejected` if the operator cannot be built; `NotImplementedError`
+    if the output size depends on values of the input."""
     if spec.kind == "kernel":
         return kernel_cost(spec)
     built, out = rebuild(spec, "meta"), None
@@ -138,14 +134,9 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
 def model_flops(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
 ) -> int:
-    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples.
-
-    Args:
-        computed: run the model on its real tensors; otherwise on meta or fake tensors, which compute nothing.
-
-    Raises:
-        CaptureError: the model raises an error.
-    """
+    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With ``computed``, the model runs
+    on its real tensors; otherwise on meta or fake tensors, which compute nothing. Raises `CaptureError` if the model
+    raises an error."""
     named = kwargs or {}
     try:
         if computed:
@@ -161,17 +152,14 @@ def model_flops(
             return _counted(model, fake_args, fake_kwargs)
     except (Exception, SystemExit) as error:
         raise CaptureError(
-            f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"The model raised on its example input: {told(error)}",
             "Check that the model runs on this input. Create tensors on the device of the input, and read no values.",
         ) from error
 
 
 def _on_meta(tree: Any) -> Any:
-    """The tree with its tensors on meta.
-
-    Raises:
-        TypeError: an object other than a list, a tuple or a dictionary may hold tensors.
-    """
+    """The tree with its tensors on meta. Raises `TypeError` if another object than a list, a tuple or a dictionary may
+    hold tensors."""
     if isinstance(tree, torch.Tensor):
         return tree.to("meta")
     if type(tree) in (list, tuple):

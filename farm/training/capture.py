@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
-from farm.errors import CaptureError, FarmError
+from farm.errors import CaptureError, FarmError, told
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import (
     Around,
@@ -97,7 +97,7 @@ def capture_step(
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"The training step raised: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"The training step raised: {told(error)}",
             "Check that one iteration runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.result(flops)
@@ -123,8 +123,6 @@ class StepRecorder(Recorder):
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
 
-    # ------------------------------------------------------------------------------------------------ stages
-
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
         original = torch.autograd.Function.__dict__["apply"]
@@ -148,8 +146,6 @@ class StepRecorder(Recorder):
     def _enter(self, node: Any) -> None:
         self.node = node
         self.first_node = self.first_node or node
-
-    # ------------------------------------------------------------------------------------------------ owners
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.open is not None:
@@ -238,8 +234,6 @@ class StepRecorder(Recorder):
         if owner is None:
             return None
         return ("loss" if self.owners[owner].stage == "loss" else "backward"), owner
-
-    # ------------------------------------------------------------------------------------------------ operators
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
