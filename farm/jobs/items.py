@@ -133,8 +133,8 @@ def claim(
     if isinstance(taken, Claim):
         return taken
     with database.read() as session:
-        finished = _finished(session, set(taken.closed.rounds))
-    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=finished))
+        rounds = _finished(session, set(taken.closed.rounds))
+    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=rounds))
 
 
 def _claim(
@@ -168,13 +168,10 @@ def _claim(
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this process twice as much.
-_USED = tuple(
-    getattr(Item, name)
-    for name in (
-        *("id", "job_id", "round", "role", "subject_kind", "subject_id", "protocol_id", "card_id", "card_model"),
-        *("state", "half_width", "token", "subject_key", "attempts", "reason", "message"),
-    )
+_NAMES = (
+    "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width token subject_key"
 )
+_USED = tuple(getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message"))
 
 
 def _described(*which: Any, software_id: str = "") -> Any:
@@ -182,7 +179,7 @@ def _described(*which: Any, software_id: str = "") -> Any:
     operator, reading = tables.Operator, tables.ReadingRow
     same = (reading.subject_id == col(Item.subject_id), reading.protocol_id == col(Item.protocol_id))
     known = select(reading.id).where(*same, reading.software_id == software_id).exists()
-    about = (Job.request, col(tables.CardRow.state).label("card_state"), known.label("known"))
+    about: Any = (Job.request, col(tables.CardRow.state).label("card_state"), known.label("known"))
     return (
         sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -319,7 +316,8 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
-        affected, woken = _may_have_ended(item), tuple[int, ...]()
+        # If another item of the round waits, the process that closes that one looks whether the round has ended.
+        affected, woken = {(item.job_id, item.round)} if item.other is None else set(), tuple[int, ...]()
         if deferred:
             jobs = fetch(session, Job, (one.job_id for one in deferred))
             served = [one.id for one in deferred if _satisfies(row, jobs[one.job_id].request, one.half_width)]
@@ -354,7 +352,8 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         if again and not cancelled:
             return Closed(False)
         woken = _wake_behind(session, item) if deferred else ()
-        return Closed(True, _finished(session, _may_have_ended(item)), woken)
+        ended = {(item.job_id, item.round)} if item.other is None else set()
+        return Closed(True, _finished(session, ended), woken)
 
 
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
@@ -520,11 +519,6 @@ def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
 
 #: Round -> one of its items that waited when this process last looked, so that most closed items need no search.
 _waiting: dict[tuple[str, int], int] = {}
-
-
-def _may_have_ended(item: Any) -> set[tuple[str, int]]:
-    """Return the round of an item unless another item of it waits: the process that closes that one looks then."""
-    return set() if item.other is not None else {(item.job_id, item.round)}
 
 
 def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

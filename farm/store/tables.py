@@ -251,8 +251,7 @@ class Round(Row, table=True):
 
 
 #: SQL condition of the items that need a message. Without parameters: databases use the index only for this text.
-UNSENT = text("item.published_at_s IS NULL AND item.state IN ('waiting', 'claimed')")
-_UNSENT = text(UNSENT.text.replace("item.", ""))
+UNSENT = text("published_at_s IS NULL AND state IN ('waiting', 'claimed')")
 
 
 class Item(Row, table=True):
@@ -270,7 +269,7 @@ class Item(Row, table=True):
         Index("ix_item_state_ended", "state", "ended_at_s"),  # queried for all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
         Index("ix_item_card_started", "card_id", "started_at_s"),  # when a card last began an item
-        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=_UNSENT, postgresql_where=_UNSENT),
+        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=UNSENT, postgresql_where=UNSENT),
     )
     id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))
     job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")

@@ -8,7 +8,6 @@ from alembic import op
 revision = "0015"
 down_revision = "0014"
 
-
 CIRCUMSTANCES = [
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind", "time_us"),
     *("time_half_width_us", "energy_mj", "energy_half_width_mj", "card_id", "id"),
