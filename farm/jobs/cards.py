@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import case, update
-from sqlmodel import Session, col, func, select
+from sqlmodel import Session, and_, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
 from farm.devices.host import cpu_card, discover, is_installed
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
+from farm.jobs.item_state import has_message
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
@@ -284,7 +285,7 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     )
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
-    states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
+    states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
     silent_s = silent_times_s(
         session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)]
     )
@@ -311,7 +312,8 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
     farms = {card.id: farm_of(card.worker) for card in found}
     if not farms:
         return {}
-    published_at_s = case((col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(Item.published_at_s)))
+    asked_for = and_(col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), has_message())
+    published_at_s = case((asked_for, col(Item.published_at_s)))
     asked = (
         select(Item.card_id, Job.farm, func.max(published_at_s), func.max(Item.started_at_s))
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -335,7 +337,7 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     return [
         (card, now_s - card.last_seen_at_s)
         for card in session.exec(select(CardRow).order_by(col(CardRow.host), col(CardRow.index)))
-        if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
+        if present_state(card, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
     ]
 
 
@@ -344,7 +346,14 @@ def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
-def _state(card: CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
+def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False) -> str:
+    """Return the present state of a card: that of its row, or lost, or busy.
+
+    Args:
+        now_s: the time on the database's clock.
+        heartbeat_s: default: that of the settings.
+    """
+    heartbeat_s = settings().heartbeat_s if heartbeat_s is None else heartbeat_s
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:

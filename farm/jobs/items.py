@@ -15,17 +15,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import ColumnElement
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
-from farm.jobs import item_state
+from farm.jobs import groups, item_state
 from farm.store import tables
 from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies
 from farm.store.database import Database, database_now, in_batches, lock_items
@@ -38,6 +39,8 @@ from farm.types.request import Request
 class DeclineReason(StrEnum):
     """Why a claim was declined. In the last three cases the claim also closed the item."""
 
+    RESERVED = "reserved"  # a group holds the card (`farm.jobs.groups`)
+    PUT_OFF = "put_off"  # the cards of the item's group are not free together
     GONE = "gone"  # the item is closed, claimed by another worker or moved; its job has ended; or its card is draining
     DEFERRED = "deferred"  # a worker measures another item with the same subject
     REUSED = "reused"  # an existing reading can be used
@@ -60,6 +63,8 @@ class Claim:
     protocol: Protocol
     stopping: Stopping
     capture_id: int | None = None
+    cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
+    after_group: bool = False  # the last item on the card was of a group: other groups may reserve the card again
 
     @property
     def lists_kernels(self) -> bool:
@@ -112,12 +117,16 @@ def claim(
             ),
         ),
     )
+    grouped = False  # found at the first try: the rows of a group's cards must be locked before all others
     while True:
         try:
             with database.write() as session:
+                host = groups.lock_host(session, card_id) if grouped else ()
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
-                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held)
-            break
+                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held, host)
+            if taken is not None:
+                break
+            grouped = True
         except IntegrityError:  # another item has the key: a worker measures it, or its lease has ended
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
@@ -141,18 +150,29 @@ def _claim(
     max_attempts: int,
     claimable: ColumnElement[bool],
     held: Mapping[str, Any],
-) -> Claim | Declined:
-    """Claim the item, or return why it was declined. ``Closed.rounds`` may contain rounds with open items."""
-    # One query for item, job and card: queries take most of the pause between two items of a busy card.
-    found = session.exec(
-        select(Item, Job, tables.CardRow.state)
+    host: Sequence[tables.CardRow],
+) -> Claim | Declined | None:
+    """Claim the item, or return why it was declined. ``Closed.rounds`` may contain rounds with open items.
+
+    Returns None if the item needs several cards, and ``host`` (`groups.lock_host`) is empty.
+    """
+    # One query for item, job and card: queries take most of the pause between two items of a busy card. It locks the
+    # card's row against a reservation at the same time.
+    card = tables.CardRow
+    found = session.execute(
+        sqlalchemy.select(Item, Job, card.id, card.state, card.group_item_id, card.group_token)  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
-        .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
+        .join(card, col(card.id) == col(Item.card_id))
         .where(Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
+        .with_for_update(read=True, of=card)
     ).first()
-    if found is None or found[2] in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
+    if found is None or found.state in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
         return _GONE
-    item, job, _ = found
+    item, job = found[:2]
+    if item.cards > 1 and not host:
+        return None
+    if item.cards == 1 and found.group_item_id is not None and groups.in_force(session, [found]):
+        return Declined(DeclineReason.RESERVED)
     request = Request.from_json(job.request)
     its_round = ((item.job_id, item.round),)
     (reading,) = find_readings(session, [item], request, software_id, {card_id})
@@ -165,8 +185,18 @@ def _claim(
         return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
     key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
+    group = groups.reserve(session, host, item, job, token) if item.cards > 1 else ()
+    if item.cards > 1 and not group:
+        waits = session.exec(item_state.PUT_OFF.update(claimable, attempts=item.attempts)).rowcount
+        return Declined(DeclineReason.PUT_OFF) if waits else _GONE
     taken = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
-    return _describe(session, item, job, request, token) if session.exec(taken).rowcount else _GONE
+    if not session.exec(taken).rowcount:
+        return _GONE
+    after_group = item.cards == 1 and found.group_item_id is not None
+    if after_group:
+        groups.end_turn(session, card_id)
+    described = _describe(session, item, job, request, token)
+    return dataclasses.replace(described, cards=group, after_group=after_group)
 
 
 def _subject_key(item: Item, reuse: str, software_id: str) -> str:
@@ -258,7 +288,7 @@ def waiting_beside(
     """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first the whole model;
     and tuple id -> number of calls in the model.
     """
-    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id)
+    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id, Item.cards == 1)
     waiting = select(Item).where(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
     found: list[tuple[Subject, Protocol]] = []
     with database.read() as session:
@@ -384,8 +414,12 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card; return their number. Only the process that has the card's lock may call this."""
+    """End all leases and reservations on a card; return the number of leases.
+
+    Only the process that has the card's lock may call this.
+    """
     with database.write() as session:
+        groups.end_turn(session, card_id)
         return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
 
 

@@ -22,6 +22,7 @@ from sqlmodel import Session, col, func, select
 from farm.errors import NoSuchCard, TupleRejected, UnknownOperator, Unreadable, UsageError, did_you_mean
 from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
+from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -121,8 +122,9 @@ def add_round(
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples)
-        if len(busy) > 1:
-            subject = max(new, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
+        alone = [item for item in new if item.cards == 1]
+        if alone and len(busy) > 1:
+            subject = max(alone, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
             extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
         listing = select(Item.card_id).where(Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED)
@@ -184,6 +186,9 @@ def _tuples(
         new_item(job, cards[0], "tuple", now_s, subject_kind="operator", subject_id=one.id, protocol_id=protocol_id)
         for one, protocol_id, _ in operators
     ]
+    needed = _cards_of_collectives(session, [one for one, *_ in operators])
+    for item in tuples:
+        item.cards = max(request.protocol.cards, needed.get(item.subject_id, 1))
 
     def expect(within: float) -> float:
         """Set how precise each tuple must be, and its expected seconds; return those of all tuples to measure."""
@@ -203,9 +208,35 @@ def _tuples(
     while request.budget_s and expect(within) > request.budget_s - WHOLE_S and within < LEAST_PRECISE:
         within = 1.25 * within or 1e-4
     new = [item for item in tuples if item.state == ItemState.WAITING]
-    for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
-        item.card_id = card_id
+    _put_on_cards(session, new, cards)
     return tuples
+
+
+def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[str, int]:
+    """Return tuple id -> number of cards for the collectives among these operators."""
+    ids = [operator.id for operator in operators if operator.kind == "collective"]
+    query = select(tables.Operator.id, tables.Operator.parameters)
+    return {id_: parameters["cards"] for id_, parameters in among(session, query, tables.Operator.id, ids)}
+
+
+def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> None:
+    """Choose the card of each item, and for items on several cards the leading card.
+
+    Raises:
+        UsageError: no host has enough of the cards.
+    """
+    for number in sorted({item.cards for item in items}):
+        alike = [item for item in items if item.cards == number]
+        leading = leading_cards(cards, number) if number > 1 else cards
+        if not leading:
+            most = max(sum(card.host == other.host for other in cards) for card in cards)
+            raise UsageError(
+                f"The job needs {number} cards of one host, but no host has more than {most} of the chosen cards "
+                f"({cards[0].model}).",
+                "Give fewer cards, or choose the cards of a host with more of them; `farm cards` lists them.",
+            )
+        for item, card_id in zip(alike, card_for_each(session, alike, leading), strict=True):
+            item.card_id = card_id
 
 
 def _wholes(
@@ -288,7 +319,7 @@ def _operators(
         pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
     first = dict(reversed(pairs))  # tuple id -> data of its first call
     operator = tables.Operator
-    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved)
+    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved, operator.kind)
     found = fetch_values(session, columns, first)
     wanted = [(found[operator_id], protocol_id(data), calls) for (operator_id, data), calls in pairs.items()]
     if request.placements != "none":

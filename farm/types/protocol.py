@@ -68,6 +68,9 @@ class Protocol(ContentAddressed):
     )
     cudnn_deterministic: bool = original(False, "whether cuDNN uses deterministic kernels only")
     placement: str = declared("", "which of a tuple's tensors are in slow memory (in0+out0)", note="empty: none")
+    cards: int = declared(
+        1, "cards of one host that measure a subject together, one process per card", "--cards", usual="1", minimum=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +100,7 @@ class Protocol(ContentAddressed):
     def __str__(self) -> str:
         extras = [name for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic") if getattr(self, name)]
         slow = [f"{self.placement} slow"] if self.placement else []
+        slow += [f"{self.cards} cards"] if self.cards > 1 else []
         return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow])
 
 

@@ -1,0 +1,104 @@
+"""Measure one item on several cards: wait until the cards are free, start the ranks, watch over them.
+
+The ranks are processes of the leading card's worker (`farm.benchmark_process.group`). They end within a second if the
+job is cancelled, if one of the cards is drained, quarantined or lost, or if the claim or a worker has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from farm.benchmark_process.client import Measured
+from farm.benchmark_process.group import BenchmarkGroup
+from farm.errors import DatabaseUnreachable, Unmeasurable
+from farm.jobs import cards, groups
+from farm.jobs.items import Claim
+from farm.settings import settings
+from farm.store.database import Database
+from farm.types.protocol import OnPhase
+
+#: Interval in which the state of a group's cards is read. Unit: s.
+WATCH_S = 0.5
+
+
+class Interrupted(Exception):
+    """A group had to end its measurement. ``counted``: the attempt counts."""
+
+    def __init__(self, reason: str, counted: bool) -> None:
+        super().__init__(reason)
+        self.reason, self.counted = reason, counted
+
+
+def measure(database: Database, claimed: Claim, on_phase: OnPhase, must_stop: Callable[[], bool]) -> Measured:
+    """Measure a claimed item on the cards of its group.
+
+    Args:
+        must_stop: True if the process must stop. It then no longer waits for other cards.
+
+    Raises:
+        Interrupted: the measurement had to end; all ranks have ended.
+        Unmeasurable: see `BenchmarkGroup.measure`, or a card failed its health check.
+    """
+    on_phase("reserve", {"cards": list(claimed.cards)})
+    _await_peers(database, claimed, must_stop)
+    with BenchmarkGroup(claimed.cards) as group, _watching(database, claimed, group) as found:
+        try:
+            group.wait_ready()
+            if sick := [card_id for card_id in claimed.cards if f"{card_id}: " in group.unhealthy]:
+                for card_id in sick:
+                    cards.quarantine(database, card_id, group.unhealthy)
+                raise Interrupted(f"a card failed its health check: {group.unhealthy}", False)
+            return group.measure(
+                claimed.subject,
+                claimed.protocol,
+                claimed.stopping,
+                timeout_s=settings().item_timeout_s,
+                on_phase=on_phase,
+            )
+        except Unmeasurable:
+            if found:
+                raise found[0] from None
+            raise
+
+
+def _await_peers(database: Database, claimed: Claim, must_stop: Callable[[], bool]) -> None:
+    """Wait until the other cards have ended the items that they had begun before the reservation."""
+    while True:
+        with contextlib.suppress(DatabaseUnreachable):
+            if found := _interruption(database, claimed):
+                raise found
+            if not groups.peers_at_work(database, claimed):
+                return
+        if must_stop():
+            raise Interrupted("its worker stops", False)
+        time.sleep(WATCH_S / 5)
+
+
+def _interruption(database: Database, claimed: Claim) -> Interrupted | None:
+    reason, counted = groups.interruption(database, claimed)
+    return Interrupted(reason, counted) if reason else None
+
+
+@contextlib.contextmanager
+def _watching(database: Database, claimed: Claim, group: BenchmarkGroup) -> Iterator[list[Interrupted]]:
+    """Kill the ranks as soon as the measurement has to end; the list then has the reason."""
+    ended, found = threading.Event(), list[Interrupted]()
+
+    def watch() -> None:
+        while not ended.wait(WATCH_S):
+            with contextlib.suppress(DatabaseUnreachable):  # the reading then waits in the spool
+                if interruption := _interruption(database, claimed):
+                    found.append(interruption)
+                    group.kill()
+                    return
+
+    thread = threading.Thread(target=watch, name="group-watch", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
