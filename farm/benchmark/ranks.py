@@ -59,7 +59,7 @@ def world() -> int:
 
 
 def largest(value: float) -> float:
-    """The largest value of all ranks; `value` itself if this process is no rank. Every rank must call it equally often."""
+    """The largest value of all ranks, which must call this equally often; `value` if this process is no rank."""
     if world() == 1:
         return value
     shared = torch.tensor([value], dtype=torch.float64)

@@ -22,6 +22,7 @@ from farm.errors import Unmeasurable
 from farm.types.collective import bus_bytes
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks
+from farm.types.tuple import parse
 
 POLL_S = 0.02
 #: After a first failure, the farm waits so long for the failures of other ranks: the first one that it sees is often
@@ -186,5 +187,8 @@ class BenchmarkGroup:
 
 
 def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
-    moved = bus_bytes(subject.spec) if subject.kind == "operator" else None
-    return None if moved is None else round(moved / reading.time_us * 1e6)
+    if subject.kind != "operator" or subject.spec.get("kind") != "collective":
+        return None
+    spec = parse(subject.spec)
+    input_bytes = spec.tensors[0].numel * spec.tensors[0].itemsize_bytes
+    return round(bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6)

@@ -9,10 +9,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from farm.types.collective import output_elements
-from farm.types.tuple import OperatorTuple
+from farm.types.collective import COLLECTIVES, PREFIX
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 _REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
+
+
+def collective_tuple(name: str, elements: int, dtype: str, cards: int, reduction: str = "sum") -> OperatorTuple:
+    """The tuple of a collective with ``elements`` in the input of each rank."""
+    parameters: dict[str, Any] = {"cards": cards}
+    if COLLECTIVES[name].reduces:
+        parameters["reduction"] = reduction
+    tensors = (TensorSpec("activation", "", (elements,), dtype),)
+    return OperatorTuple(f"{PREFIX}{name}", "collective", parameters, ({"tensor": 0},), {}, tensors)
+
+
+def output_elements(spec: OperatorTuple) -> int:
+    """The number of elements in the output of a rank."""
+    return round(COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel)
 
 
 def written(spec: OperatorTuple) -> frozenset[int]:

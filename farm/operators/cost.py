@@ -20,11 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from farm.errors import CaptureError
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
+from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild
-from farm.types.collective import output_elements
 from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, words
 
 

@@ -7,11 +7,8 @@ rank sends to the next one and receives from the previous one, in a ring.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec
 
 PREFIX = "collective."
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
@@ -37,16 +34,7 @@ COLLECTIVES: Mapping[str, Collective] = {
 }
 
 
-def collective_tuple(name: str, elements: int, dtype: str, cards: int, reduction: str = "sum") -> OperatorTuple:
-    """The tuple of a collective with ``elements`` in the input of each rank."""
-    parameters: dict[str, Any] = {"cards": cards}
-    if COLLECTIVES[name].reduces:
-        parameters["reduction"] = reduction
-    tensors = (TensorSpec("activation", "", (elements,), dtype),)
-    return OperatorTuple(f"{PREFIX}{name}", "collective", parameters, ({"tensor": 0},), {}, tensors)
-
-
-def problem_of(operator: str, parameters: Mapping[str, Any], shapes: list[tuple[int, ...]]) -> str:
+def problem_of(operator: str, parameters: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> str:
     """Why this is no collective; "" if it is one."""
     about = COLLECTIVES.get(operator.removeprefix(PREFIX)) if operator.startswith(PREFIX) else None
     if about is None:
@@ -63,15 +51,6 @@ def problem_of(operator: str, parameters: Mapping[str, Any], shapes: list[tuple[
     return "needs an input that can be divided by the number of cards" if about.parts and shapes[0][0] % cards else ""
 
 
-def output_elements(spec: OperatorTuple) -> int:
-    """The elements of the output of a rank."""
-    return round(COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel)
-
-
-def bus_bytes(spec: Mapping[str, Any]) -> float | None:
-    """The traffic of a collective as nccl-tests counts it, from the JSON of its tuple; None for other operators."""
-    if spec.get("kind") != "collective":
-        return None
-    (tensor,) = spec["tensors"]
-    size_bytes = math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0]
-    return COLLECTIVES[spec["operator"].removeprefix(PREFIX)].bus(spec["parameters"]["cards"]) * size_bytes
+def bus_bytes(operator: str, cards: int, input_bytes: int) -> float:
+    """The traffic of a collective as nccl-tests counts it."""
+    return COLLECTIVES[operator.removeprefix(PREFIX)].bus(cards) * input_bytes

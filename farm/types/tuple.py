@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
+from farm.types.collective import problem_of
 from farm.types.fields import content_id
 
 SCHEMA = 1
@@ -401,8 +402,6 @@ def _parse(data: Any) -> OperatorTuple:
     if found.kind == "kernel":
         _check_kernel(found.parameters, len(tensors))
     if found.kind == "collective":
-        from farm.types.collective import problem_of  # late: it imports this module
-
         shapes = [tensor.shape for tensor in tensors if tensor.stride is None and not tensor.offset]
         if problem := problem_of(found.operator, found.parameters, shapes):
             raise _reject("operator", problem)
