@@ -61,6 +61,7 @@ TORCH_ROOMS = (
     "farm/benchmark/host_clock.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/passes.py",
+    "farm/benchmark/ranks.py",
     "farm/benchmark/sampler.py",
     "farm/benchmark/verification.py",
     "farm/benchmark/workload.py",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import intervals
+from farm.benchmark import intervals, ranks
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
@@ -41,7 +41,7 @@ from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.types.reading import REPEATED, Reading
+from farm.types.reading import CPU_METHOD, REPEATED, Reading
 
 CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
@@ -182,7 +182,7 @@ class Bench:
         Raises:
             Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
         """
-        if self._host:
+        if self._host and ranks.world() == 1:
             return self._measure_on_host(subject, protocol, stopping, on_phase)
         begin_s = time.perf_counter()
         ledger = CostLedger()
@@ -230,6 +230,8 @@ class Bench:
                         workload.close()
         if canary is not None:
             reading = with_canary(reading, canary)
+        if self._host:
+            reading = reading.noting(method=CPU_METHOD)
         cost_s = {**ledger.cost_s, "total": time.perf_counter() - begin_s}
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
 
@@ -345,9 +347,10 @@ class Bench:
         """
         assert workload.passes is not None
         device, passes = self.torch_device, workload.passes
-        whole, pass_s = subject.kind == "variant", reading.time_us / 1e6
+        whole, pass_s = subject.kind == "variant", ranks.largest(reading.time_us / 1e6)
         in_context = self.cuda and protocol.measures_context
         limited = not whole and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities
+        limited = bool(ranks.largest(limited))
 
         def eager() -> dict[str, Any]:
             eager_us, half_width_us = eager_time_us(passes.first, device)
@@ -399,7 +402,7 @@ class Bench:
             for name, seconds in reading.cost_s.items():
                 ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
-            if not poor or attempt == self._repeats:
+            if not ranks.largest(bool(poor)) or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let the card cool
@@ -412,7 +415,7 @@ class Bench:
         with Sampler(self.device, self.own_processes) as sampler:
             start_s = time.perf_counter()
             clock.step()
-            while time.perf_counter() - start_s < stopping.warm_up_s:
+            while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s)
@@ -451,32 +454,35 @@ class Bench:
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Run rounds until the temperature is stable. Return its rate of change at the end (C/s); None if unknown."""
-        if "temperature_c" not in self.device.capabilities:
+        if not ranks.largest("temperature_c" in self.device.capabilities):
             return None
         next_check_s = 0.0
         slope: float | None = None
+        settled = False
         while True:
             now_s = time.perf_counter()
             if now_s >= next_check_s:
                 next_check_s = now_s + 0.05
                 if now_s - start_s >= gate.span_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
-                if slope is not None and abs(slope) <= gate.slope_c_per_s:
-                    return slope
-                if now_s >= until_s:  # if the wait was shorter than the span, use all of its samples
-                    return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
+                settled = (slope is not None and abs(slope) <= gate.slope_c_per_s) or now_s >= until_s
+            if not ranks.largest(not settled):
+                break
             clock.step()
+        # If the wait was shorter than the span, use all of its samples.
+        return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
 
     def _window_begin(self, clock: Clock, sampler: Sampler, gate: Gate) -> float:
         """Run rounds until the energy counter changes. Return that time; without a counter, return the present time."""
         now_s = time.perf_counter()
-        if not sampler.counts_energy or not gate.energy:
+        if not ranks.largest(sampler.counts_energy and gate.energy):
             return now_s
-        while time.perf_counter() - now_s < 1.0:
+        times: Sequence[float] = ()
+        while ranks.largest(not times and time.perf_counter() - now_s < 1.0):
             clock.step()
             times, _ = sampler.ticks(now_s)
-            if times:
-                return times[0]
+        if times:
+            return times[0]
         sampler.counts_energy = False  # the counter does not change: windows need not wait for it
         return now_s
 
@@ -484,20 +490,20 @@ class Bench:
         """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before."""
         next_check_s = begin_s
         minimum_s = min(gate.shortest_s, stopping.minimum_s)
+        good = over = False
         while True:
             clock.step()
             now_s = time.perf_counter()
-            if now_s < next_check_s:
-                continue
-            next_check_s = now_s + CHECK_S
-            elapsed_s = now_s - begin_s
-            if elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate):
-                return True
-            # If passes are long, the window may grow to five times its longest length.
-            if elapsed_s >= stopping.maximum_s and (
-                len(clock.between(begin_s, now_s)) >= LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
-            ):
-                return False
+            if now_s >= next_check_s:
+                next_check_s = now_s + CHECK_S
+                elapsed_s = now_s - begin_s
+                good = elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate)
+                # If passes are long, the window may grow to five times its longest length.
+                over = elapsed_s >= stopping.maximum_s and (
+                    len(clock.between(begin_s, now_s)) >= LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
+                )
+            if not ranks.largest(not (good or over)):
+                return good
 
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from farm.benchmark import ranks
 from farm.benchmark.cache import InPlacePass, found_again
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
@@ -82,6 +83,9 @@ def operator_passes(
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
+    if spec.kind == "collective" and ranks.world() != spec.parameters["cards"]:
+        text = f"The collective needs {spec.parameters['cards']} cards, and {ranks.world()} measure it."
+        raise Unmeasurable("not_available", text, "Measure it on as many cards.")
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
         raise Unmeasurable("not_available", "--data copied needs a compiled model.", "Give --data seen, or --compile.")
@@ -109,7 +113,7 @@ def operator_passes(
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run
-    if spec.kind == "kernel":
+    if spec.kind in ("kernel", "collective"):
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
     return Passes(

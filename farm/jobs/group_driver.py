@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 
 from farm.benchmark_process.client import Measured
 from farm.benchmark_process.group import BenchmarkGroup
-from farm.errors import DatabaseUnreachable, Unmeasurable
+from farm.errors import DatabaseUnreachable
 from farm.jobs import cards, groups
 from farm.jobs.items import Claim
 from farm.settings import settings
+from farm.store.content import store_software
 from farm.store.database import Database
 from farm.types.protocol import OnPhase
 
@@ -46,7 +47,9 @@ def measure(database: Database, claimed: Claim, on_phase: OnPhase, must_stop: Ca
     _await_peers(database, claimed, must_stop)
     with BenchmarkGroup(claimed.cards) as group, _watching(database, claimed, group) as found:
         try:
-            group.wait_ready()
+            software = group.wait_ready()
+            with database.write() as session:  # a reading refers to it; the version of NCCL is part of it
+                store_software(session, software)
             if sick := [card_id for card_id in claimed.cards if f"{card_id}: " in group.unhealthy]:
                 for card_id in sick:
                     cards.quarantine(database, card_id, group.unhealthy)
@@ -58,7 +61,7 @@ def measure(database: Database, claimed: Claim, on_phase: OnPhase, must_stop: Ca
                 timeout_s=settings().item_timeout_s,
                 on_phase=on_phase,
             )
-        except Unmeasurable:
+        except Exception:  # killed ranks may fail in any way
             if found:
                 raise found[0] from None
             raise
@@ -90,10 +93,10 @@ def _watching(database: Database, claimed: Claim, group: BenchmarkGroup) -> Iter
     def watch() -> None:
         while not ended.wait(WATCH_S):
             with contextlib.suppress(DatabaseUnreachable):  # the reading then waits in the spool
-                if interruption := _interruption(database, claimed):
+                if interruption := None if found else _interruption(database, claimed):
                     found.append(interruption)
-                    group.kill()
-                    return
+            if found:
+                group.kill()  # again and again: a request may just have started the ranks anew
 
     thread = threading.Thread(target=watch, name="group-watch", daemon=True)
     thread.start()

@@ -107,6 +107,7 @@ def give_up(
         its: list[Any] = [
             col(Item.card_id).in_(away),
             Item.role != "tuple",
+            Item.cards == 1,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
             Job.state == JobState.OPEN,

@@ -242,10 +242,19 @@ def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardR
 def _wholes(
     session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item]
 ) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings of tuples are reused."""
+    """Create a whole item for every card that measures tuples or whose readings of tuples are reused.
+
+    A model on several cards has one whole item.
+    """
     assert request.variant is not None
     subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": WHOLE_S}
     subject["protocol_id"] = store_protocol(session, request.protocol.of_whole)
+    if (number := max(request.variant.cards, request.protocol.cards)) > 1:
+        split = new_item(job, cards[0], "whole", **subject)
+        split.cards = number
+        _put_on_cards(session, [split], cards)
+        _reuse(session, [split], request, cards)
+        return [split]
     by_id = {card.id: card for card in cards}
     wholes = []
     for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
@@ -273,7 +282,7 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     ).all()
     wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
-    if wholes and all(item.card_id != card_id for item in wholes):
+    if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
         subject = wholes[0].model_dump(include=_SUBJECT)
         wanted.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
     session.add_all(wanted)

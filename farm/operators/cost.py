@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from farm.errors import CaptureError
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
+from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
@@ -37,6 +38,9 @@ def cost(spec: OperatorTuple) -> Cost:
     """
     if spec.kind == "kernel":
         return kernel_cost(spec)
+    if spec.kind == "collective":
+        (tensor,), elements = spec.tensors, output_elements(spec)
+        return Cost(0, (tensor.numel + elements) * tensor.itemsize_bytes, ((elements,),))
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()

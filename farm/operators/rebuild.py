@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected, Unmeasurable
+from farm.operators import collectives
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
 from farm.operators.encoding import build_leaf, decode, dtype_of
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
@@ -171,7 +172,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     device = torch.device(device)
     if spec.kind == "aten":
         aten_fills(spec)
-    elif spec.kind != "kernel" and spec.operator not in ALLOWED_OPERATORS:
+    elif spec.kind not in ("kernel", "collective") and spec.operator not in ALLOWED_OPERATORS:
         raise TupleRejected(
             f"'{spec.operator}' is not in this version's allow-list of operators.",
             "Capture the model again with this version.",
@@ -200,6 +201,8 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         return written_tensors(spec)
     if spec.kind == "aten":
         return written_by_schema(spec)
+    if spec.kind == "collective":
+        return collectives.written(spec)
     try:
         meta = torch.device("meta")
         trial = Rebuilt(spec, meta, _allocate(spec, meta))
@@ -273,6 +276,8 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., A
         return launch_of(spec)
     if spec.kind == "aten":
         return overload_of(spec.operator)
+    if spec.kind == "collective":
+        return collectives.call_of(spec)
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):

@@ -248,6 +248,19 @@ class Variant(ContentAddressed):
         "--recompute",
         metavar="blocks|PATH,...",
     )
+    tensor_parallel: int = declared(
+        1, "cards that hold parts of each layer (tensor parallelism)", "--tensor-parallel", usual="1", minimum=1
+    )
+    data_parallel: int = declared(
+        1, "for a training step: cards that each train on their own batch", "--data-parallel", usual="1", minimum=1
+    )
+    sharding: str = declared(
+        "ddp",
+        "for --data-parallel: copies of the weights (ddp), or parts of them that are gathered when needed (fsdp)",
+        "--sharding",
+        usual="ddp",
+        choices=("ddp", "fsdp"),
+    )
     version: str = declared(
         "",
         "version of a user's own model: a hash of its source and its calls",
@@ -263,10 +276,29 @@ class Variant(ContentAddressed):
                 "Give --compile default: it has the same kernels and is measured in a CUDA graph.",
             )
         super().__post_init__()
+        self._check_split()
         if not self.input_size and not (self.length or self.phase):
             raise UsageError(
                 f"The input size is 0; it must be from 1 to {LARGEST_NUMBER}.", "Give --input-size 224, for example."
             )
+
+    def _check_split(self) -> None:
+        """Refuse combinations of options of split models that the farm does not measure."""
+        both = self.tensor_parallel > 1 and self.data_parallel > 1
+        for wrong, problem, step in (
+            (both, "--tensor-parallel does not work with --data-parallel.", "Give one of them."),
+            (self.data_parallel > 1 and not self.step, "--data-parallel is for training.", "Add --step training."),
+            (self.tensor_parallel > 1 and self.step, "--tensor-parallel does not work with --step.", "Omit one."),
+            (self.sharding == "fsdp" and self.data_parallel == 1, "--sharding needs --data-parallel.", "Add it."),
+            (self.cards > 1 and self.compile, "--compile does not work with several cards.", "Omit --compile."),
+        ):
+            if wrong:
+                raise UsageError(problem, step)
+
+    @property
+    def cards(self) -> int:
+        """The number of cards that the variant is split over."""
+        return self.tensor_parallel * self.data_parallel
 
     @property
     def computes_in(self) -> str:
@@ -298,6 +330,8 @@ class Variant(ContentAddressed):
             f"accumulate {self.accumulate}" if self.accumulate > 1 else "",
             f"recompute {self.recompute}" if self.recompute else "",
             f"compiled {self.compile}" if self.compile else "",
+            f"on {self.tensor_parallel} cards" if self.tensor_parallel > 1 else "",
+            f"{self.sharding} on {self.data_parallel} cards" if self.data_parallel > 1 else "",
         ]
         return " ".join([self.model, size, self.dtype, *filter(None, extras)])
 
@@ -316,6 +350,14 @@ class Subject(Record):
     tokens: dict[str, Any] | None = None  # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
     compiled: dict[str, Any] | None = None  # only for a compiled variant and its tuples: `CompiledSource` as JSON
 
+    def cards(self, protocol: Protocol) -> int:
+        """The number of cards of one host that a measurement of the subject under a protocol needs."""
+        spec = self.spec
+        own = spec.get("tensor_parallel", 1) * spec.get("data_parallel", 1)
+        if self.kind == "operator" and spec.get("kind") == "collective":
+            own = spec["parameters"]["cards"]
+        return max(protocol.cards, own)
+
 
 @dataclass(frozen=True)
 class Software(ContentAddressed):
@@ -328,11 +370,18 @@ class Software(ContentAddressed):
     driver: str = original("", "version")
     python: str = original("", "version", note="not part of the software's identity")
     platform: str = original("", "the host's system", note="not part of the software's identity")
+    communication: str = declared(
+        "",
+        "of a reading on several cards: communication library, link between the cards, and settings of the environment"
+        " that change the algorithm",
+        note="empty: one card",
+    )
 
     @property
     def id(self) -> str:
         # The versions of Python and the operating system do not affect the kernels on the card.
-        return content_id({"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver})
+        kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
+        return content_id(kept | ({"communication": self.communication} if self.communication else {}))
 
 
 # ---- placement in memory tiers
