@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
@@ -274,15 +275,7 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     now = read_clock_s(session)
     waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
     hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
-    measuring = dict(
-        session.execute(
-            select(Item.card_id, func.max(Operator.label))
-            .select_from(Item)
-            .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
-            .where(Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-            .group_by(col(Item.card_id))
-        ).all()
-    )
+    measuring = measured_now(session)
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
     states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
@@ -302,6 +295,24 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
         )
         for card in rows
     ]
+
+
+def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
+    """Return card id -> label of the item that the card measures, for matching items; None for a whole model.
+
+    An item on several cards has an entry for each card that is reserved for it.
+    """
+    # If the lease has ended, no worker measures the item.
+    lasting = (Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now(), *which)
+    reserved = and_(col(CardRow.group_item_id) == Item.id, col(CardRow.group_token) == Item.token)
+    found: dict[str, str | None] = {}
+    for card, card_id in ((None, col(Item.card_id)), (CardRow, col(CardRow.id))):
+        query = sqlalchemy.select(card_id, col(Operator.label), col(Item.cards)).select_from(Item)
+        query = query if card is None else query.join(card, reserved)
+        labelled = query.join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True).where(*lasting)
+        for one, label, number in session.execute(labelled.order_by(card_id)):
+            found[one] = f"{label} on {number} cards" if label and number > 1 else label
+    return found
 
 
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:

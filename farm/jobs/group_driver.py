@@ -11,14 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from sqlmodel import col, select
+
 from farm.benchmark_process.client import Measured
 from farm.benchmark_process.group import BenchmarkGroup
 from farm.errors import DatabaseUnreachable
-from farm.jobs import cards, groups
+from farm.jobs import cards, item_state
+from farm.jobs.cards import present_state
 from farm.jobs.items import Claim
 from farm.settings import settings
 from farm.store.content import store_software
-from farm.store.database import Database
+from farm.store.database import Database, database_now, read_clock_s
+from farm.store.tables import CardRow, CardState, Item, ItemState
 from farm.types.protocol import OnPhase
 
 #: Interval in which the state of a group's cards is read. Unit: s.
@@ -73,7 +77,7 @@ def _await_peers(database: Database, claimed: Claim, must_stop: Callable[[], boo
         with contextlib.suppress(DatabaseUnreachable):
             if found := _interruption(database, claimed):
                 raise found
-            if not groups.peers_at_work(database, claimed):
+            if not peers_at_work(database, claimed):
                 return
         if must_stop():
             raise Interrupted("its worker stops", False)
@@ -81,7 +85,7 @@ def _await_peers(database: Database, claimed: Claim, must_stop: Callable[[], boo
 
 
 def _interruption(database: Database, claimed: Claim) -> Interrupted | None:
-    reason, counted = groups.interruption(database, claimed)
+    reason, counted = interruption(database, claimed)
     return Interrupted(reason, counted) if reason else None
 
 
@@ -105,3 +109,44 @@ def _watching(database: Database, claimed: Claim, group: BenchmarkGroup) -> Iter
     finally:
         ended.set()
         thread.join()
+
+
+def peers_at_work(database: Database, claimed: Claim) -> bool:
+    """True if one of the cards of a group still measures the item that it began before the reservation."""
+    lasting = (item_state.in_work(), col(Item.lease_until_s) >= database_now(), col(Item.id) != claimed.item_id)
+    query = select(Item.id).where(col(Item.card_id).in_(claimed.cards), *lasting)
+    with database.read() as session:
+        return session.exec(query.limit(1)).first() is not None
+
+
+def interruption(database: Database, claimed: Claim) -> tuple[str, bool]:
+    """Return why a group has to end its measurement, and whether the attempt counts; "" if it can continue.
+
+    An attempt that a person ended (`farm cancel`, `farm cards drain`, the stop of a worker) does not count.
+    """
+    with database.read() as session:
+        item = session.get(Item, claimed.item_id)
+        if item is None or item.token != claimed.token:
+            return "another worker has claimed the item", True
+        if item.state == ItemState.CANCELLED:
+            return "its job was cancelled", False
+        now_s = read_clock_s(session)
+        for card in session.exec(select(CardRow).where(col(CardRow.id).in_(claimed.cards))):
+            state = present_state(card, now_s)
+            if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
+                return f"the card {card.id} is {state}", False
+            if state == CardState.LOST or (card.kind != "cpu" and card.group_token != claimed.token):
+                return f"the worker of the card {card.id} has ended", True
+    return "", False
+
+
+def put_off(database: Database, claimed: Claim, *, counted: bool) -> None:
+    """End the claim on an item whose measurement was interrupted; it waits for its cards again.
+
+    Args:
+        counted: the attempt counts.
+    """
+    attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
+    its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token, Item.state == ItemState.CLAIMED)
+    with database.write() as session:
+        session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy
 from sqlalchemy import update
@@ -29,9 +29,6 @@ from farm.jobs import item_state
 from farm.jobs.cards import farm_of, present_state
 from farm.store.database import Database, database_now, lock_with_open_jobs, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
-
-if TYPE_CHECKING:
-    from farm.jobs.items import Claim
 
 
 def lock_host(session: Session, card_id: str) -> list[CardRow]:
@@ -187,48 +184,17 @@ def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
         return found
 
 
-# ------------------------------------------------------------------------------------------ during a measurement
-
-
-def peers_at_work(database: Database, claimed: Claim) -> bool:
-    """True if one of the cards of a group still measures the item that it began before the reservation."""
-    lasting = (item_state.in_work(), col(Item.lease_until_s) >= database_now(), col(Item.id) != claimed.item_id)
-    query = select(Item.id).where(col(Item.card_id).in_(claimed.cards), *lasting)
-    with database.read() as session:
-        return session.exec(query.limit(1)).first() is not None
-
-
-def interruption(database: Database, claimed: Claim) -> tuple[str, bool]:
-    """Return why a group has to end its measurement, and whether the attempt counts; "" if it can continue.
-
-    An attempt that a person ended (`farm cancel`, `farm cards drain`, the stop of a worker) does not count.
-    """
-    with database.read() as session:
-        item = session.get(Item, claimed.item_id)
-        if item is None or item.token != claimed.token:
-            return "another worker has claimed the item", True
-        if item.state == ItemState.CANCELLED:
-            return "its job was cancelled", False
-        now_s = read_clock_s(session)
-        for card in session.exec(select(CardRow).where(col(CardRow.id).in_(claimed.cards))):
-            state = present_state(card, now_s)
-            if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
-                return f"the card {card.id} is {state}", False
-            if state == CardState.LOST or (card.kind != "cpu" and card.group_token != claimed.token):
-                return f"the worker of the card {card.id} has ended", True
-    return "", False
-
-
-def put_off(database: Database, claimed: Claim, *, counted: bool) -> None:
-    """End the claim on an item whose measurement was interrupted; it waits for its cards again.
-
-    Args:
-        counted: the attempt counts.
-    """
-    attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
-    its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token, Item.state == ItemState.CLAIMED)
-    with database.write() as session:
-        session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))
+def waits_for(session: Session, job_id: str) -> str:
+    """Describe for which cards a job's oldest item that was put off waits; "" if none was put off."""
+    found = session.exec(_put_off(Item.job_id == job_id).limit(1)).first()
+    if found is None:
+        return ""
+    leading = session.get_one(CardRow, found[0].card_id)
+    host = session.exec(select(CardRow).where(CardRow.host == leading.host)).all()
+    needed = f"an item waits for {found[0].cards} cards of {leading.host} ({leading.model})"
+    if _group(session, host, *found):
+        return f"{needed}, which measure other items"
+    return f"{needed} that work at the same time: start its workers, or give its cards work again"
 
 
 def move_stranded(database: Database, cards: Sequence[CardRow], away: Collection[str], farm: str) -> list[int]:

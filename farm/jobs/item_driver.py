@@ -384,7 +384,7 @@ class ItemDriver:
             log.warning("%s was interrupted: %s", claimed.label, error.reason)
             why = ("crashed", f"The measurement on {len(claimed.cards)} cards was interrupted: {error.reason}.")
             self.follow_up(self.ask(items.fail, self.database, claimed, *why, again=True))
-            self.ask(groups.put_off, self.database, claimed, counted=error.counted)
+            self.ask(group_driver.put_off, self.database, claimed, counted=error.counted)
             return ItemOutcome("declined")
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]

@@ -7,6 +7,7 @@ from sqlalchemy import update
 
 from farm.errors import UsageError
 from farm.jobs import cards, groups, items, jobs
+from farm.jobs.group_driver import interruption, peers_at_work, put_off
 from farm.jobs.groups import block_of, leading_cards
 from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
@@ -91,7 +92,7 @@ def test_a_reservation_ends_with_its_claim(any_database, four, end):
     if end == "cancel":
         jobs.cancel(any_database, item.job_id)
         assert held(any_database), "the ranks have not ended yet"
-        assert groups.interruption(any_database, claimed) == ("its job was cancelled", False)
+        assert interruption(any_database, claimed) == ("its job was cancelled", False)
         items.fail(any_database, claimed, "crashed", "interrupted", again=True)
     elif end == "fail":
         items.fail(any_database, claimed, "raised", "an error")
@@ -99,18 +100,18 @@ def test_a_reservation_ends_with_its_claim(any_database, four, end):
         items.hand_back(any_database, "holder-0")
     elif end != "lease":
         items.release_card(any_database, four[0 if end == "worker" else 2])
-        assert groups.interruption(any_database, claimed)[1]
+        assert interruption(any_database, claimed)[1]
         if end == "worker of a peer":
-            groups.put_off(any_database, claimed, counted=True)
+            put_off(any_database, claimed, counted=True)
     assert held(any_database) == {}
 
 
 def test_a_peer_ends_the_item_that_it_has_begun(any_database, four):
     alone = [claim(any_database, item, item.card_id) for item in items_of(any_database, plan(any_database, four))]
     group = claim(any_database, only(any_database, plan(any_database, four, cards=4)))
-    assert groups.peers_at_work(any_database, group)
+    assert peers_at_work(any_database, group)
     assert complete(any_database, alone[0], four[0]).accepted
-    assert not groups.peers_at_work(any_database, group)
+    assert not peers_at_work(any_database, group)
 
 
 def test_a_group_whose_cards_are_in_use_waits_without_a_message_until_they_are_free(any_database, four):
@@ -169,7 +170,7 @@ def test_groups_on_other_cards_of_a_host_measure_at_the_same_time(any_database, 
 def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(any_database, four, clock, state):
     item = only(any_database, plan(any_database, four, cards=4))
     claimed = claim(any_database, item, lease_s=600)
-    assert groups.interruption(any_database, claimed) == ("", False)
+    assert interruption(any_database, claimed) == ("", False)
     if state == "lost":
         clock.forward(60)
         for number in (0, 1, 3):
@@ -177,10 +178,10 @@ def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(any_databa
     else:
         with any_database.write() as session:
             session.get_one(CardRow, four[2]).state = state
-    reason, counted = groups.interruption(any_database, claimed)
+    reason, counted = interruption(any_database, claimed)
     assert four[2] in reason
     assert counted == (state == "lost")
-    groups.put_off(any_database, claimed, counted=counted)
+    put_off(any_database, claimed, counted=counted)
     assert only(any_database, item.job_id).attempts == int(counted)
     assert claim(any_database, item).why is DeclineReason.PUT_OFF
     assert groups.due(any_database, "") == []
@@ -220,7 +221,7 @@ def test_a_group_sees_an_item_that_a_card_begins_at_the_same_time(any_database):
 
     def reserve():
         claimed = claim(any_database, group)
-        return groups.peers_at_work(any_database, claimed)
+        return peers_at_work(any_database, claimed)
 
     with meanwhile(any_database, "UPDATE item SET", reserve) as at_work:
         assert isinstance(claim(any_database, alone, "another"), Claim)

@@ -137,7 +137,7 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
 
 def test_a_message_leaves_the_time_limit_to_the_worker_that_takes_it():
     assert measure.measure.time_limit, "this process knows the task, and has a limit of its own for it"
-    message = queues._measure(SimpleNamespace(id=1, card_id="SIM-0", short_name="Conv2d", label="Conv2d 3->8"))
+    message = queues._measure(SimpleNamespace(id=1, card_id="SIM-0", cards=1, short_name="Conv2d", label="Conv2d 3->8"))
     assert {**measure.measure._get_exec_options(), **message.options}["time_limit"] is None
 
 
