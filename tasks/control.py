@@ -126,16 +126,15 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         with _continuing("moving items to idle cards"):
             _balance(store, current, views, farm)
     with _continuing("publishing items on several cards"):
-        queues.publish_items(store, groups.due(store, farm))
+        queues.publish_groups(store, groups.due(store, farm))
     with _continuing("publishing lost items"):
         _publish_lost(store, current, views, farm)
     with store.read() as session:
-        unpublished = _unpublished(session, farm, queues.stale_after_s(current))
+        unpublished = _unpublished(session, farm, queues.stale_after_s(current), current.reconcile_s / 2)
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
         with _continuing(f"publishing job {job_id}"):
             queues.publish_round(store, job_id, number)
-            log.warning("Round %s of job %s was not fully published; the rest is published now", number, job_id)
     for job_id, number in _due(unfinished, current.reconcile_s):
         queues.publish_aggregate(job_id, number)
 
@@ -203,16 +202,19 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
     """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     working = {view.card.id: view.state for view in views if view.state in WORKING}
-    for card_id, messages in queues.queue_depths(list(working)).items():
-        lost = _without_holder(card_id, farm, idle_for_s)
-        with store.read() as session:
-            if working[card_id] != CardState.IDLE or messages:
-                published = lost.where(col(Item.published_at_s).is_not(None)).subquery()
-                counted = session.execute(select(func.count()).select_from(published))
-                if counted.scalar_one() <= messages + HELD_MESSAGES:
-                    continue
-            ids = list(session.scalars(lost.order_by(col(Item.id))))
-        if ids:
+    depths = queues.queue_depths(list(working))
+    lost = _without_holder(farm, idle_for_s)
+    with store.read() as session:
+        waiting = lost.with_only_columns(col(Item.card_id), func.count(), func.count(col(Item.published_at_s)))
+        numbers = session.execute(waiting.group_by(col(Item.card_id))).all()
+    for card_id, number, published in numbers:
+        messages = depths.get(card_id)
+        if messages is None:
+            continue
+        idle = working[card_id] == CardState.IDLE and not messages
+        if number if idle else published > messages + HELD_MESSAGES:
+            with store.read() as session:
+                ids = list(session.scalars(lost.where(col(Item.card_id) == card_id).order_by(col(Item.id))))
             queues.publish_items(store, ids, unless_within_s=idle_for_s)
             log.warning("Items of card %s had no message left; %s are published again", card_id, len(ids))
 
@@ -264,8 +266,8 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
             queues.publish_items(store, moved)
 
 
-def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
-    """Return a query for ids of a card's open items that are not under a lease and were not published just now.
+def _without_holder(farm: str, idle_for_s: float) -> Any:
+    """Return a query for ids of open items that are not under a lease and were not published just now.
 
     It omits items that the publisher of their round has not published yet.
     """
@@ -275,7 +277,6 @@ def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
         .join(tables.Round, this_round)
         .where(
-            col(Item.card_id) == card_id,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
             item_state.has_message(),
@@ -291,20 +292,29 @@ def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, 
     """Return (job id, number) of the newest round of each open job of a farm. Earlier rounds are closed."""
     newest = and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
     query = select(tables.Job.id, tables.Job.round).join(tables.Round, newest)
-    return list(session.exec(query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)))
+    query = query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)
+    return list(session.exec(query.order_by(col(tables.Job.created_at_s))))
 
 
-def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
-    """Return (job id, number) of rounds whose publisher stopped before the end."""
-    stale = col(tables.Round.progress_at_s) < database_now() - after_s
-    return _newest_rounds(session, farm, col(tables.Round.published_at_s).is_(None), stale)
+def _unpublished(session: Session, farm: str, after_s: float, again_s: float) -> list[tuple[str, int]]:
+    """Return (job id, number) of planned rounds to publish further, the oldest job first.
+
+    A process published a part of it at least ``again_s`` ago, or is publishing without progress for ``after_s``. The
+    process that plans a round also publishes it.
+    """
+    this = tables.Round
+    free = and_(col(this.publisher).is_(None), col(this.progress_at_s) < database_now() - again_s)
+    stale = col(this.progress_at_s) < database_now() - after_s
+    planned = col(this.planned_at_s).is_not(None)
+    return _newest_rounds(session, farm, planned, col(this.published_at_s).is_(None), or_(free, stale))
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """Return (job id, number) of rounds without open items and without a verdict."""
-    still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
+    of_round = (col(Item.job_id) == col(tables.Job.id), col(Item.round) == col(tables.Job.round))
+    still_open = [select(Item.id).where(*of_round, Item.state == state).exists() for state in OPEN]
     judged = select(tables.VerdictRow.id).where(
         tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round
     )
     planned = col(tables.Round.planned_at_s).is_not(None)
-    return _newest_rounds(session, farm, planned, col(tables.Job.id).not_in(still_open), ~judged.exists())
+    return _newest_rounds(session, farm, planned, ~or_(*still_open), ~judged.exists())

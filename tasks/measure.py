@@ -11,7 +11,8 @@ import ast
 import os
 import signal
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs  # noqa: F401 - a pool process logs in the same form as its worker
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, broker_unreachable
-from tasks.queues import card_queue, follow_up
+from tasks.queues import card_queue, follow_up, publish_groups
 from tasks.servers import STOPPING
 
 
@@ -60,6 +61,13 @@ class CardWorker(ItemDriver):
         """Publish the messages that follow from a closed item. If this fails, the reconciler publishes them later."""
         try:
             follow_up(self.database, closed)
+        except FarmError as error:
+            log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
+
+    def publish_groups(self, item_ids: Sequence[int]) -> None:
+        """Publish items on several cards. If this fails, the reconciler publishes them later."""
+        try:
+            publish_groups(self.database, item_ids)
         except FarmError as error:
             log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
 
@@ -92,6 +100,8 @@ class CardWorker(ItemDriver):
         """
         self._register_again()
         while not _ended.wait(heartbeat_s):
+            if time.monotonic() - self.claimed_at_s < heartbeat_s:
+                continue  # the claim read the state of the card
             try:
                 state = cards.stored_state(self.database, self.card_id)
             except FarmError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -43,7 +44,7 @@ from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.broker_checks import QUESTION, SUPERVISOR
 from tasks.broker_probe import check_broker_works
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import card_queue, follow_up, own_farm
+from tasks.queues import card_queue, follow_up, own_farm, takes_turn
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
 
@@ -75,7 +76,6 @@ def serve_card(card_id: str) -> int:
         # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
         items.renew(database, holder, current.lease_s, _claimed_items())
-        cards.seen(database, holder)
         watchdog.exit_if_stalled(database, current)
 
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
@@ -143,6 +143,7 @@ class StallWatchdog:
     limit_s: float
     _taken: int = -1
     _progress_at_s: float = 0.0
+    _asked_at_s: float = -math.inf
 
     def stalled(self, database: Database, *, taken: int, at_work: bool, now_s: float) -> bool:
         """Return True if the worker has stalled. Called at every heartbeat.
@@ -152,9 +153,14 @@ class StallWatchdog:
             at_work: True if the worker measures an item now.
             now_s: the present time of a monotonic clock.
         """
-        if taken != self._taken or at_work or not self.limit_s or not self._items_wait(database):
+        if taken != self._taken or at_work or not self.limit_s:
             self._taken, self._progress_at_s = taken, now_s
-        return now_s - self._progress_at_s > self.limit_s > 0
+        elif now_s - self._asked_at_s >= self.limit_s / 6:  # most heartbeats of an idle card need no query
+            self._asked_at_s = now_s
+            if not self._items_wait(database):
+                self._progress_at_s = now_s
+            return now_s - self._progress_at_s > self.limit_s
+        return False
 
     def exit_if_stalled(self, database: Database, current: Settings) -> None:
         """End this process at once if it has stalled, unless the broker is the cause.
@@ -205,6 +211,8 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
     steady_since_s = time.monotonic()
     outage = Outage(log, "Jobs are not repaired, and no message is published again")
     while not ended.wait(current.reconcile_s):
+        if not takes_turn(current.reconcile_s):
+            continue
         try:
             may_move = time.monotonic() - steady_since_s > lost_after_s(current)
             reconcile_now(database, current, own_farm(), may_move=may_move)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import case, update
+from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
@@ -95,8 +95,8 @@ class CardStatus:
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
     measuring: str  # the label of the claimed item, or ""
     waiting: int  # waiting and deferred items
-    done_last_hour: int
     seen_ago_s: float
+    done_last_hour: int = 0  # only if `views` was asked to count these items
     deferred: int = 0  # items that wait because another item measures the same subject
     silent_s: float = 0.0  # seconds without a new item while items wait; 0 below SILENT_AFTER_HEARTBEATS
 
@@ -167,12 +167,6 @@ def stored_state(database: Database, card_id: str) -> str:
     with database.read() as session:
         row = session.get(CardRow, card_id)
         return row.state if row is not None else ""
-
-
-def seen(database: Database, holder: str) -> None:
-    """Record the heartbeat of a worker."""
-    with database.write() as session:
-        session.execute(update(CardRow).where(col(CardRow.worker) == holder).values(last_seen_at_s=database_now()))
 
 
 def stopped(database: Database, holder: str, reason: str = "") -> None:
@@ -270,11 +264,19 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
     return row
 
 
-def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
-    """Return the status of all registered cards."""
+def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list[CardStatus]:
+    """Return the status of all registered cards.
+
+    ``hourly``: also count the items of the last hour. Without them, the database reads open items only.
+    """
     now = read_clock_s(session)
-    waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
-    hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
+    counted = _counts(session, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
+    lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
+    counted |= _counts(session, *lately) if hourly else {}
+    waiting, deferred, hourly_done = (
+        {card_id: number for (card_id, found), number in counted.items() if found == state}
+        for state in (ItemState.WAITING, ItemState.DEFERRED, ItemState.DONE)
+    )
     measuring = measured_now(session)
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
@@ -288,8 +290,8 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
             states[card.id],
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
             waiting.get(card.id, 0) + deferred.get(card.id, 0),
-            hourly.get(card.id, 0),
             now - card.last_seen_at_s,
+            hourly_done.get(card.id, 0),
             deferred.get(card.id, 0),
             silent if (silent := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
         )
@@ -323,20 +325,18 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
     farms = {card.id: farm_of(card.worker) for card in found}
     if not farms:
         return {}
-    asked_for = and_(col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), has_message())
-    published_at_s = case((asked_for, col(Item.published_at_s)))
     asked = (
-        select(Item.card_id, Job.farm, func.max(published_at_s), func.max(Item.started_at_s))
+        select(Item.card_id, Job.farm, func.max(Item.published_at_s))
         .join(Job, col(Job.id) == col(Item.job_id))
-        .where(col(Item.card_id).in_(farms))
+        .where(col(Item.card_id).in_(farms), col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), has_message())
         .group_by(col(Item.card_id), col(Job.farm))
     )
+    published = {card_id: at_s for card_id, farm, at_s in session.execute(asked) if farm == farms[card_id] and at_s}
+    # A subquery for each card: the database then reads one entry of the index per card.
+    begun_at_s = select(func.max(Item.started_at_s)).where(col(Item.card_id) == col(CardRow.id)).scalar_subquery()
+    begun = session.execute(select(CardRow.id, begun_at_s).where(col(CardRow.id).in_(published)))
     now_s = read_clock_s(session)
-    return {
-        card_id: now_s - max(published_s, begun_s or 0.0)
-        for card_id, farm, published_s, begun_s in session.execute(asked)
-        if farm == farms[card_id] and published_s is not None
-    }
+    return {card_id: now_s - max(published[card_id], begun_s or 0.0) for card_id, begun_s in begun}
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
@@ -374,11 +374,10 @@ def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None,
     return CardState.BUSY if busy else CardState.IDLE
 
 
-def _counts(session: Session, state: ItemState, since_s: float | None = None) -> Mapping[str, int]:
-    query = select(Item.card_id, func.count()).where(Item.state == state)
-    if since_s is not None:
-        query = query.where(col(Item.ended_at_s) >= since_s, col(Item.reused).is_(False))
-    return dict(session.execute(query.group_by(col(Item.card_id))).all())
+def _counts(session: Session, *which: Any) -> dict[tuple[str, str], int]:
+    """Return (card id, state) -> number of matching items."""
+    query = select(Item.card_id, Item.state, func.count()).where(*which).group_by(col(Item.card_id), col(Item.state))
+    return {(card_id, state): number for card_id, state, number in session.execute(query)}
 
 
 def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:

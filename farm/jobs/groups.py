@@ -30,6 +30,9 @@ from farm.jobs.cards import farm_of, present_state
 from farm.store.database import Database, database_now, lock_with_open_jobs, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
 
+#: A message of an item that was put off is in front of its queue. After this time it counts as lost. Unit: s.
+LOST_AFTER_S = 600.0
+
 
 def lock_host(session: Session, card_id: str) -> list[CardRow]:
     """Lock the rows of all cards of a card's host and return them. Call this first in a transaction."""
@@ -136,10 +139,9 @@ def reserve(session: Session, host: Sequence[CardRow], item: Item, job: Job, tok
     return ids
 
 
-def is_reserved(database: Database, card_id: str) -> bool:
+def is_reserved(session: Session, card_id: str) -> bool:
     """True if a group holds the card."""
-    with database.read() as session:
-        return bool(in_force(session, _reservations(session, CardRow.id == card_id)))
+    return bool(in_force(session, _reservations(session, CardRow.id == card_id)))
 
 
 def end_turn(session: Session, card_id: str) -> None:
@@ -164,7 +166,8 @@ def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
         farm: only jobs of this farm.
         card_id: only items whose leading card is on the host of this card.
     """
-    which = [~item_state.has_message(), Job.farm == farm]
+    lost = col(Item.published_at_s) < database_now() - LOST_AFTER_S
+    which = [or_(~item_state.has_message(), lost), Job.farm == farm]
     if card_id is not None:
         host_of = select(CardRow.host).where(CardRow.id == card_id).scalar_subquery()
         which.append(col(Item.card_id).in_(select(CardRow.id).where(col(CardRow.host) == host_of)))

@@ -13,12 +13,13 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -179,6 +180,7 @@ class ItemDriver:
     spool: Spool | None = None  # stores readings while the database is unreachable; None: `ask` waits for the database
     software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
+    claimed_at_s: float = field(default=-math.inf, init=False)  # of the newest claim on the registered card; monotonic
     _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
     _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)  # see `_time_in_turn`
 
@@ -258,6 +260,8 @@ class ItemDriver:
                 claimed=False,
             )
             if isinstance(claimed, Claim):
+                if claimed.card_state != CardState.STARTING:
+                    self.claimed_at_s = time.monotonic()
                 if claimed.after_group:
                     self._call_groups()
                 outcome = self._attempt(claimed)
@@ -338,6 +342,9 @@ class ItemDriver:
     def follow_up(self, closed: Closed) -> None:
         """Publish the messages that follow from a closed item. Without a broker, other farms' reconcilers do."""
 
+    def publish_groups(self, item_ids: Sequence[int]) -> None:
+        """Publish items on several cards that can reserve their cards now. Without a broker, nobody waits for them."""
+
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         """Called when a phase of the measurement begins."""
 
@@ -361,7 +368,12 @@ class ItemDriver:
             CardUnavailable: this process must stop.
         """
         pauses_s = _pauses_s(1.0)
-        while self.ask(groups.is_reserved, self.database, self.card_id, claimed=False):
+
+        def is_reserved() -> bool:
+            with self.database.read() as session:
+                return groups.is_reserved(session, self.card_id)
+
+        while self.ask(is_reserved, claimed=False):
             if self.stop_requested():
                 raise CardUnavailable("The worker is stopping.")
             time.sleep(next(pauses_s))
@@ -369,8 +381,8 @@ class ItemDriver:
     def _call_groups(self) -> None:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
-            due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
-            self.follow_up(Closed(False, woken=tuple(due)))
+            if due := groups.due(self.database, cards.farm_of(self.holder), self.card_id):
+                self.publish_groups(due)
 
     # -------------------------------------------------------------------------------- one attempt
 

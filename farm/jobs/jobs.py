@@ -15,11 +15,12 @@ from farm.jobs import groups, item_state
 from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
+from farm.jobs.items import open_items
 from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
-from farm.store.database import Database, database_now, lock_items, locked, read_clock_s
+from farm.store.database import Database, database_now, id_ranges, lock_items, locked, read_clock_s
 from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 
@@ -181,38 +182,53 @@ def progress(session: Session, job_id: str) -> Progress:
 
 
 def cancel(database: Database, job_id: str) -> int:
-    """Cancel a job and its open items; return the number of items. Workers ignore the messages of these items."""
+    """Cancel a job, then its open items in several transactions; return the number of items.
+
+    Workers ignore the messages of these items. If the process ends too early, a repetition cancels the rest.
+    """
     with database.write() as session:
         job = locked(session, Job, job_id)
-        if job is None or job.state != JobState.OPEN:
+        if job is None or job.state == JobState.DONE:
             return 0
-        job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
-        its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
-        lock_items(session, *its_open)
-        return session.exec(item_state.CANCEL.update(*its_open)).rowcount
+        if job.state == JobState.OPEN:
+            job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
+        ranges = id_ranges(session, job_id)
+    cancelled = 0
+    for its in ranges:
+        with database.write() as session:
+            job = locked(session, Job, job_id)
+            if job is not None and job.state == JobState.CANCELLED:
+                lock_items(session, its, col(Item.state).in_(OPEN))
+                cancelled += session.exec(item_state.CANCEL.update(its)).rowcount
+    return cancelled
 
 
 def retry_failed(database: Database, job_id: str) -> int:
     """Let the failed and cancelled items of a job wait again with all attempts; return the number of open items.
 
     Cancelled items whose measurement still runs become claimed again. Cancelled items with a reading become done.
+    Several transactions do this; the last one opens the job.
     """
+    with database.read() as session:
+        ranges = id_ranges(session, job_id)
+    kept = begun = 0
+    for its in ranges:
+        with database.write() as session:
+            if (job := locked(session, Job, job_id)) is None:
+                return 0
+            lock_items(session, its, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+            kept += session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
+            lasts = col(Item.lease_until_s) >= database_now()
+            begun += session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
+            # Put all items into the newest round, whose verdict is computed again.
+            again = item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
+            begun += session.exec(again).rowcount
     with database.write() as session:
-        job = locked(session, Job, job_id)
-        if job is None:
+        if (job := locked(session, Job, job_id)) is None:
             return 0
-        its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
-        lock_items(session, *its_closed)
-        its = col(Item.job_id) == job_id
-        kept = session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
-        lasts = col(Item.lease_until_s) >= database_now()
-        going_on = session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
-        # Put all items into the newest round, whose verdict is computed again.
-        begun = session.exec(
-            item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
-        ).rowcount
         newest = session.get(tables.Round, (job_id, job.round))
-        if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
+        unplanned = newest is not None and newest.planned_at_s is None
+        if kept or unplanned or open_items(session, job_id, job.round):
             job.state, job.ended_at_s = JobState.OPEN, None
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
             verdicts = select(tables.VerdictRow).where(
@@ -220,7 +236,7 @@ def retry_failed(database: Database, job_id: str) -> int:
             )
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
-        return going_on + begun
+    return begun
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:

@@ -125,7 +125,7 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "capabilities": list(view.card.capabilities),
             "fingerprint": dict(view.card.fingerprint),
         }
-        for view in cards.views(session, heartbeat_s)
+        for view in cards.views(session, heartbeat_s, hourly=True)
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -208,7 +209,7 @@ def _tuples(
     while request.budget_s and expect(within) > request.budget_s - WHOLE_S and within < LEAST_PRECISE:
         within = 1.25 * within or 1e-4
     new = [item for item in tuples if item.state == ItemState.WAITING]
-    _put_on_cards(session, new, cards)
+    _put_on_cards(session, new, cards, growing=job.id)
     return tuples
 
 
@@ -219,8 +220,8 @@ def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[st
     return {id_: parameters["cards"] for id_, parameters in among(session, query, tables.Operator.id, ids)}
 
 
-def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> None:
-    """Choose the card of each item, and for items on several cards the leading card.
+def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> None:
+    """Choose the card of each item, and for items on several cards the leading card; see `card_for_each`.
 
     Raises:
         UsageError: no host has enough of the cards.
@@ -235,7 +236,7 @@ def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardR
                 f"({cards[0].model}).",
                 "Give fewer cards, or choose the cards of a host with more of them; `farm cards` lists them.",
             )
-        for item, card_id in zip(alike, card_for_each(session, alike, leading), strict=True):
+        for item, card_id in zip(alike, card_for_each(session, alike, leading, growing=growing), strict=True):
             item.card_id = card_id
 
 
@@ -368,20 +369,33 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
             item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
-def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> list[str]:
-    """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT)."""
-    ahead = dict(
-        session.execute(
-            select(Item.card_id, func.sum(Item.expected_s))
-            .where(col(Item.state).in_(OPEN), col(Item.card_id).in_([card.id for card in cards]))
-            .group_by(col(Item.card_id))
-        ).all()
-    )
-    free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
+def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
+    """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
+
+    ``growing``: the id of a job that is planned in parts. Then a part of the time is enough to query the cards' loads.
+    """
+    began_s, ids = time.monotonic(), [card.id for card in cards]
+    if len(ids) == 1:
+        return ids * len(items)
+    read_s, took_s, free_at_s = _loads.pop(growing, (-math.inf, 0.0, dict[str, float]()))
+    if began_s - read_s > 20 * took_s or list(free_at_s) != ids:
+        query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
+        ahead = dict(session.execute(query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(ids))).all())
+        free_at_s = {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
+        read_s, took_s = began_s, time.monotonic() - began_s
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
     placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
+    if growing:
+        for number, card_id in chosen.items():
+            free_at_s[card_id] += items[number].expected_s
+        _loads.clear()
+        _loads[growing] = read_s, took_s, free_at_s
     return [chosen[number] for number in range(len(items))]
+
+
+#: Job that this process plans in parts -> when its cards' loads were queried, how long that took, and the loads.
+_loads: dict[str, tuple[float, float, dict[str, float]]] = {}
 
 
 # ---- closing a round

@@ -254,6 +254,9 @@ class Round(Row, table=True):
     published_at_s: float | None = None  # None: one of its items needs a message
 
 
+#: SQL condition of the items that need a message. Without parameters: databases use the index only for this text.
+UNSENT = text("item.published_at_s IS NULL AND item.state IN ('waiting', 'claimed')")
+_UNSENT = text(UNSENT.text.replace("item.", ""))
 _PUT_OFF = text("put_off_at_s IS NOT NULL")
 
 
@@ -271,6 +274,8 @@ class Item(Row, table=True):
         Index("ix_item_card_state", "card_id", "state"),
         Index("ix_item_state_ended", "state", "ended_at_s"),  # queried for all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
+        Index("ix_item_card_started", "card_id", "started_at_s"),  # when a card last began an item
+        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=_UNSENT, postgresql_where=_UNSENT),
         Index("ix_item_put_off", "put_off_at_s", sqlite_where=_PUT_OFF, postgresql_where=_PUT_OFF),
     )
     id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))

@@ -7,7 +7,7 @@ import pytest
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import NoSuchCard
-from farm.jobs import cards, listing
+from farm.jobs import cards, items, listing
 from farm.jobs.items import DeclineReason
 from farm.store import tables
 from farm.types.protocol import Software
@@ -83,7 +83,7 @@ def test_a_worker_that_starts_again_makes_a_lost_card_seen_at_once(any_database)
     assert view(any_database).seen_ago_s < 60
     unseen(any_database)
     assert view(any_database).state == "lost", "its worker is gone before it got ready"
-    cards.seen(any_database, "new")
+    items.renew(any_database, "new", 0.0, ())
     assert view(any_database).state == "starting"
 
 

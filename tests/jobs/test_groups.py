@@ -78,7 +78,7 @@ def test_a_claim_reserves_all_cards_and_its_reading_releases_them(any_database, 
     assert held(any_database) == dict.fromkeys(four, claimed.item_id)
     item = only(any_database, alone)
     assert claim(any_database, item).why is DeclineReason.RESERVED
-    assert groups.is_reserved(any_database, item.card_id)
+    assert item.card_id in held(any_database)
     assert complete(any_database, claimed, claimed.cards[0]).accepted
     assert held(any_database) == {}
     assert claim(any_database, item).after_group
@@ -174,7 +174,7 @@ def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(any_databa
     if state == "lost":
         clock.forward(60)
         for number in (0, 1, 3):
-            cards.seen(any_database, f"holder-{number}")
+            items.renew(any_database, f"holder-{number}", 60.0)
     else:
         with any_database.write() as session:
             session.get_one(CardRow, four[2]).state = state

@@ -9,7 +9,7 @@ import redis
 from sqlalchemy import update
 from sqlmodel import select
 
-from farm.jobs import cards
+from farm.jobs import cards, items
 from farm.jobs.items import Claim
 from farm.jobs.rounds import add_round
 from farm.settings import Settings, settings
@@ -64,7 +64,7 @@ def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database
     with any_database.read() as session:
         views = cards.views(session, current.heartbeat_s)
     back = claim(any_database, items_of(any_database, job_id)[0])
-    cards.seen(any_database, "holder-0")
+    items.renew(any_database, "holder-0", 0.0, ())
     assert _move_stranded(any_database, current, views, "") == []
     assert {item.card_id for item in items_of(any_database, job_id)} == {lost}
     unseen_for(any_database, lost, lost_after_s(current) + 1)
@@ -75,11 +75,11 @@ def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database
 def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker(any_database):
     job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"], scope=("Conv2d",))
     with any_database.write() as session:
-        assert _unpublished(session, "", -1.0) == [(job_id, 1)]
+        assert _unpublished(session, "", -1.0, -1.0) == [(job_id, 1)]
         job = session.get_one(tables.Job, job_id)
         first = session.get_one(tables.Round, (job_id, 1))
         add_round(session, job, scope=("Conv2d", "ReLU"), capture_id=first.capture_id, reason="below the target")
-        assert _unpublished(session, "", -1.0) == [(job_id, 2)]
+        assert _unpublished(session, "", -1.0, -1.0) == [(job_id, 2)]
 
 
 def test_an_aggregation_that_is_asked_for_in_vain_is_asked_for_ever_more_seldom(monkeypatch):
@@ -245,7 +245,7 @@ def test_what_several_hosts_find_lost_is_published_once(any_database, at_broker)
         client.flushall()
     aged(any_database, 1000)
     with any_database.read() as session:
-        lost = list(session.scalars(control._without_holder(card, "", 5.0)))
+        lost = list(session.scalars(control._without_holder("", 5.0)))
     assert len(lost) == 30
     for _host in range(3):
         queues.publish_items(any_database, lost, unless_within_s=5.0)

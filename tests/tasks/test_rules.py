@@ -43,7 +43,7 @@ class Desk:
         """Time goes by, these cards alone are seen and renew what they hold, and the control worker looks around."""
         self.clock.forward(seconds)
         for number in seen:
-            cards.seen(self.database, f"holder-{number}")
+            items.renew(self.database, f"holder-{number}", 0.0, ())
             if renewed:
                 items.renew(self.database, f"holder-{number}", settings().lease_s)
         control.reconcile_now(self.database, settings(), "")
