@@ -92,10 +92,18 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             (">items\nwaiting", "waiting"),
             (">items/h", "done_last_hour"),
             (">last seen\nago", "last_seen_ago_s", span),
+            *([("links", _links)] if any(row.get("links") for row in rows) else []),
             ("measuring", lambda row: clipped(str(row.get("measuring") or ""), 60)),
         ],
-        drops=("items/h", "last seen ago", "items waiting", "host", "measuring"),
+        drops=("items/h", "last seen ago", "items waiting", "host", "links", "measuring"),
     )
+
+
+def _links(row: Row) -> str:
+    links = row.get("links") or {}
+    peers = links.get("peers")
+    words = [f"{links['nvlinks']} NVLinks"] if links.get("nvlinks") else []
+    return ", ".join([*words, *([f"{len(peers)} {plural('peer', len(peers))}"] if peers is not None else [])])
 
 
 def operators(rows: Sequence[Row], title: str) -> RenderableType:

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import pynvml
@@ -45,6 +46,9 @@ NEXT_STEPS = {
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the card's power cables",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: the driver was updated while it was loaded",
 }
+
+#: The index of reading another card's memory. pynvml's constant is a tuple by mistake.
+_P2P_READ = 0
 
 #: The ids of cards with unknown UUID begin with this prefix.
 WITHOUT_UUID = "NVIDIA-"
@@ -130,6 +134,33 @@ def _describe(index: int, settings: Settings) -> Card:
     if _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) == 1:
         return dataclasses.replace(card, refusal=f"it is in MIG mode, and {MIG_REFUSAL}")
     return card
+
+
+def links(card_id: str) -> dict[str, Any]:
+    """The links of a card: the number of active ``nvlinks``, and the ``peers``: cards whose memory it can access.
+
+    What NVML does not report is left out.
+    """
+    found: dict[str, Any] = {}
+    try:
+        pynvml.nvmlInit()
+        try:
+            own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
+            numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
+            states = [_optional(partial(pynvml.nvmlDeviceGetNvLinkState, own, number)) for number in numbers]
+            if any(state is not None for state in states):
+                found["nvlinks"] = states.count(pynvml.NVML_FEATURE_ENABLED)
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                other = _optional(partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+                other_id = _optional(partial(pynvml.nvmlDeviceGetUUID, other))
+                status = _optional(partial(pynvml.nvmlDeviceGetP2PStatus, own, other, _P2P_READ))
+                if other_id not in (None, card_id) and status is not None:
+                    found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
+        finally:
+            _optional(pynvml.nvmlShutdown)
+    except pynvml.NVMLError:
+        return {}
+    return found
 
 
 def _uncounted_id(settings: Settings) -> str:

@@ -17,7 +17,7 @@ from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
-from farm.devices.host import cpu_card, discover, is_installed
+from farm.devices.host import cpu_card, discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.jobs.item_state import has_message
 from farm.requests.card_selection import choose_cards, matching_cards
@@ -122,6 +122,7 @@ def register(
     with database.write() as session:
         row = _described(session, card)
         row.software_id, row.capabilities = store_software(session, software), sorted(capabilities)
+        row.links = links_of(card)
         _serve(session, row, holder, queue, CardState.IDLE)
         return row.software_id
 
