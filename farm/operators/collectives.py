@@ -3,16 +3,74 @@ runs on the stream of the communication library, and the present stream waits fo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from farm.operators.encoding import NotEncodable, tensors_in
 from farm.types.collective import COLLECTIVES, PREFIX
 from farm.types.tuple import OperatorTuple, TensorSpec
 
+#: Operator -> collective, the argument with its input, and the one that it writes ("": it returns a new tensor).
+_OPERATORS = {
+    **{
+        f"_c10d_functional::{operator}": (name, "input", written)
+        for operator, name, written in (
+            ("all_reduce", "all_reduce", ""),
+            ("all_reduce_", "all_reduce", "input"),
+            ("all_gather_into_tensor", "all_gather", ""),
+            ("all_gather_into_tensor_out", "all_gather", "out"),
+            ("reduce_scatter_tensor", "reduce_scatter", ""),
+            ("reduce_scatter_tensor_out", "reduce_scatter", "out"),
+            ("all_to_all_single", "all_to_all", ""),
+            ("broadcast", "broadcast", ""),
+            ("broadcast_", "broadcast", "input"),
+        )
+    },
+    "c10d::allreduce_": ("all_reduce", "tensors", "tensors"),
+    "c10d::broadcast_": ("broadcast", "tensors", "tensors"),
+    "c10d::_allgather_base_": ("all_gather", "input_tensor", "output_tensor"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", "output_tensor"),
+    "c10d::alltoall_base_": ("all_to_all", "input", "output"),
+}
+_NO_COLLECTIVE = ("::wait_tensor", "::_wrap_tensor_autograd")
+#: Operators that copy their input first and then change the copy.
+COPIES_FIRST = frozenset({"_c10d_functional::all_reduce", "_c10d_functional::broadcast"})
+#: Classes of tensors that stand for the parts of all ranks, or for the result of a collective that still runs.
+WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
 _REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
+
+
+def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.Tensor, torch.Tensor | None, Any]]:
+    """The collectives that an operator of PyTorch's distributed package starts, empty for other operators.
+
+    Each comes as its name, its input, the tensor that it writes (None: a new one) and its parameters.
+
+    Raises:
+        NotEncodable: the farm does not know the collective.
+    """
+    if func.namespace not in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+        return []
+    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    operator = func._schema.name
+    if operator.endswith(_NO_COLLECTIVE):
+        return []
+    if operator not in _OPERATORS:
+        raise NotEncodable(f"the farm does not measure {func}")
+    name, sent, received = _OPERATORS[operator]
+    inputs, outputs = list(tensors_in(given[sent])), list(tensors_in(given.get(received)))
+    group = given["process_group"] if "process_group" in given else given["group_name"]
+    if isinstance(group, str):
+        parameters = {"cards": dist.distributed_c10d._resolve_process_group(group).size()}  # type: ignore[arg-type]
+    else:
+        parameters = {"cards": dist.ProcessGroup.unbox(group).size()}
+    if COLLECTIVES[name].reduces:
+        # The reduction of c10d is an object that cannot be read. The mean takes as long as the sum.
+        parameters["reduction"] = given["reduce_op"] if isinstance(given["reduce_op"], str) else "sum"
+    return [(name, one, out, parameters) for one, out in itertools.zip_longest(inputs, outputs[: len(inputs)])]
 
 
 def collective_tuple(name: str, elements: int, dtype: str, cards: int, reduction: str = "sum") -> OperatorTuple:
@@ -27,6 +85,22 @@ def collective_tuple(name: str, elements: int, dtype: str, cards: int, reduction
 def output_elements(spec: OperatorTuple) -> int:
     """The number of elements in the output of a rank."""
     return round(COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel)
+
+
+def inside(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    """The aten operator and its arguments in an operator of FSDP; None for other operators."""
+    aten, name = torch.ops.aten, func._schema.name
+    if name == "fsdp::all_gather_copy_in":
+        return aten._foreach_copy_.default, (list(out[0].split(args[2])), args[0]), {}
+    if name == "fsdp::split_with_sizes_copy":
+        return aten.split_with_sizes_copy.out, args, kwargs
+    return (aten._chunk_cat.out, args, kwargs) if name == "fsdp::chunk_cat" else None
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a distributed tensor that this rank holds; any other tensor itself."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
 def written(spec: OperatorTuple) -> frozenset[int]:

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.operators.allow_list import LEAF_CLASSES
+from farm.operators.collectives import WRAPPERS
 from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
@@ -203,6 +204,8 @@ class _RealIntegers(TorchDispatchMode):
         self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ in WRAPPERS for kind in types):
+            return NotImplemented
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, dataclass
@@ -68,9 +69,7 @@ class Protocol(ContentAddressed):
     )
     cudnn_deterministic: bool = original(False, "whether cuDNN uses deterministic kernels only")
     placement: str = declared("", "which of a tuple's tensors are in slow memory (in0+out0)", note="empty: none")
-    cards: int = declared(
-        1, "cards of one host that measure a subject together, one process per card", "--cards", usual="1", minimum=1
-    )
+    cards: int = declared(1, "cards of one host that run an operator at the same time, one process each", minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,6 +260,9 @@ class Variant(ContentAddressed):
         usual="ddp",
         choices=("ddp", "fsdp"),
     )
+    distributed: int = declared(
+        1, "for a model of your own that is already distributed: its number of cards", "--cards", usual="1", minimum=1
+    )
     version: str = declared(
         "",
         "version of a user's own model: a hash of its source and its calls",
@@ -284,11 +286,12 @@ class Variant(ContentAddressed):
 
     def _check_split(self) -> None:
         """Refuse combinations of options of split models that the farm does not measure."""
-        both = self.tensor_parallel > 1 and self.data_parallel > 1
+        both = sum(number > 1 for number in (self.tensor_parallel, self.data_parallel, self.distributed)) > 1
+        step_too = self.step and self.data_parallel == 1 < self.cards
         for wrong, problem, step in (
-            (both, "--tensor-parallel does not work with --data-parallel.", "Give one of them."),
+            (both, "--tensor-parallel, --data-parallel and --cards do not work together.", "Give one of them."),
             (self.data_parallel > 1 and not self.step, "--data-parallel is for training.", "Add --step training."),
-            (self.tensor_parallel > 1 and self.step, "--tensor-parallel does not work with --step.", "Omit one."),
+            (step_too, "--step training on several cards needs --data-parallel.", "Give it instead."),
             (self.sharding == "fsdp" and self.data_parallel == 1, "--sharding needs --data-parallel.", "Add it."),
             (self.cards > 1 and self.compile, "--compile does not work with several cards.", "Omit --compile."),
         ):
@@ -298,7 +301,7 @@ class Variant(ContentAddressed):
     @property
     def cards(self) -> int:
         """The number of cards that the variant is split over."""
-        return self.tensor_parallel * self.data_parallel
+        return self.tensor_parallel * self.data_parallel * self.distributed
 
     @property
     def computes_in(self) -> str:
@@ -330,8 +333,8 @@ class Variant(ContentAddressed):
             f"accumulate {self.accumulate}" if self.accumulate > 1 else "",
             f"recompute {self.recompute}" if self.recompute else "",
             f"compiled {self.compile}" if self.compile else "",
-            f"on {self.tensor_parallel} cards" if self.tensor_parallel > 1 else "",
             f"{self.sharding} on {self.data_parallel} cards" if self.data_parallel > 1 else "",
+            f"on {self.cards} cards" if self.cards > self.data_parallel else "",
         ]
         return " ".join([self.model, size, self.dtype, *filter(None, extras)])
 
@@ -353,7 +356,7 @@ class Subject(Record):
     def cards(self, protocol: Protocol) -> int:
         """The number of cards of one host that a measurement of the subject under a protocol needs."""
         spec = self.spec
-        own = spec.get("tensor_parallel", 1) * spec.get("data_parallel", 1)
+        own = math.prod(spec.get(name, 1) for name in ("tensor_parallel", "data_parallel", "distributed"))
         if self.kind == "operator" and spec.get("kind") == "collective":
             own = spec["parameters"]["cards"]
         return max(protocol.cards, own)

@@ -104,9 +104,11 @@ class Request(ContentAddressed):
             raise UsageError(
                 f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, for example."
             )
-        if self.variant is not None and self.variant.step and self.protocol.data == "seen":
+        recorded = self.variant is None or not (self.variant.step or self.variant.cards > 1)
+        if self.protocol.data == "seen" and not recorded:
             raise UsageError(
-                "--data seen does not work for a training step: input values are recorded in a forward pass only.",
+                "--data seen does not work for a training step or several cards: input values are recorded in a "
+                "forward pass on one card only.",
                 "Omit --data to use standard normal values, or name a value profile: --data zeros-50+.",
             )
         self._check_compiled()
