@@ -111,7 +111,7 @@ class CardRow(Row, table=True):
     worker: str = ""  # the holder name of the worker that serves it
     capabilities: list[str] = _json(list)
     fingerprint: dict[str, Any] = _json(dict)
-    links: dict[str, Any] = _json(dict)  # to other cards of its host (`Device.links`)
+    links: dict[str, Any] | None = _json(None)  # to other cards of its host (`farm.devices.host.links_of`)
     # The newest reservation for an item on several cards, see `farm.jobs.groups`; NULL: the newest item was on one card
     group_item_id: int | None = Field(default=None, sa_type=BigInteger)
     group_token: str = ""  # the token of that item's claim
