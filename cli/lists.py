@@ -101,9 +101,9 @@ def cards(rows: Sequence[Row]) -> RenderableType:
 
 def _links(row: Row) -> str:
     links = row.get("links") or {}
-    peers = links.get("peers")
-    words = [f"{links['nvlinks']} NVLinks"] if links.get("nvlinks") else []
-    return ", ".join([*words, *([f"{len(peers)} {plural('peer', len(peers))}"] if peers is not None else [])])
+    words = {"nvlinks": "NVLinks", "peers": "peers"}
+    numbers = {name: len(value) if name == "peers" else value for name, value in links.items()}
+    return ", ".join(f"{numbers[name]} {word}" for name, word in words.items() if name in numbers)
 
 
 def operators(rows: Sequence[Row], title: str) -> RenderableType:

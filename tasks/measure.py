@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs  # noqa: F401 - a pool process logs in the same form as its worker
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app, broker_unreachable
-from tasks.queues import card_queue, follow_up, publish_groups
+from tasks.queues import card_queue, follow_up
 from tasks.servers import STOPPING
 
 
@@ -61,13 +61,6 @@ class CardWorker(ItemDriver):
         """Publish the messages that follow from a closed item. If this fails, the reconciler publishes them later."""
         try:
             follow_up(self.database, closed)
-        except FarmError as error:
-            log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
-
-    def publish_groups(self, item_ids: Sequence[int]) -> None:
-        """Publish items on several cards. If this fails, the reconciler publishes them later."""
-        try:
-            publish_groups(self.database, item_ids)
         except FarmError as error:
             log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
 

@@ -276,6 +276,7 @@ def follow_up(database: Database, closed: Closed) -> None:
 
     Other farms use other brokers; their reconcilers find their items in the database.
     """
+    publish_groups(database, closed.due)
     if not closed.rounds and not closed.woken:
         return
     ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())

@@ -8,6 +8,7 @@ the other cards still work, and the farm does not use the CPU as if the host had
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -137,29 +138,22 @@ def _describe(index: int, settings: Settings) -> Card:
 
 
 def links(card_id: str) -> dict[str, Any]:
-    """The links of a card: the number of active ``nvlinks``, and the ``peers``: cards whose memory it can access.
-
-    What NVML does not report is left out.
-    """
+    """The active ``nvlinks`` of a card, and the ``peers``, whose memory it can access, as far as NVML reports them."""
     found: dict[str, Any] = {}
-    try:
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        try:
-            own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
-            numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
-            states = [_optional(partial(pynvml.nvmlDeviceGetNvLinkState, own, number)) for number in numbers]
-            if any(state is not None for state in states):
-                found["nvlinks"] = states.count(pynvml.NVML_FEATURE_ENABLED)
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                other = _optional(partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-                other_id = _optional(partial(pynvml.nvmlDeviceGetUUID, other))
-                status = _optional(partial(pynvml.nvmlDeviceGetP2PStatus, own, other, _P2P_READ))
-                if other_id not in (None, card_id) and status is not None:
-                    found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
-        finally:
-            _optional(pynvml.nvmlShutdown)
-    except pynvml.NVMLError:
-        return {}
+        own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
+        numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
+        states = [_optional(partial(pynvml.nvmlDeviceGetNvLinkState, own, number)) for number in numbers]
+        if any(state is not None for state in states):
+            found["nvlinks"] = states.count(pynvml.NVML_FEATURE_ENABLED)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            other = _optional(partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+            other_id = _optional(partial(pynvml.nvmlDeviceGetUUID, other))
+            status = _optional(partial(pynvml.nvmlDeviceGetP2PStatus, own, other, _P2P_READ))
+            if other_id not in (None, card_id) and status is not None:
+                found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
+    _optional(pynvml.nvmlShutdown)
     return found
 
 

@@ -359,13 +359,8 @@ def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
 
 
 def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False) -> str:
-    """Return the present state of a card: that of its row, or lost, or busy.
-
-    Args:
-        now_s: the time on the database's clock.
-        heartbeat_s: default: that of the settings.
-    """
-    heartbeat_s = settings().heartbeat_s if heartbeat_s is None else heartbeat_s
+    """Return the present state of a card: that of its row, or lost, or busy. ``heartbeat_s``: default: the setting."""
+    heartbeat_s = heartbeat_s or settings().heartbeat_s
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:

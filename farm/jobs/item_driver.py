@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -264,10 +264,9 @@ class ItemDriver:
                     self.claimed_at_s = time.monotonic()
                 if claimed.after_group:
                     self._call_groups()
-                outcome = self._attempt(claimed)
-                if claimed.cards and outcome is not None:
-                    self._call_groups()
-                if outcome is not None:
+                if (outcome := self._attempt(claimed)) is not None:
+                    if claimed.cards:
+                        self._call_groups()
                     return outcome
                 continue  # the benchmark process crashed; the next claim counts the attempt
             if claimed.why is DeclineReason.RESERVED:
@@ -342,9 +341,6 @@ class ItemDriver:
     def follow_up(self, closed: Closed) -> None:
         """Publish the messages that follow from a closed item. Without a broker, other farms' reconcilers do."""
 
-    def publish_groups(self, item_ids: Sequence[int]) -> None:
-        """Publish items on several cards that can reserve their cards now. Without a broker, nobody waits for them."""
-
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         """Called when a phase of the measurement begins."""
 
@@ -359,21 +355,10 @@ class ItemDriver:
         """Whether this process must stop."""
         return False
 
-    # -------------------------------------------------------------------------------- groups
-
     def _await_group(self) -> None:
-        """Wait until the group that holds the card has ended. The message of the item stays with this process.
-
-        Raises:
-            CardUnavailable: this process must stop.
-        """
+        """Wait until the group that holds the card has ended. Raises `CardUnavailable` if this process must stop."""
         pauses_s = _pauses_s(1.0)
-
-        def is_reserved() -> bool:
-            with self.database.read() as session:
-                return groups.is_reserved(session, self.card_id)
-
-        while self.ask(is_reserved, claimed=False):
+        while self.ask(groups.is_reserved, self.database, self.card_id, claimed=False):
             if self.stop_requested():
                 raise CardUnavailable("The worker is stopping.")
             time.sleep(next(pauses_s))
@@ -381,8 +366,8 @@ class ItemDriver:
     def _call_groups(self) -> None:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
-            if due := groups.due(self.database, cards.farm_of(self.holder), self.card_id):
-                self.publish_groups(due)
+            due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
+            self.follow_up(Closed(False, due=tuple(due)))
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -393,10 +378,9 @@ class ItemDriver:
                 return self._list_kernels(claimed)
             answer = self.measure(claimed)
         except group_driver.Interrupted as error:
-            log.warning("%s was interrupted: %s", claimed.label, error.reason)
-            why = ("crashed", f"The measurement on {len(claimed.cards)} cards was interrupted: {error.reason}.")
-            self.follow_up(self.ask(items.fail, self.database, claimed, *why, again=True))
-            self.ask(group_driver.put_off, self.database, claimed, counted=error.counted)
+            why, counted = error.args
+            log.warning("%s was interrupted: %s", claimed.label, why)
+            self.ask(items.put_off, self.database, claimed, why, counted=counted)
             return ItemOutcome("declined")
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]

@@ -81,6 +81,7 @@ class Closed:
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
     woken: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()  # items on several cards to publish (`farm.jobs.groups.due`)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def claim(
     while True:
         try:
             with database.write() as session:
-                host = groups.lock_host(session, card_id) if grouped else ()
+                host = groups.host_of(session, card_id, lock=True) if grouped else ()
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
                 taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held, host)
             if taken is not None:
@@ -155,9 +156,9 @@ def _claim(
     held: Mapping[str, Any],
     host: Sequence[tables.CardRow],
 ) -> Claim | Declined | None:
-    """Claim the item, or return why it was declined. ``Closed.rounds`` may contain rounds with open items.
+    """Claim the item, or return why it was declined; None if it needs several cards and ``host`` is empty.
 
-    Returns None if the item needs several cards, and ``host`` (`groups.lock_host`) is empty.
+    ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's host.
     """
     its = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
     locking = _described(*its, software_id=software_id).with_for_update(read=True, of=tables.CardRow)
@@ -166,7 +167,8 @@ def _claim(
         return _GONE
     if item.cards > 1 and not host:
         return None
-    if item.cards == 1 and item.group_item_id is not None and groups.is_reserved(session, card_id):
+    reserved = item.group_item_id is not None and groups.in_force(session, [session.get_one(tables.CardRow, card_id)])
+    if reserved and item.cards == 1:
         return Declined(DeclineReason.RESERVED)
     request = Request.from_json(item.request)
     its_round = ((item.job_id, item.round),)
@@ -392,6 +394,16 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         return Closed(True, _finished(session, _may_have_ended(item)), woken)
 
 
+def put_off(database: Database, claimed: Claim, why: str, *, counted: bool) -> None:
+    """Let an item on several cards wait again after an interruption. ``counted``: the attempt counts."""
+    its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token)
+    with database.write() as session:
+        session.exec(item_state.LET_GO.update(*its_own))
+        session.exec(item_state.NOTE.update(*its_own, **item_state.why("crashed", f"Interrupted: {why}.")))
+        attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
+        session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))
+
+
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
     """Cancel waiting tuples of a job without a call in the observed capture ``capture_id``; return their number."""
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
@@ -448,10 +460,7 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases and reservations on a card; return the number of leases.
-
-    Only the process that has the card's lock may call this.
-    """
+    """End all leases on a card, and its reservation; return their number. Only the holder of its lock may call this."""
     with database.write() as session:
         groups.end_turn(session, card_id)
         return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount

@@ -221,19 +221,14 @@ def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[st
 
 
 def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> None:
-    """Choose the card of each item, and for items on several cards the leading card; see `card_for_each`.
-
-    Raises:
-        UsageError: no host has enough of the cards.
-    """
+    """Choose the (leading) card of each item, see `card_for_each`. Raises UsageError if no host has enough cards."""
     for number in sorted({item.cards for item in items}):
         alike = [item for item in items if item.cards == number]
         leading = leading_cards(cards, number) if number > 1 else cards
         if not leading:
             most = max(sum(card.host == other.host for other in cards) for card in cards)
             raise UsageError(
-                f"The job needs {number} cards of one host, but no host has more than {most} of the chosen cards "
-                f"({cards[0].model}).",
+                f"The job needs {number} cards of one host, but no host has more than {most} of the chosen cards.",
                 "Give fewer cards, or choose the cards of a host with more of them; `farm cards` lists them.",
             )
         for item, card_id in zip(alike, card_for_each(session, alike, leading, growing=growing), strict=True):
@@ -243,10 +238,7 @@ def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardR
 def _wholes(
     session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item]
 ) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings of tuples are reused.
-
-    A model on several cards has one whole item.
-    """
+    """Create a whole item for every card that measures tuples or whose readings are reused; one for a split model."""
     assert request.variant is not None
     subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": WHOLE_S}
     subject["protocol_id"] = store_protocol(session, request.protocol.of_whole)

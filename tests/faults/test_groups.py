@@ -8,10 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlmodel import select
 
 from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.jobs import groups
 from farm.settings import Settings
+from farm.store.tables import CardRow
 from tests.farms import QUICK, SharedFarm
 from tests.faults.conftest import Hurt
 
@@ -55,7 +57,7 @@ def end_of(processes):
 
 def held(hurt):
     with hurt.farm.database.read() as session:
-        return groups.held_cards(session)
+        return groups.in_force(session, session.exec(select(CardRow)).all())
 
 
 def test_groups_and_items_on_one_card_share_a_host(four):

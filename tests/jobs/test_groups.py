@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import update
+from sqlmodel import select
 
 from farm.errors import UsageError
 from farm.jobs import cards, groups, items, jobs
-from farm.jobs.group_driver import interruption, peers_at_work, put_off
+from farm.jobs.group_driver import Interrupted, check_cards, peers_at_work
 from farm.jobs.groups import block_of, leading_cards
 from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
@@ -15,6 +16,15 @@ from farm.store.database import database_now
 from farm.store.tables import CardRow, ItemState
 from tests.planned import claim, complete, items_of, plan, readings, register
 from tests.statements import meanwhile
+
+
+def interruption(database, claimed):
+    """Why a group has to end, and whether the attempt counts."""
+    try:
+        check_cards(database, claimed)
+    except Interrupted as error:
+        return error.args
+    return "", False
 
 
 def row(number, host="here", kind="simulated"):
@@ -40,7 +50,7 @@ def card_rows(database):
 
 def held(database):
     with database.read() as session:
-        return groups.held_cards(session)
+        return groups.in_force(session, session.exec(select(CardRow)).all())
 
 
 @pytest.fixture
@@ -59,7 +69,7 @@ def test_the_cards_of_a_host_form_blocks(leading, number, block):
 
 def test_a_group_leads_a_block_of_a_host_that_has_enough_cards():
     there = [row(0), row(1), row(2), row(0, "there"), row(1, "there")]
-    assert [card.id for card in leading_cards(there, 2)] == ["here-0", "here-1", "there-0"]
+    assert [card.id for card in leading_cards(there, 2)] == ["here-0", "there-0"]
     assert [card.id for card in leading_cards(there, 3)] == ["here-0"]
     assert leading_cards(there, 4) == []
     assert block_of([row(0, kind="cpu")], "here-0", 3) == ("here-0",) * 3, "the ranks share a CPU"
@@ -93,7 +103,7 @@ def test_a_reservation_ends_with_its_claim(any_database, four, end):
         jobs.cancel(any_database, item.job_id)
         assert held(any_database), "the ranks have not ended yet"
         assert interruption(any_database, claimed) == ("its job was cancelled", False)
-        items.fail(any_database, claimed, "crashed", "interrupted", again=True)
+        items.put_off(any_database, claimed, "its job was cancelled", counted=False)
     elif end == "fail":
         items.fail(any_database, claimed, "raised", "an error")
     elif end == "hand back":
@@ -102,7 +112,7 @@ def test_a_reservation_ends_with_its_claim(any_database, four, end):
         items.release_card(any_database, four[0 if end == "worker" else 2])
         assert interruption(any_database, claimed)[1]
         if end == "worker of a peer":
-            put_off(any_database, claimed, counted=True)
+            items.put_off(any_database, claimed, "why", counted=True)
     assert held(any_database) == {}
 
 
@@ -181,7 +191,7 @@ def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(any_databa
     reason, counted = interruption(any_database, claimed)
     assert four[2] in reason
     assert counted == (state == "lost")
-    put_off(any_database, claimed, counted=counted)
+    items.put_off(any_database, claimed, "why", counted=counted)
     assert only(any_database, item.job_id).attempts == int(counted)
     assert claim(any_database, item).why is DeclineReason.PUT_OFF
     assert groups.due(any_database, "") == []
