@@ -9,9 +9,11 @@ the other cards still work, and the farm does not use the CPU as if the host had
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pynvml
@@ -45,6 +47,8 @@ NEXT_STEPS = {
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the card's power cables",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: the driver was updated while it was loaded",
 }
+
+_MOST_LINKS = 36  # NVLinks of one card
 
 #: The ids of cards with unknown UUID begin with this prefix.
 WITHOUT_UUID = "NVIDIA-"
@@ -159,6 +163,47 @@ def _field_value(handle: Any, field_id: int) -> int:
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(field.nvmlReturn)
     return int(field.value.uiVal)
+
+
+#: Bytes/s of one lane of PCI Express in one direction, by generation.
+_LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
+
+def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
+    """See `farm.devices.host.link_between`. A user who switches peer access off (NCCL_P2P_DISABLE) needs none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return "", None
+    try:
+        handles = [(one, _optional(functools.partial(pynvml.nvmlDeviceGetHandleByUUID, one))) for one in card_ids]
+        pairs = list(itertools.combinations([pair for pair in handles if pair[1] is not None], 2))
+        for (one, first), (other, second) in pairs if "NCCL_P2P_DISABLE" not in os.environ else ():
+            if _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ) not in (None, pynvml.NVML_P2P_STATUS_OK):
+                raise NoSuchCard(
+                    f"The cards {one} and {other} cannot access each other's memory.",
+                    "Choose cards with peer access (`nvidia-smi topo -p2p r`), or set NCCL_P2P_DISABLE=1 to"
+                    " communicate through the host's memory.",
+                )
+        if not pairs:
+            return "", None
+        by_nvlink = (_peer_status(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) for (_, one), (_, other) in pairs)
+        first = pairs[0][0][1]
+        if all(status == pynvml.NVML_P2P_STATUS_OK for status in by_nvlink):
+            query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, first)
+            states = (_optional(functools.partial(query, number)) for number in range(_MOST_LINKS))
+            links = sum(state == pynvml.NVML_FEATURE_ENABLED for state in states)
+            each_mb = _optional(lambda: _field_value(first, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON))
+            return f"NVLink x{links}", links * each_mb * 1e6 if links and each_mb else None
+        generation = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(first)) or 0
+        lanes = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(first)) or 0
+        return f"PCIe {generation} x{lanes}", _LANE_BYTES_PER_S.get(generation, 0) * lanes or None
+    finally:
+        _optional(pynvml.nvmlShutdown)
+
+
+def _peer_status(one: Any, other: Any, capability: int) -> int | None:
+    return _optional(lambda: pynvml.nvmlDeviceGetP2PStatus(one, other, capability))
 
 
 def _throttle_reasons(handle: Any) -> tuple[str, ...]:
