@@ -24,7 +24,7 @@ from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
-from farm.benchmark.passes import Offload, Passes, applied, free_bytes
+from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.window import (
@@ -40,8 +40,10 @@ from farm.benchmark.window import (
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
+from farm.operators.collectives import alone, product_beside
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.types.reading import CPU_METHOD, REPEATED, Reading
+from farm.types.reading import CPU_METHOD, REPEATED, Overlap, Reading
+from farm.types.tuple import parse
 
 CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
@@ -220,6 +222,9 @@ class Bench:
                 if workload.passes is not None and isinstance(workload.passes.first, InPlacePass):
                     with ledger.charged("restoring"):
                         reading = reading.without(self._restoring(workload.passes.first, protocol, stopping, gate))
+                if subject.kind == "operator" and subject.spec.get("parameters", {}).get("beside"):
+                    with ledger.charged("overlap"):
+                        reading = self._with_overlap(reading, subject, protocol, stopping, gate)
             except Unmeasurable:
                 raise
             except Exception as error:  # any exception of PyTorch becomes the item's reason
@@ -375,6 +380,25 @@ class Bench:
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
+
+    def _with_overlap(
+        self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping, gate: Gate
+    ) -> Reading:
+        """Measure a collective and the matrix product that runs beside it, each alone."""
+        spec = parse(subject.spec)
+        found: list[float] = []
+        product = product_beside(spec, self.torch_device)
+        assert product is not None
+        for passes in (
+            operator_passes(dataclasses.replace(subject, spec=alone(spec).to_json()), protocol, self.torch_device),
+            Passes(product, None, 0, 0),
+        ):
+            with contextlib.closing(arrange(passes, protocol, self.torch_device)) as workload:
+                one = self._steady(workload, stopping, gate, silent)
+                if isinstance(passes.first, InPlacePass):
+                    one = one.without(self._restoring(passes.first, protocol, stopping, gate))
+                found.append(one.time_us)
+        return reading.noting(overlap=Overlap.of(found[0], found[1], reading.time_us))
 
     def _restoring(self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate) -> Reading:
         """Measure the copies that restore the inputs of a kernel."""

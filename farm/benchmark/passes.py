@@ -328,11 +328,9 @@ def build_variant(
     known = _handed_over.pop(key, None)
     _handed_over.clear()
     if known is None:
-        if variant.cards > 1:
-            from farm.training.split import build
-        else:
-            build = catalog.build
-        known = build(variant, device=device), catalog.example_inputs(variant, device=device)
+        from farm.training.split import build
+
+        known = build(variant, device), catalog.example_inputs(variant, device=device)
         if hand_over:
             _handed_over[key] = known
     return known

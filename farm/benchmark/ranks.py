@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from farm.errors import Unmeasurable
+
 #: The client ends ranks that wait too long (`farm.benchmark_process.group`); this limit must be longer than any item's.
 NO_LIMIT = datetime.timedelta(days=1)
 #: Settings of NCCL that change no algorithm.
@@ -25,8 +27,17 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
 
     Args:
         rendezvous: a file in a private folder; no port is opened outside of the host.
+
+    Raises:
+        Unmeasurable: not_available: PyTorch lacks the communication library.
     """
     cuda = device.type == "cuda"
+    if not dist.is_available() or (cuda and not dist.is_nccl_available()):
+        raise Unmeasurable(
+            "not_available",
+            f"PyTorch {torch.__version__} on this host has no {'NCCL' if cuda else 'torch.distributed'}.",
+            "Install a build of PyTorch for Linux that includes it.",
+        )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # an error of NCCL ends the rank
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",

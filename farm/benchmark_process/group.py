@@ -7,6 +7,7 @@ without limit, so this client is their watchdog: if one rank fails, ends or is l
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -18,7 +19,8 @@ from pathlib import Path
 from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess, Measured, Rank
 from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.device import Card
-from farm.errors import Unmeasurable
+from farm.devices.host import link_between
+from farm.errors import NoSuchCard, Unmeasurable
 from farm.types.collective import bus_bytes
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks
@@ -53,6 +55,7 @@ class BenchmarkGroup:
         self.starts = 0
         self._env = {**dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)}
         self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
+        self._link: tuple[str, float | None] = ("", None)
         self._folder: str | None = None
         self._ranks: tuple[BenchmarkProcess, ...] = ()
 
@@ -80,10 +83,18 @@ class BenchmarkGroup:
         return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
 
     def start(self) -> None:
-        """Start all ranks, if not all are alive, and return at once."""
+        """Start all ranks, if not all are alive, and return at once.
+
+        Raises:
+            Unmeasurable: not_available: the cards cannot access each other.
+        """
         if self.alive:
             return
         self.kill()
+        try:
+            self._link = link_between(self.card_ids)
+        except NoSuchCard as error:
+            raise Unmeasurable("not_available", error.message, error.next_step) from error
         self._folder = tempfile.mkdtemp(prefix="farm-group-")  # accessible only to this user
         rendezvous, number = str(Path(self._folder, "rendezvous")), len(self.card_ids)
         self._ranks = tuple(
@@ -109,7 +120,9 @@ class BenchmarkGroup:
                 for rank, process in tuple(waiting.items()):
                     if process.is_ready(deadline_s, POLL_S):
                         del waiting[rank]
-        return self._ranks[0].wait_ready()
+        software = self._ranks[0].wait_ready()
+        name, _ = self._link
+        return dataclasses.replace(software, communication=software.communication + f" over {name}" * bool(name))
 
     def measure(
         self,
@@ -154,7 +167,8 @@ class BenchmarkGroup:
             if failures:
                 raise self._failure(failures)
         merged = of_ranks([readings[rank] for rank in sorted(readings)], self.card_ids)
-        return Measured(merged.noting(bus_bytes_per_s=_bus_bytes_per_s(subject, merged)), software, self.card)
+        about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
+        return Measured(merged.noting(**about), software, self.card)
 
     def kill(self) -> None:
         """Kill all ranks at once, and remove the rendezvous."""
@@ -201,5 +215,7 @@ def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
     if subject.kind != "operator" or subject.spec.get("kind") != "collective":
         return None
     spec = parse(subject.spec)
+    if "beside" in spec.parameters:
+        return None
     input_bytes = spec.tensors[0].numel * spec.tensors[0].itemsize_bytes
     return round(bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6)

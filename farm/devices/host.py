@@ -76,6 +76,17 @@ def links_of(card: Card) -> dict[str, Any]:
     return nvidia.links(card.id) if card.kind == "cuda" and not for_rocm() else {}
 
 
+def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
+    """The link between cards of this host ("NVLink x18") and its peak in bytes/s in one direction; "" if unknown.
+
+    Raises:
+        NoSuchCard: two of the cards cannot access each other's memory.
+    """
+    if for_rocm() or not all(card_id.startswith("GPU-") for card_id in card_ids):
+        return "", None
+    return nvidia.link_between(card_ids)
+
+
 def _measurable(card: Card) -> Card:
     if card.refusal:
         raise NoSuchCard(f"The farm cannot measure on {card}: {card.refusal}", "Choose another card.")

@@ -3,6 +3,8 @@ runs on the stream of the communication library, and the present stream waits fo
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +66,7 @@ def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.T
     inputs, outputs = list(tensors_in(given[sent])), list(tensors_in(given.get(received)))
     group = given["process_group"] if "process_group" in given else given["group_name"]
     if isinstance(group, str):
-        parameters = {"cards": dist.distributed_c10d._resolve_process_group(group).size()}  # type: ignore[arg-type]
+        parameters: dict[str, Any] = {"cards": dist.distributed_c10d._resolve_process_group(group).size()}  # type: ignore[arg-type]
     else:
         parameters = {"cards": dist.ProcessGroup.unbox(group).size()}
     if COLLECTIVES[name].reduces:
@@ -73,9 +75,11 @@ def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.T
     return [(name, one, out, parameters) for one, out in itertools.zip_longest(inputs, outputs[: len(inputs)])]
 
 
-def collective_tuple(name: str, elements: int, dtype: str, cards: int, reduction: str = "sum") -> OperatorTuple:
-    """The tuple of a collective with ``elements`` in the input of each rank."""
-    parameters: dict[str, Any] = {"cards": cards}
+def collective_tuple(
+    name: str, elements: int, dtype: str, cards: int, reduction: str = "sum", beside: int = 0
+) -> OperatorTuple:
+    """The tuple of a collective with ``elements`` in the input of each rank (see `farm.types.collective`)."""
+    parameters: dict[str, Any] = {"cards": cards, **({"beside": beside} if beside else {})}
     if COLLECTIVES[name].reduces:
         parameters["reduction"] = reduction
     tensors = (TensorSpec("activation", "", (elements,), dtype),)
@@ -97,6 +101,22 @@ def inside(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Any, Any] 
     return (aten._chunk_cat.out, args, kwargs) if name == "fsdp::chunk_cat" else None
 
 
+def product_beside(spec: OperatorTuple, device: torch.device) -> Callable[[], object] | None:
+    """The matrix product that runs at the same time as a collective; None if there is none."""
+    if not (size := spec.parameters.get("beside", 0)) or device.type == "meta":
+        return None
+    generator = torch.Generator(device).manual_seed(0)
+    shape, dtype = (size, size), getattr(torch, spec.tensors[0].dtype)
+    left, right = (torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(2))
+    return functools.partial(torch.mm, left, right)
+
+
+def alone(spec: OperatorTuple) -> OperatorTuple:
+    """The same collective without a product beside it."""
+    kept = {name: value for name, value in spec.parameters.items() if name != "beside"}
+    return dataclasses.replace(spec, parameters=kept)
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a distributed tensor that this rank holds; any other tensor itself."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
@@ -109,10 +129,12 @@ def written(spec: OperatorTuple) -> frozenset[int]:
     return frozenset({0} if changes else ())
 
 
-def call_of(spec: OperatorTuple) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function that runs a collective on the input of this rank and returns its output."""
+def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function that runs a collective on the input of this rank, beside its product, and returns its output."""
     cards, name, elements = spec.parameters["cards"], spec.short_name, output_elements(spec)
     reduction = getattr(dist.ReduceOp, _REDUCTIONS[spec.parameters.get("reduction", "sum")])
+
+    meanwhile = product_beside(spec, device)
 
     def run(sent: torch.Tensor) -> torch.Tensor:
         out = sent if name in ("all_reduce", "broadcast") else sent.new_empty(elements)
@@ -131,6 +153,8 @@ def call_of(spec: OperatorTuple) -> Callable[[torch.Tensor], torch.Tensor]:
             rank = dist.get_rank()
             peers = (dist.isend, sent, (rank + 1) % cards), (dist.irecv, out, (rank - 1) % cards)
             works = dist.batch_isend_irecv([dist.P2POp(*peer) for peer in peers])
+        if meanwhile is not None:
+            meanwhile()
         for work in works:
             work.wait()
         return out

@@ -40,7 +40,9 @@ def cost(spec: OperatorTuple) -> Cost:
         return kernel_cost(spec)
     if spec.kind == "collective":
         (tensor,), elements = spec.tensors, output_elements(spec)
-        return Cost(0, (tensor.numel + elements) * tensor.itemsize_bytes, ((elements,),))
+        side = spec.parameters.get("beside", 0)  # of the matrices that are multiplied meanwhile
+        size_bytes = (tensor.numel + elements + 3 * side**2) * tensor.itemsize_bytes
+        return Cost(2 * side**3, size_bytes, ((elements,),))
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()

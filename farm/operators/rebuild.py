@@ -68,7 +68,7 @@ class Rebuilt:
                 # of its operand.
                 view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
             self.tensors.append(view)
-        self._target = _target(spec, self.tensors)
+        self._target = _target(spec, self.tensors, device)
         self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
         self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
 
@@ -271,13 +271,13 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
 # ------------------------------------------------------------------------------------------------ callable
 
 
-def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:
+def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device) -> Callable[..., Any]:
     if spec.kind == "kernel":
         return launch_of(spec)
     if spec.kind == "aten":
         return overload_of(spec.operator)
     if spec.kind == "collective":
-        return collectives.call_of(spec)
+        return collectives.call_of(spec, device)
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,7 +190,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
             fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, on))
             stack.enter_context(checkpoint_modules(model, variant.recompute))
-            forward = model
+            forward: Callable[..., Any] = model
             if variant.cards > 1:
                 stack.enter_context(CompletedWorks())
                 forward = split(model, variant, on)
@@ -223,8 +223,7 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `extract_step`.
     """
-    make = build if variant.cards > 1 else catalog.build
-    model, inputs = make(variant, device=device), catalog.example_inputs(variant, device=device)
+    model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
     checkpoint_modules(model, variant.recompute)
     step = TrainingStep(
         model,

@@ -51,11 +51,11 @@ def fake_group(cards: int) -> Iterator[None]:
 
 
 def build(variant: Variant, device: torch.device) -> nn.Module:
-    """This rank's part of a variant, with random weights; the caller still splits it for data parallelism.
+    """A variant, or this rank's part of it, with random weights. DDP is not applied yet.
 
     Only the part is allocated: the whole model may be larger than the card's memory.
     """
-    if variant.distributed > 1 or (variant.data_parallel > 1 and variant.sharding == "ddp"):
+    if variant.tensor_parallel == 1 and variant.sharding == "ddp":
         return catalog.build(variant, device=device)
     model = catalog.build(variant, device="meta", real_buffers=True)
     kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
@@ -134,7 +134,8 @@ class CompletedWorks(TorchDispatchMode):
             return out
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(list(out[0]))
-        return out[0], torch._C._distributed_c10d._create_work_from_future(done).boxed()
+        c10d: Any = torch._C._distributed_c10d
+        return out[0], c10d._create_work_from_future(done).boxed()
 
 
 def _styles() -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A collective is a tuple of kind `collective` with one tensor, the input of each rank. Its parameters are the number of
 cards and, for `all_reduce` and `reduce_scatter`, the reduction. Rank 0 is the root of a broadcast. In `send_recv` each
-rank sends to the next one and receives from the previous one, in a ring.
+rank sends to the next one and receives from the previous one, in a ring. With the parameter `beside`, each card
+multiplies two square matrices with so many rows at the same time: such a pair shows how much communication is hidden.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ def problem_of(operator: str, parameters: Mapping[str, Any], shapes: Sequence[Se
     if about is None:
         return "is not the name of a collective"
     cards = parameters.get("cards")
-    if set(parameters) != {"cards"} | ({"reduction"} if about.reduces else set()):
+    if set(parameters) - {"beside"} != {"cards"} | ({"reduction"} if about.reduces else set()):
         return "has other parameters than a collective"
     if type(cards) is not int or not 2 <= cards <= 1024:
         return "needs from 2 to 1024 cards"
+    beside = parameters.get("beside", 1)
+    if type(beside) is not int or not 1 <= beside <= 2**16:
+        return "needs a matrix product beside it with 1 to 65536 rows"
     if about.reduces and parameters["reduction"] not in REDUCTIONS:
         return f"needs one of the reductions {', '.join(REDUCTIONS)}"
     if len(shapes) != 1 or len(shapes[0]) != 1:

@@ -127,6 +127,25 @@ class CanaryNote:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """A collective and a matrix product that run at the same time, and each alone. Times of one pass, in µs.
+
+    What the pair takes longer than the product is the exposed communication. The rest of the collective is hidden.
+    """
+
+    collective_us: float
+    product_us: float
+    together_us: float
+    exposed_us: float
+    hidden_us: float
+
+    @classmethod
+    def of(cls, collective_us: float, product_us: float, together_us: float) -> Self:
+        exposed_us = together_us - product_us
+        return cls(collective_us, product_us, together_us, exposed_us, collective_us - exposed_us)
+
+
+@dataclass(frozen=True)
 class RankFigures:
     """The figures of one rank in a reading on several cards. Figures are for one pass."""
 
@@ -239,6 +258,7 @@ class Details(_Stored):
     ranks: tuple[RankFigures, ...] | None = None  # in order
     bus_bytes_per_s: float | None = None  # of a collective: bus bandwidth as nccl-tests defines it
     link_bytes_per_s: float | None = None  # peak of the link between the cards, in one direction
+    overlap: Overlap | None = None  # of a collective beside a matrix product
 
     # other states, and cross-checks
     burst: Burst | None = None
@@ -349,6 +369,13 @@ class Reading:
         return cls(**{**data, **parsed})
 
 
+_SUMMED = (("power", "w"), ("energy", "mj"))
+
+
+def _quadrature(values: Iterable[float]) -> float:
+    return math.hypot(*values)
+
+
 def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     """The reading of a group from those of its ranks: the time of the slowest, the power and energy of all cards.
 
@@ -361,6 +388,10 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         values = [getattr(one, name) for one in of_card]
         return None if None in values else add(values)
 
+    energies: dict[str, Any] = {
+        **{name: total(name) for name in ("power_w", "energy_mj", "idle_power_w", "base_power_w")},
+        **{f"{name}_half_width_{unit}": total(f"{name}_half_width_{unit}", _quadrature) for name, unit in _SUMMED},
+    }
     clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
     ranks = tuple(
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
@@ -374,11 +405,7 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     }
     return dataclasses.replace(
         slowest,
-        **{name: total(name) for name in ("power_w", "energy_mj", "idle_power_w", "base_power_w")},
-        **{
-            name: total(name, lambda values: math.hypot(*values))
-            for name in ("power_half_width_w", "energy_half_width_mj")
-        },
+        **energies,
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
         temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
@@ -535,4 +562,5 @@ _PARTS: dict[str, Any] = {
     "eagerly": Eagerly,
     "in_model": InModelTimes,
     "ranks": tuple[RankFigures, ...],
+    "overlap": Overlap,
 }
