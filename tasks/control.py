@@ -26,7 +26,7 @@ from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now
-from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from farm.store.tables import CardState, Item, ItemState, JobState
 from tasks import queues
 from tasks.app import app
 
@@ -311,10 +311,9 @@ def _unpublished(session: Session, farm: str, after_s: float, again_s: float) ->
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """Return (job id, number) of rounds without open items and without a verdict."""
-    of_round = (col(Item.job_id) == col(tables.Job.id), col(Item.round) == col(tables.Job.round))
-    still_open = [select(Item.id).where(*of_round, Item.state == state).exists() for state in OPEN]
+    still_open = [query.scalar_subquery() for query in items.queries_of_open(tables.Job.id, tables.Job.round)]
     judged = select(tables.VerdictRow.id).where(
         tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round
     )
     planned = col(tables.Round.planned_at_s).is_not(None)
-    return _newest_rounds(session, farm, planned, ~or_(*still_open), ~judged.exists())
+    return _newest_rounds(session, farm, planned, *(one.is_(None) for one in still_open), ~judged.exists())

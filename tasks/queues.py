@@ -196,7 +196,8 @@ def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[
     # This locks the row of the round: other processes mark their items either before this transaction or after it.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
-    left = select(Item.id).where(*_unsent(job_id)).limit(1)
+    # The order of the index: without it, PostgreSQL may read the whole table if it expects many such items.
+    left = select(Item.id).where(*_unsent(job_id)).order_by(col(Item.card_id), col(Item.id)).limit(1)
     if next(among(session, left, Item.card_id, roomy), None) is not None:
         session.rollback()
         return False
@@ -217,7 +218,8 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
         depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
         most = min(AHEAD, max(1, AHEAD_IN_ALL // max(1, len(depths))))
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
-        needed = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)).exists()
+        needed = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
+        needed = needed.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
         chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
         for (card_id,) in list(among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)):
             query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id).order_by(col(Item.id))
@@ -301,14 +303,15 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
         return dict(zip(card_ids, together.execute(), strict=True))
 
 
-def takes_turn(every_s: float) -> bool:
-    """Return True if no other reconciler of this farm has begun a pass for about ``every_s``, or the broker is away.
+def takes_turn(for_s: float, *, longer: bool = False) -> bool:
+    """Reserve the next ``for_s`` for this host's reconciler; return False if another host has reserved them.
 
-    Without turns, the load of the reconcilers on the database would grow with the number of hosts.
+    Without turns, the load of the reconcilers on the database would grow with the number of hosts. True if the broker
+    is away. ``longer``: this host has the turn and keeps it for a longer time.
     """
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client
-        return bool(client.set("farm.reconciler", settings().host, nx=True, px=max(1, int(900 * every_s))))
+        return bool(client.set("farm.reconciler", settings().host, nx=not longer, px=max(1, int(900 * for_s))))
     return True
 
 

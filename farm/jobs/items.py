@@ -591,14 +591,20 @@ def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str
     return tuple(sorted(key for key in rounds if not open_items(session, *key)))
 
 
-def open_items(session: Session, job_id: str, number: int) -> bool:
-    """True if any item of the round is open. It does not count all items, and remembers an item that waits."""
+def queries_of_open(job_id: Any, number: Any) -> tuple[Any, Any]:
+    """Return a query for an item of a round that waits, and one for an item of it that is open in another state."""
     its = (col(Item.job_id) == job_id, col(Item.round) == number)
     # WAITING is the last state in the index. From its end, few entries of items that no longer wait precede one.
-    last = select(Item.id).where(*its, col(Item.state) >= ItemState.WAITING).order_by(col(Item.state).desc()).limit(1)
-    if (waiting := session.exec(last).first()) is not None:
-        _waiting[job_id, number] = waiting
+    waiting = select(Item.id).where(*its, col(Item.state) >= ItemState.WAITING).order_by(col(Item.state).desc())
+    others = select(Item.id).where(*its, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED)))
+    return waiting.limit(1), others.limit(1)
+
+
+def open_items(session: Session, job_id: str, number: int) -> bool:
+    """True if any item of the round is open. It does not count all items, and remembers an item that waits."""
+    waiting, others = queries_of_open(job_id, number)
+    if (found := session.exec(waiting).first()) is not None:
+        _waiting[job_id, number] = found
         return True
     _waiting.pop((job_id, number), None)
-    others = select(Item.id).where(*its, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED))).limit(1)
     return session.exec(others).first() is not None

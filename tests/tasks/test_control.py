@@ -261,3 +261,47 @@ def test_items_that_a_killed_process_marked_are_published(any_database, at_broke
         session.execute(update(tables.Item).values(published_at_s=None))
     queues.publish_items(any_database, [item.id for item in items_of(any_database, job_id)], unless_within_s=5.0)
     assert messages_of(at_broker, card) == 6
+
+
+def test_a_queue_gets_only_the_next_messages_of_its_card_and_more_when_it_is_half_empty(
+    any_database, at_broker, monkeypatch
+):
+    monkeypatch.setattr(queues, "AHEAD", 12)
+    busy, other = register(any_database, 0, 1)
+    job_id = plan(any_database, [busy, other], number=60)
+    client = redis.Redis.from_url(at_broker.redis_url)
+
+    def reconciled(seconds=60):
+        aged(any_database, seconds)
+        reconcile_now(any_database, Settings(heartbeat_s=100_000, broker_url=at_broker.url), "")
+        return messages_of(at_broker, busy), messages_of(at_broker, other)
+
+    assert queues.publish_round(any_database, job_id, 1) == 24
+    assert messages_of(at_broker, "control") == 0, "the round has not ended"
+    assert reconciled() == (12, 12)
+    client.rpop(f"card.{busy}", 5)
+    assert reconciled() == (7, 12), "the queue is more than half full"
+    client.rpop(f"card.{busy}", 1)
+    assert reconciled(0) == (6, 12), "another process has published just now"
+    assert reconciled() == (12, 12)
+    for _ in range(5):
+        client.ltrim(f"card.{busy}", 0, 0)
+        client.ltrim(f"card.{other}", 0, 0)
+        reconciled()
+    with any_database.read() as session:
+        its_round = session.get_one(tables.Round, (job_id, 1))
+        assert its_round.published_at_s, "every item has got its message"
+    client.close()
+
+
+def test_one_reconciler_at_a_time_looks_around(at_broker):
+    assert queues.takes_turn(60.0)
+    assert not queues.takes_turn(60.0), "another host has just begun"
+    assert queues.takes_turn(0.001, longer=True)
+    time.sleep(0.01)
+    assert queues.takes_turn(60.0)
+    at_broker.stop()
+    try:
+        assert queues.takes_turn(60.0), "a host whose broker is away looks at the database"
+    finally:
+        at_broker.start()
