@@ -61,7 +61,7 @@ def _alike(cards: Sequence[CardRow], card: CardRow, job: Job) -> list[CardRow]:
     return [one for one in cards if (one.model, one.software_id) == kind and one.id in named]
 
 
-def _group(host: Sequence[CardRow], item: Item, job: Job, now_s: float) -> tuple[str, ...]:
+def _group(host: Sequence[CardRow], item: Any, job: Job, now_s: float) -> tuple[str, ...]:
     """Return the ids of the cards of an item's group that can measure now; () if there are too few."""
     leading = next(card for card in host if card.id == item.card_id)
     working = [one for one in host if present_state(one, now_s) == CardState.IDLE and farm_of(one.worker) == job.farm]
@@ -80,7 +80,7 @@ def in_force(session: Session, cards: Sequence[CardRow]) -> dict[str, int]:
     }
 
 
-def _free(session: Session, cards: Sequence[CardRow], item: Item, farm: str) -> bool:
+def _free(session: Session, cards: Sequence[CardRow], item: Any, farm: str) -> bool:
     """True if an item may reserve these cards: no other group has them, and no item on one card has the turn."""
     held = in_force(session, cards)
     after_group = [card.id for card in cards if card.group_item_id is not None and card.id not in held]
@@ -100,7 +100,7 @@ def _put_off(*which: Any) -> Any:
     return joined.where(*is_put_off, *which).order_by(col(Item.id))
 
 
-def reserve(session: Session, host: Sequence[CardRow], item: Item, job: Job, token: str) -> tuple[str, ...]:
+def reserve(session: Session, host: Sequence[CardRow], item: Any, job: Job, token: str) -> tuple[str, ...]:
     """Reserve the cards of an item for a claim with this token; return their ids in the order of the ranks.
 
     Returns () and changes nothing if the cards are not free together. ``host``: the locked cards of its host.
@@ -111,7 +111,8 @@ def reserve(session: Session, host: Sequence[CardRow], item: Item, job: Job, tok
     if not ids or not _free(session, cards, item, job.farm):
         return ()
     older = (col(Item.card_id).in_([card.id for card in host]), col(Item.id) < item.id, Job.farm == job.farm)
-    if any(set(_group(host, *other, now_s)).intersection(ids) for other in session.exec(_put_off(*older))):
+    waiting = session.exec(_put_off(*older))
+    if any(set(ids).intersection(_group(host, other, its_job, now_s)) for other, its_job in waiting):
         return ()
     if cards[0].kind != "cpu":
         reserved = {"group_item_id": item.id, "group_token": token}
@@ -174,8 +175,8 @@ def move_stranded(database: Database, cards: Sequence[CardRow], away: Collection
         cards: the cards of the farm that are not ``away`` (absent, draining or quarantined).
     """
     stranded = or_(col(Item.put_off_at_s).is_not(None), col(Item.card_id).in_(away))
-    its = (Item.cards > 1, stranded, col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]))
-    its = (*its, col(Item.lease_until_s) < database_now())
+    its: tuple[Any, ...] = (Item.cards > 1, stranded, col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]))
+    its += (col(Item.lease_until_s) < database_now(),)
     with database.read() as session:  # a write would make others wait, and there are rarely any
         if session.exec(select(Item.id).where(*its).limit(1)).first() is None:
             return []
