@@ -77,7 +77,7 @@ def test_groups_and_items_on_one_card_share_a_host(four):
     assert held(four) == {}
 
 
-@pytest.mark.parametrize("victim", ["rank", "pool", "worker", "worker of a peer"])
+@pytest.mark.parametrize("victim", ["rank", pytest.param("pool", marks=pytest.mark.slow), "worker", "worker of a peer"])
 def test_kill_9_of_one_process_of_a_group(four, victim):
     job_id = four.submit(["slow"], 2.0, cards=4)
     alone = four.submit([""] * 4)
@@ -109,7 +109,7 @@ def test_a_cancelled_group_ends_and_its_cards_go_on(four):
     assert [item.state for item in four.farm.items(job_id)] == ["cancelled"]
 
 
-@pytest.mark.parametrize("how", ["drained", "sick"])
+@pytest.mark.parametrize("how", ["drained", pytest.param("sick", marks=pytest.mark.slow)])
 def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(four, how):
     job_id = four.submit(["slow"], 2.0, cards=4)
     processes = in_work(four, 4)
@@ -130,6 +130,7 @@ def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(four, how)
     assert [item.attempts for item in four.farm.items(job_id)] == [1 if how == "drained" else 2]
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_its_group_after_the_time_limit(start):
     hurt = start(cards=2, FARM_ITEM_TIMEOUT_S="4")
     job_id = hurt.submit(["hang"], cards=2)
