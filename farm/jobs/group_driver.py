@@ -31,7 +31,9 @@ class Interrupted(Exception):
     """A group has to end its measurement. Arguments: why, and whether the attempt counts: no person ended it."""
 
 
-def measure(database: Database, claimed: Claim, on_phase: OnPhase, must_stop: Callable[[], bool]) -> Measured:
+def measure(
+    database: Database, claimed: Claim, farm: str, on_phase: OnPhase, must_stop: Callable[[], bool]
+) -> Measured:
     """Measure a claimed item on the cards of its group. It does not wait for them if the process ``must_stop``.
 
     Raises:
@@ -57,7 +59,7 @@ def measure(database: Database, claimed: Claim, on_phase: OnPhase, must_stop: Ca
         software, sick = group.wait_ready(), group.unhealthy
         for card_id in claimed.cards:
             if f"{card_id}: " in sick:
-                cards.quarantine(database, card_id, sick)
+                cards.quarantine(database, card_id, sick, farm=farm)
         check_cards(database, claimed)
         with database.write() as session:
             store_software(session, software)  # it may differ from that of the card, see `Software.communication`
