@@ -52,6 +52,7 @@ TORCH_ROOMS = (
     "farm/training/capture.py",
     "farm/training/step.py",
     "farm/training/extract.py",
+    "farm/training/split.py",
     "farm/benchmark/cache.py",
     "farm/benchmark/call_context.py",
     "farm/benchmark/checks.py",

@@ -105,8 +105,8 @@ def main() -> None:
             runner = SimulatedRunner(device)
         else:
             runner = TorchVerifier(device) if options.verifier else TorchRunner(device, options.peer)
-            if options.world > 1:
-                runner.join(options.rank, options.world, options.rendezvous)
+        if options.world > 1:
+            runner.join(options.rank, options.world, options.rendezvous)
         gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
         gc.enable()
         unhealthy = "" if options.verifier else runner.check()

@@ -255,7 +255,7 @@ def tensor_parallel_plan(variant: Variant, model: nn.Module) -> Mapping[str, str
         UnsupportedModel: the model has no plan, or its heads cannot be divided among the cards.
     """
     source, entry = _found(variant.model)
-    if source is not transformers:
+    if source is not transformers and entry.own_name not in transformers.folders():
         raise UnsupportedModel(
             f"{variant.model} has no plan for tensor parallelism.",
             "Choose a language model of transformers. A model of your own that is distributed needs only --cards.",

@@ -90,9 +90,9 @@ RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._l
 # audits on cards, and related ones. It contains no operator that accesses files, processes or memory handles, that is
 # dispatched to other operators, or whose output size depends on values.
 _OVERLOADS = """
-__or__.Tensor abs add.Scalar add.Tensor add_.Scalar add_.Tensor addbmm addcdiv addcdiv_ addcmul addcmul_ addmm addmm.out
-all all.dim amax amin any any.dim arange arange.start arange.start_step argmax atan2 baddbmm baddbmm.out bernoulli
-bernoulli.p bernoulli_.float bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor
+abs add.Scalar add.Tensor add_.Scalar add_.Tensor addbmm addcdiv addcdiv_ addcmul addcmul_ addmm addmm.out all all.dim
+amax amin any any.dim arange arange.start arange.start_step argmax atan2 baddbmm baddbmm.out bernoulli bernoulli.p
+bernoulli_.float bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor
 bitwise_xor.Scalar bitwise_xor.Tensor bmm bmm.out cat channel_shuffle clamp clamp.Tensor clamp_ clamp_max clamp_max_
 clamp_min clamp_min_ clone constant_pad_nd copy copy_ cos cosh cumsum div.Scalar div.Tensor div.Scalar_mode
 div.Tensor_mode div_.Scalar div_.Tensor dot elu elu_ elu_backward eq.Scalar eq.Tensor erf exp expm1 exponential_ eye

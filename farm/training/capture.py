@@ -50,6 +50,8 @@ from farm.operators.encoding import (
 from farm.training.step import ForwardPass, TrainingStep
 from farm.types.tuple import OperatorTuple
 
+#: Operators that PyTorch runs as another one.
+_AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
 
@@ -291,7 +293,7 @@ class StepRecorder(Recorder):
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        name = str(func)
+        name = str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"

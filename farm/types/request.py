@@ -107,8 +107,8 @@ class Request(ContentAddressed):
         recorded = self.variant is None or not (self.variant.step or self.variant.cards > 1)
         if self.protocol.data == "seen" and not recorded:
             raise UsageError(
-                "--data seen does not work for a training step or several cards: input values are recorded in a "
-                "forward pass on one card only.",
+                "--data seen does not work for a training step or several cards: input values are "
+                "recorded in a forward pass only, on one card.",
                 "Omit --data to use standard normal values, or name a value profile: --data zeros-50+.",
             )
         self._check_compiled()
