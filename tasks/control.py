@@ -208,10 +208,8 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
         waiting = lost.with_only_columns(col(Item.card_id), func.count(), func.count(col(Item.published_at_s)))
         numbers = session.execute(waiting.group_by(col(Item.card_id))).all()
     for card_id, number, published in numbers:
-        messages = depths.get(card_id)
-        if messages is None:
-            continue
-        idle = working[card_id] == CardState.IDLE and not messages
+        messages = depths.get(card_id, number)
+        idle = working.get(card_id) == CardState.IDLE and not messages
         if number if idle else published > messages + HELD_MESSAGES:
             with store.read() as session:
                 ids = list(session.scalars(lost.where(col(Item.card_id) == card_id).order_by(col(Item.id))))
@@ -297,10 +295,8 @@ def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, 
 
 
 def _unpublished(session: Session, farm: str, after_s: float, again_s: float) -> list[tuple[str, int]]:
-    """Return (job id, number) of planned rounds to publish further, the oldest job first.
-
-    A process published a part of it at least ``again_s`` ago, or is publishing without progress for ``after_s``. The
-    process that plans a round also publishes it.
+    """Return (job id, number) of planned rounds, the oldest first, of which a process published a part at least
+    ``again_s`` ago, or is publishing without progress for ``after_s``. While a round is planned, its planner publishes.
     """
     this = tables.Round
     free = and_(col(this.publisher).is_(None), col(this.progress_at_s) < database_now() - again_s)

@@ -55,11 +55,9 @@ class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
 #: Messages per chord. If a publisher dies, it has sent at most this many messages that the database does not know.
 BATCH = 250
 
-#: The most messages in the queue of a card, and in the queues of all cards. A queue gets more when it is half empty.
-AHEAD, AHEAD_IN_ALL = 250, 100_000
-
-#: The number of a card's items from which its next items are chosen at random.
-CHOSEN_FROM = 2000
+#: The most messages in the queue of a card, and in all queues. A queue gets more when it is half empty; these are
+#: chosen at random from so many of the card's items.
+AHEAD, AHEAD_IN_ALL, CHOSEN_FROM = 250, 100_000, 2000
 
 
 def card_queue(card_id: str) -> str:
@@ -216,7 +214,7 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
     """
     with database.read() as session:
         depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
-        most = min(AHEAD, max(1, AHEAD_IN_ALL // max(1, len(depths))))
+        most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
         needed = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
         needed = needed.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
@@ -304,10 +302,8 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
 
 
 def takes_turn(for_s: float, *, longer: bool = False) -> bool:
-    """Reserve the next ``for_s`` for this host's reconciler; return False if another host has reserved them.
-
-    Without turns, the load of the reconcilers on the database would grow with the number of hosts. True if the broker
-    is away. ``longer``: this host has the turn and keeps it for a longer time.
+    """Reserve the next seconds for this host's reconciler; False if another host has reserved them (``longer``: this
+    host). Without turns, the load on the database would grow with the number of hosts. True if the broker is away.
     """
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client

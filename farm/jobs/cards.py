@@ -266,34 +266,27 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
 
 
 def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list[CardStatus]:
-    """Return the status of all registered cards.
-
-    ``hourly``: also count the items of the last hour. Without them, the database reads open items only.
-    """
+    """Return the status of all registered cards. ``hourly``: also count the items of the last hour, closed ones."""
     now = read_clock_s(session)
     counted = _counts(session, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
     lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
     counted |= _counts(session, *lately) if hourly else {}
-    waiting, deferred, hourly_done = (
-        {card_id: number for (card_id, found), number in counted.items() if found == state}
-        for state in (ItemState.WAITING, ItemState.DEFERRED, ItemState.DONE)
-    )
     measuring = measured_now(session)
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
     states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
     silent_s = silent_times_s(
-        session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)]
+        session, [row for row in rows if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted]
     )
     return [
         CardStatus(
             card,
             states[card.id],
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
-            waiting.get(card.id, 0) + deferred.get(card.id, 0),
+            counted.get((card.id, ItemState.WAITING), 0) + counted.get((card.id, ItemState.DEFERRED), 0),
             now - card.last_seen_at_s,
-            hourly_done.get(card.id, 0),
-            deferred.get(card.id, 0),
+            counted.get((card.id, ItemState.DONE), 0),
+            counted.get((card.id, ItemState.DEFERRED), 0),
             silent if (silent := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
         )
         for card in rows

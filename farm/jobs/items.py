@@ -206,22 +206,14 @@ _USED = tuple(
 
 
 def _described(*which: Any, software_id: str = "") -> Any:
-    """Return a query for items with their job's request, the state of their card and their operator (one statement).
-
-    ``known``: the database has a reading of the item's subject and protocol with this software.
-    """
+    """Return a query for items with their job's request, card state and operator, and whether readings exist."""
     operator, reading = tables.Operator, tables.ReadingRow
     same = (reading.subject_id == col(Item.subject_id), reading.protocol_id == col(Item.protocol_id))
     known = select(reading.id).where(*same, reading.software_id == software_id).exists()
+    card = tables.CardRow
+    about = (Job.request, col(card.state).label("card_state"), col(card.group_item_id), known.label("known"))
     return (
-        sqlalchemy.select(  # type: ignore[call-overload]
-            *_USED,
-            Job.request,
-            col(tables.CardRow.state).label("card_state"),
-            col(tables.CardRow.group_item_id),
-            known.label("known"),
-            *(operator.spec, operator.label, operator.short_name),
-        )
+        sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
         .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
         .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
@@ -414,13 +406,11 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
 
 
 def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
-    """Lock the item and return it with the items deferred to it, if the claim is valid; each has the columns `_USED`.
+    """If the claim is valid, lock the item and return it with the items deferred to it; otherwise count repeated work.
+    Columns: `_USED`, and ``other``: an item of the round that still waits, if this process knows one.
 
-    The item's ``other`` is the id of another item of its round that still waits, if this process knows one.
-
-    Otherwise count repeated work and return (None, ()). The query locks all of them in the order of ids. Otherwise a
-    deadlock is possible: the claim of a deferred item locks that item and waits for the key, and this transaction has
-    the key and waits for the deferred item.
+    The query locks the items in the order of ids. Otherwise a deadlock is possible: the claim of a deferred item locks
+    that item and waits for the key, and this transaction has the key and waits for the deferred item.
     """
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
@@ -573,11 +563,7 @@ _waiting: dict[tuple[str, int], int] = {}
 
 
 def _may_have_ended(item: Any) -> set[tuple[str, int]]:
-    """Return the round of an item that this transaction closes, unless another item of it waits (`_held`).
-
-    The process that closes the other item checks the round then. If it were faster than this transaction, the
-    reconciler would find the round.
-    """
+    """Return the round of an item unless another item of it waits: the process that closes that one looks then."""
     return set() if item.other is not None else {(item.job_id, item.round)}
 
 

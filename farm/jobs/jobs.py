@@ -182,9 +182,8 @@ def progress(session: Session, job_id: str) -> Progress:
 
 
 def cancel(database: Database, job_id: str) -> int:
-    """Cancel a job, then its open items in several transactions; return the number of items.
-
-    Workers ignore the messages of these items. If the process ends too early, a repetition cancels the rest.
+    """Cancel a job, then its open items in several transactions; return the number of items. Workers ignore their
+    messages. If the process ends too early, a repetition cancels the rest.
     """
     with database.write() as session:
         job = locked(session, Job, job_id)

@@ -31,8 +31,7 @@ from farm.store.database import (
 )
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, ReadingRow
 
-#: The most items of a card that one pass of the balancing considers.
-MOST_MOVABLE = 250
+MOST_MOVABLE = 250  # the most items of a card that one pass of the balancing considers
 
 
 def move_items(
@@ -194,10 +193,7 @@ def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: fl
 
 
 def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
-    """Return tuples that wait for these cards, each with the cards to which it may move.
-
-    At most `MOST_MOVABLE` per card: first those without a message, then the newest.
-    """
+    """Return tuples that wait for these cards, with the cards to which they may move; first those without a message."""
     has_message = col(Item.published_at_s).is_not(None)
     order = func.row_number().over(partition_by=col(Item.card_id), order_by=(has_message, col(Item.id).desc()))
     ranked = (

@@ -363,8 +363,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
     """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
-
-    ``growing``: the id of a job that is planned in parts. Then a part of the time is enough to query the cards' loads.
+    ``growing``: a job that is planned in parts. Then querying the cards' loads takes only a part of the time.
     """
     began_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
@@ -386,7 +385,7 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardR
     return [chosen[number] for number in range(len(items))]
 
 
-#: Job that this process plans in parts -> when its cards' loads were queried, how long that took, and the loads.
+#: Growing job -> when its cards' loads were queried, how long that took, and the loads.
 _loads: dict[str, tuple[float, float, dict[str, float]]] = {}
 
 

@@ -95,10 +95,7 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
-        """Open a transaction: commit at the end, roll back on any exception.
-
-        The session keeps its connection after a commit. A query after that begins another transaction.
-        """
+        """Open a transaction: commit at the end, roll back on any exception. A commit keeps the connection."""
         with self._explained(), self.engine.connect() as connection:
             connection.execution_options(sqlite_begin="IMMEDIATE")
             with Session(connection, expire_on_commit=False) as session:
