@@ -211,7 +211,7 @@ def _described(*which: Any, software_id: str = "") -> Any:
     same = (reading.subject_id == col(Item.subject_id), reading.protocol_id == col(Item.protocol_id))
     known = select(reading.id).where(*same, reading.software_id == software_id).exists()
     card = tables.CardRow
-    about = (Job.request, col(card.state).label("card_state"), col(card.group_item_id), known.label("known"))
+    about: Any = (Job.request, col(card.state).label("card_state"), col(card.group_item_id), known.label("known"))
     return (
         sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
