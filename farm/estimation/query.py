@@ -96,6 +96,11 @@ class EstimateQuery:
         Raises:
             UsageError, CaptureError: see `farm.estimation.estimate.estimate`.
         """
+        if variant.cards > 1:
+            raise UsageError(
+                f"{variant} cannot be estimated: collectives have no predictions.",
+                "Measure it with `farm run` and the same options, or estimate the model on one card.",
+            )
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()
