@@ -16,11 +16,12 @@ import sys
 import time
 from typing import Any
 
+from replay_tuples import mismatches
+
 from farm.models import catalog, torchvision
 from farm.operators.capture import capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import cost, model_flops
-from farm.operators.replay import mismatches
 
 _ATTENTION = ("MultiheadAttention", "scaled_dot_product_attention", "TransformerEncoderLayer")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -102,8 +103,6 @@ def _read_again(
 
 
 def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> dict[str, Any]:
-    from farm.benchmark.fingerprinting import pooled
-
     together = pooled(fingerprints.values())
     lists: dict[str, list[list[float]]] = {
         "time": [entry["time_us"] for entry in found],
@@ -121,8 +120,6 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
     """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one
     knows what.
     """
-    from farm.benchmark.fingerprinting import w_per_c
-
     if not entry["time_us"] or not all(entry["energy_mj"]) or not all(entry["temperature_c"]):
         return []
     mean_c = statistics.mean(entry["temperature_c"])
@@ -135,6 +132,32 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
             return []
         restated.append(energy_mj + watts * (mean_c - temperature_c) * time_us * 1e-3)
     return restated
+
+
+def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
+    """The watts that an operator with power `power_w` draws more per degree (C); None if unknown.
+
+    The function interpolates between the two values of the fingerprint: under load, and at full clocks without work.
+    The result is unknown if one of the two is missing or not significant.
+    """
+    low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
+    if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
+        return None
+    share = (power_w - low["at_w"]) / (high["at_w"] - low["at_w"])
+    return float(low["value"] + share * (high["value"] - low["value"]))
+
+
+def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean watts per degree of several cards of one model, weighted by the precision of each card's value."""
+    found: dict[str, Any] = {}
+    listed = list(fingerprints)
+    for name in ("base_w_per_c", "w_per_c"):
+        known = [one[name] for one in listed if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0]
+        if known:
+            weights = [1 / one["half_width"] ** 2 for one in known]
+            means = {key: statistics.fmean([one[key] for one in known], weights) for key in ("value", "at_w")}
+            found[name] = means | {"half_width": math.sqrt(1 / math.fsum(weights))}
+    return found
 
 
 # --------------------------------------------------------------------------------------------------- outside

@@ -11,6 +11,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from card_agreement import pooled, w_per_c
+
 from farm.types.reading import inside_s
 from farm.types.request import Request
 
@@ -180,8 +182,6 @@ def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, 
     The whole is read at one temperature and the tuples each at another; a degree more costs watts. What it costs is
     taken from the fingerprints of all cards of the model together. Wholes at the power limit are left out.
     """
-    from farm.benchmark.fingerprinting import pooled, w_per_c
-
     together = pooled(fingerprints.values())
 
     for row in rows:

@@ -2,8 +2,9 @@
 
 Existing rows stay. The script adds valid readings of real cards by the current method, without rough ones, from each
 database, with their jobs, captures and verdicts, without traces. It does not change the databases. Adding the same
-database again changes nothing, so run the script after every measurement. At the end it writes the compressed database
-of all packaged readings. Run it without a database after a change of the database's schema.
+database again changes nothing, so run the script after every measurement. All verdicts are computed again from their
+readings. At the end the script writes the compressed database of all packaged readings. Run it without a database after
+a change of the database's schema, and with ``--verdicts`` after a change of the verdicts' arithmetic.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sqlmodel import select
+
 from farm.errors import FarmError
 from farm.exchange.export import export
 from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
 from farm.store.database import Database
+from farm.store.tables import ImportedVerdict, Job, VerdictRow
 from farm.types.reading import METHOD
+from farm.verdict.evidence import Evidence
 
 MOST_BYTES = 6_000_000  # limit of a folder: every installation has it
 
@@ -43,7 +48,8 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
             _export(path, Path(made) / f"{number}.db", exported)
             for taken in import_export(merged, exported, origin=target.name):
                 new[taken.table] = new.get(taken.table, 0) + taken.new
-        if any(new.values()):
+        if any(new.values()) or not databases:
+            judge_again(merged)
             written = Path(made) / "written" / target.name
             with merged.read() as session:
                 export(session, written)
@@ -56,6 +62,17 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
             shutil.copytree(written, target, dirs_exist_ok=True)
         merged.close()
     return new
+
+
+def judge_again(database: Database) -> None:
+    """Compute the verdicts of all imported jobs from their readings, as jobs of this farm."""
+    with database.write() as session:
+        for row in session.exec(select(VerdictRow)):
+            for name, value in (
+                Evidence(session, session.get_one(Job, row.job_id), row.round).verdict().columns().items()
+            ):
+                setattr(row, name, value)
+            session.delete(session.get_one(ImportedVerdict, (row.job_id, row.round)))
 
 
 def compress() -> Path:
@@ -95,9 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("databases", nargs="*", type=Path, metavar="DATABASE", help="SQLite files of farms")
     parser.add_argument("--name", default="h200", help="name of the export under farm/data (default: %(default)s)")
+    parser.add_argument("--verdicts", action="store_true", help="compute all verdicts of the export again")
     asked = parser.parse_args()
     try:
-        new = add(asked.databases, FOLDER / asked.name) if asked.databases else {}
+        new = add(asked.databases, FOLDER / asked.name) if asked.databases or asked.verdicts else {}
     except FarmError as error:
         sys.exit(f"{error.message} {error.next_step}")
     print(", ".join(f"{number} {table}" for table, number in new.items()), "new")

@@ -15,6 +15,7 @@ import argparse
 import functools
 import json
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,20 @@ def _variant(text: str) -> Variant:
     return Variant(name, int(batch or 32), 224, dtype or "float32")
 
 
+def _kernels_of_calls(run: Any, capture: Any, device: Any) -> dict[str, Counter[str]]:
+    """Tuple id -> the kernels that the first call of the tuple launches in the running model. Only on a GPU."""
+    from farm.benchmark.verification import kernels_by_call, profiled_calls
+
+    found: dict[int, Counter[str]] = defaultdict(Counter)
+    for number, kernels in kernels_by_call(profiled_calls(run, device, passes=1)):
+        found[number].update(name for name, *_ in kernels)
+    named: dict[str, Counter[str]] = {}
+    for number, index in enumerate(capture.slots):
+        if index is not None:
+            named.setdefault(capture.calls[index].tuple_id, found[number])
+    return named
+
+
 def _one_pass(model: Any, arguments: Any, device: Any, around: Any) -> None:
     from farm.operators.capture import run_with_owners
 
@@ -81,12 +96,11 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
     operators, shapes or strides.
     """
     import torch
+    from replay_tuples import mismatches
 
     from farm.benchmark.passes import build_variant, numeric_flags
-    from farm.benchmark.verification import kernels_of_calls
     from farm.operators.profiler import profiled, verify_on_device
     from farm.operators.rebuild import rebuild
-    from farm.operators.replay import mismatches
 
     began_s = time.perf_counter()
     with numeric_flags(Protocol()), torch.no_grad():
@@ -94,7 +108,7 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
         found = verify_on_device(model, arguments, device)
         kernels: list[str] | None = None
         one_pass = functools.partial(_one_pass, model, arguments, device)
-        expected = kernels_of_calls(one_pass, found.capture, device) if device.type == "cuda" else {}
+        expected = _kernels_of_calls(one_pass, found.capture, device) if device.type == "cuda" else {}
         del model, arguments, one_pass
         different = mismatches(found.capture, device)
         if device.type == "cuda":

@@ -55,12 +55,9 @@ def working() -> Iterator[Callable[[str, int, int], None]]:
 def follow(
     database: Database, job_ids: Sequence[str], *, tend: Callable[[], None] = lambda: None, on_stdout: bool = False
 ) -> None:
-    """Show the progress of jobs on stderr until all have ended: live in a terminal, otherwise as lines.
-
-    Args:
-        tend: called regularly; an embedded farm looks after its workers in it.
-        on_stdout: in a terminal, show it on stdout and keep the last state on the screen.
-    """
+    """Show the progress of jobs on stderr until all have ended: live in a terminal, otherwise as lines. With
+    `on_stdout`, show it on stdout in a terminal, and keep the last state. `tend` is called regularly: an embedded farm
+    looks after its workers in it."""
     if not job_ids:
         return
     out = console(stderr=not on_stdout)
@@ -157,12 +154,8 @@ def left_out(submissions: Submissions) -> dict[str, Any]:
 
 
 def conclude(database: Database, submissions: Submissions, *, as_json: bool, check: bool) -> None:
-    """Print the reports of ended jobs, and of the jobs that did an entry of a file before.
-
-    Raises:
-        BelowTarget: `check` is set, and a verdict did not pass or something was left out.
-        Refused: something was left out.
-    """
+    """Print the reports of ended jobs, and of the jobs that did an entry of a file before. Raises `BelowTarget` with
+    `check` if a verdict did not pass or something was left out, and `Refused` if something was left out."""
     from farm.report import report as reports
 
     with database.read() as session:

@@ -20,8 +20,10 @@ from farm.types.format import (
     TIME,
     Units,
     count_of,
+    day,
     few,
     gap,
+    interval,
     part_of,
     percent,
     plural,
@@ -38,14 +40,9 @@ _STYLES = {"faster": "green", "slower": "red"}
 
 
 def jobs(rows: Sequence[Row], now_s: float, *, filtered: bool = False) -> RenderableType:
-    """Jobs of models, sweeps, and imported jobs, each in a table.
-
+    """Jobs of models, sweeps, and imported jobs, each in a table. `now_s` is the time on the clock of the database.
     Keys: id, kind, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s,
-    origin.
-
-    Args:
-        now_s: the time on the clock of the database, which ages are relative to. Unit: s.
-    """
+    origin."""
     if not rows:
         none = "No job matches. Omit a filter." if filtered else "No jobs yet. Start one with `farm run resnet18`."
         return Text(none)
@@ -173,6 +170,22 @@ def readings(rows: Sequence[Row]) -> RenderableType:
         ],
         drops=("origin", "torch", "age", "power", "card"),
     )
+
+
+def history(rows: Sequence[Row]) -> RenderableType:
+    """Rows of `farm.report.history`."""
+    columns = [
+        ("measurement of", "title"),
+        ("card", lambda row: clipped(row["card_model"].removeprefix("NVIDIA "), 16)),
+        ("revision", lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING),
+        ("torch", lambda row: row["torch"].partition("+")[0]),
+        ("measured", "measured_at_s", day),
+        *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
+        *((">energy", "energy", lambda energy: interval(energy, ENERGY)), (">change", "energy_change", gap)),
+        ("flags", lambda row: ", ".join(row["flags"])),
+        ("protocol", "protocol"),
+    ]
+    return tables.filled(rows, columns, drops=("protocol", "flags", "torch", "card", "measured"))
 
 
 # ----------------------------------------------------------------------------------------------- comparison

@@ -40,6 +40,7 @@ _GROUPS = {
     "Results": {
         "report": "report 55xkbcua --by module --depth 2",
         "compare": "compare --run 'resnet50 --compile' 'resnet50'",
+        "history": "history resnet50",
         "publish": "publish site",
     },
     "Ask, without measuring": {
@@ -71,7 +72,7 @@ _EXAMPLES = {name: example for group in _GROUPS.values() for name, example in gr
 COMMANDS = list(_EXAMPLES)
 #: Command -> its module in `cli`, if that has another name.
 _MODULES = {
-    "publish": "report",
+    **dict.fromkeys(("history", "publish"), "report"),
     **dict.fromkeys(("cancel", "resume", "status"), "jobs"),
     **dict.fromkeys(("lookup", "export", "import"), "readings"),
     "flower": "worker",

@@ -47,11 +47,8 @@ def generation(found: Generation) -> RenderableType:
 
 
 def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
-    """Show the estimated cost of the model, its measured and predicted parts, and the missing tuples.
-
-    Args:
-        level: confidence level of the intervals, e.g. 0.95; default: the level of the estimate.
-    """
+    """Show the estimated cost of the model, its measured and predicted parts, and the missing tuples. `level` is the
+    level of the intervals, e.g. 0.95; default: that of the estimate."""
     software, number, level = found.software, len(found.missing), level or found.level
     of_level = f"{percent(level, 0)} interval"
     least = "" if found.complete else "at least "
@@ -113,10 +110,8 @@ def _shown(found: PredictedValue, units: Units, of_level: str) -> str:
 
 
 def _memory(found: Estimate) -> str:
-    """Describe the memory that the model needs, by its parts. If one card has too little, add the number of cards.
-
-    "" if the needed memory is unknown, or certainly less than the card has.
-    """
+    """Describe the memory that the model needs, by its parts. If one card has too little, add the number of cards. ""
+    if the needed memory is unknown, or certainly less than the card has."""
     need = found.memory
     if need is None or need.needed_bytes is None:
         return ""

@@ -1,4 +1,4 @@
-"""``farm report`` and ``publish``: the results of jobs."""
+"""``farm report``, ``history`` and ``publish``: the results of jobs."""
 
 from __future__ import annotations
 
@@ -119,6 +119,28 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
         limits = f"{min(values):.6g} to {max(values):.6g}" if values else "no samples"
         emit(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {limits}")
     emit(f"{'':>22}  (· marks the time before and after the window)")
+
+
+def history(
+    model: str = typer.Argument(
+        ..., metavar="MODEL", help="A model, the name of a test with farm_benchmark, or a pattern such as 'tests/*'."
+    ),
+    html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write a page with charts."),
+    as_json: AsJson = False,
+) -> None:
+    """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest first."""
+    from cli import lists
+    from farm.pages import page
+    from farm.report.history import history, to_json
+
+    if html is not None:
+        page.check_page(html)
+    found = output.first_that_knows(lambda session: history(session, model))
+    if html is not None:
+        page.write_history(html, model, found)
+        say(f"Written to {html}")
+    if html is None or as_json:
+        output.answer(as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found))
 
 
 def publish(

@@ -108,12 +108,8 @@ class ResponsiveTable(Table):
             yield Text(f"  columns left out, as the terminal is too narrow: {named}", style="dim")
 
     def _least(self, console: Console, options: ConsoleOptions, column: Column, wrapped: int, *, cut: bool) -> int:
-        """The least width of a column: its longest word, or its text if it does not wrap.
-
-        Args:
-            wrapped: text does not wrap below this width.
-            cut: long words may be cut.
-        """
+        """The least width of a column: its longest word (if `cut`, long words may be cut), or its text if it does not
+        wrap. Text does not wrap below the width `wrapped`."""
         widths = [measure_renderables(console, options, [RichText(str(column.header))]).minimum, 1]
         for text in column.cells:
             word, line = measure_renderables(console, options, [text])
@@ -198,8 +194,7 @@ def filled(
 
 def _cell_of(values: Any, key: str | Cell, form: Any = None) -> RenderableType:
     """One cell: the value of a key, an attribute or a function of the row, formatted with `Units`, the unit of a count,
-    or a function. Without a format, None and "" are a dash.
-    """
+    or a function. Without a format, None and "" are a dash."""
     value: Any
     if callable(key):
         value = key(values)

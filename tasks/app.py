@@ -30,7 +30,6 @@ CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
-
 POOL_START_S = 120.0
 
 #: How long the broker keeps the counter of a chord after its last part. A chord that takes longer never runs its body.
@@ -179,12 +178,8 @@ _CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code fr
 
 
 def broker_unreachable(url: str, error: BaseException, *, about: str = "", then: str = "") -> BrokerUnreachable:
-    """Return the error that says what an error of the broker's client means, and what to do.
-
-    Args:
-        about: is shown in place of the error's own text.
-        then: is added to the next step.
-    """
+    """Return the error that says what an error of the broker's client means, and what to do. ``about`` replaces the
+    error's own text; ``then`` is added to the next step."""
     errors = (error, error.__cause__)
     found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
     reason = str(error).rpartition("caused error: ")[2]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
@@ -197,11 +192,8 @@ def broker_unreachable(url: str, error: BaseException, *, about: str = "", then:
 
 @contextlib.contextmanager
 def broker_client(current: Settings) -> Iterator[Any]:
-    """Connect to the broker and provide a Redis client, with time limits for its answers.
-
-    Raises:
-        BrokerUnreachable: the broker does not answer.
-    """
+    """Connect to the broker and provide a Redis client, with time limits for its answers. Raises `BrokerUnreachable` if
+    the broker does not answer."""
     try:
         with app.connection_for_write(current.broker_url) as connection:
             connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}
@@ -212,12 +204,8 @@ def broker_client(current: Settings) -> Iterator[Any]:
 
 
 def check_broker(current: Settings) -> None:
-    """Check that the broker answers.
-
-    Raises:
-        BrokerUnreachable: no broker is configured, or it does not answer.
-        SettingsError: the URL is malformed or not a Redis URL.
-    """
+    """Check that the broker answers. Raises `BrokerUnreachable` if none is configured or it does not answer;
+    `SettingsError` if the URL is malformed or not a Redis URL."""
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",

@@ -93,11 +93,8 @@ def _memory(memory: dict[str, Any]) -> Check:
     used_bytes, most_bytes = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
     used = f"{used_bytes / 2**20:.1f} MiB used" + (f" of {most_bytes / 2**20:.1f}" if most_bytes else "")
     if policy != "noeviction" and most_bytes:
-        return problem(
-            "broker memory",
-            f"{used}; with the policy '{policy}' a full broker drops messages",
-            "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).",
-        )
+        message = f"{used}; with the policy '{policy}' a full broker drops messages"
+        return problem("broker memory", message, "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).")
     if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
         result = problem if used_bytes >= most_bytes else warning
         return result(
@@ -171,12 +168,8 @@ def _answers() -> Iterator[Check]:
 
 
 def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
-    """Compare versions of programs.
-
-    Args:
-        found: "this host" or name of a worker -> program -> version. A missing program is not a difference, since the
-            broker's host may have no torch.
-    """
+    """Compare versions of programs: "this host" or name of a worker -> program -> version. A missing program is not a
+    difference, since the broker's host may have no torch."""
     names = ("farm", "torch", "torchvision", "Python")
     differing = [name for name in names if len({one[name] for one in found.values() if name in one}) > 1]
     if not differing:

@@ -19,13 +19,8 @@ from tasks.app import broker_client, broker_unreachable, check_broker
 
 
 def check_broker_works(current: Settings) -> None:
-    """Check that the broker answers and accepts all commands that the farm needs.
-
-    Raises:
-        BrokerUnreachable: no broker is configured, it does not answer, or it refuses commands; the message has the
-            reason.
-        SettingsError: see `check_broker`.
-    """
+    """Check that the broker answers and accepts all commands that the farm needs. Raises as `check_broker`, and
+    `BrokerUnreachable` with the reason if the broker refuses commands."""
     check_broker(current)
     with broker_client(current) as client:
         refused = _refused(client)

@@ -74,12 +74,8 @@ class EmbeddedFarm:
             return all(registry.has_installed_software(session, card) for card in self.cards)
 
     def start(self) -> None:
-        """Start the broker and the workers unless they run; `wait_ready` waits for them.
-
-        Raises:
-            CardBusy: another worker serves one of the cards.
-            BrokerUnreachable: there is no broker program, or it does not start.
-        """
+        """Start the broker and the workers unless they run; `wait_ready` waits for them. Raises `CardBusy` if another
+        worker serves one of the cards; `BrokerUnreachable` if there is no broker program, or it does not start."""
         if self.supervisor is not None:
             return
         for card in self.cards:
@@ -101,12 +97,8 @@ class EmbeddedFarm:
             self.supervisor.start()
 
     def wait_ready(self) -> None:
-        """Start the farm unless it runs, and wait until the worker of every card has registered.
-
-        Raises:
-            CardBusy, BrokerUnreachable: see `start`.
-            NoWorker: a worker ended (the message has its log's end) or took too long, or all cards are quarantined.
-        """
+        """Start the farm unless it runs, and wait until the worker of every card has registered. Raises as `start`, and
+        `NoWorker` if a worker ended (the message has its log's end) or took too long, or all cards are quarantined."""
         self.start()
         assert self.supervisor is not None
         assert self.supervisor.log_dir is not None
@@ -119,18 +111,13 @@ class EmbeddedFarm:
                     "Correct the cause, then run the same command again. No reading was lost.",
                 )
             if time.monotonic() > deadline:
-                raise NoWorker(
-                    f"The workers of {', '.join(sorted(missing))} were not ready within {READY_TIMEOUT_S:.0f} s.",
-                    "Run the same command again: the first import of torch can be slow.",
-                )
+                text = f"The workers of {', '.join(sorted(missing))} were not ready within {READY_TIMEOUT_S:.0f} s."
+                raise NoWorker(text, "Run the same command again: the first import of torch can be slow.")
             time.sleep(0.1)
 
     def _ready(self) -> set[str]:
-        """Return the ids of the cards whose workers have registered.
-
-        Raises:
-            NoWorker: all cards are in quarantine.
-        """
+        """Return the ids of the cards whose workers have registered. Raises `NoWorker` if all cards are in
+        quarantine."""
         assert self.supervisor is not None
         workers = self.supervisor.holders(self.settings.host)
         with self.database.read() as session:

@@ -34,14 +34,9 @@ def serve(
     writable: bool,
     listening: Callable[[int], object] = lambda port: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then end this process. Flower keeps its history in the state folder.
-
-    Args:
-        listening: called with the port when the server listens. If ``port`` is 0, the system chooses a free port.
-
-    Raises:
-        UsageError: the address or the port cannot be used.
-    """
+    """Serve until SIGTERM or Ctrl-C, then end this process. Flower keeps its history in the state folder. Call
+    ``listening`` with the port when the server listens: if ``port`` is 0, the system chooses a free one. Raises
+    `UsageError` if the address or the port cannot be used."""
     apply_env_options()
     chosen: dict[str, Any] = {
         "address": address,

@@ -52,11 +52,8 @@ class PlainLines(logging.Formatter):
 
 
 def set_up(as_json: bool | None = None) -> None:
-    """Log to standard error: all loggers, Python's warnings and uncaught exceptions.
-
-    Args:
-        as_json: log JSON. None: log JSON if the environment variable `JSON_VARIABLE` is set.
-    """
+    """Log to standard error: all loggers, Python's warnings and uncaught exceptions. Without ``as_json``, the
+    environment variable `JSON_VARIABLE` decides the format."""
     as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
     formatter = JsonLines() if as_json else PlainLines()
     handler = logging.StreamHandler()

@@ -31,7 +31,6 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 MAXIMUM_ID = 2**63 - 1
 MAXIMUM_COUNT = 2**31
 
-
 CONTROL_QUEUE = "control"
 
 

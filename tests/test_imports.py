@@ -66,7 +66,6 @@ TORCH_ROOMS = (
     "farm/benchmark/sampler.py",
     "farm/benchmark/verification.py",
     "farm/benchmark/workload.py",
-    "farm/slow_memory/in_situ.py",
     "farm/slow_memory/memory_tier.py",
     "farm/slow_memory/offload.py",
     "farm/slow_memory/planned_step.py",

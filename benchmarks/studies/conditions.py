@@ -331,7 +331,7 @@ def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
         Unmeasurable: the card cannot access the neighbour's memory.
         FarmError: nothing could be measured.
     """
-    from farm.operators.replay import placements_of
+    from farm.operators.rebuild import placements_of
 
     with holding(options.neighbours[:1], laboratory):
         peer = options.neighbours[0]

@@ -19,7 +19,6 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import InSituRequest
 from farm.devices.device import Card
 from farm.devices.host import torch_version
 from farm.devices.lock import CardLock
@@ -178,16 +177,20 @@ class Laboratory:
         return row
 
     def in_situ(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """Time the model's calls with tensors in slow memory; the result of `farm.slow_memory.in_situ.compare`.
+        """Time the model's calls with tensors in slow memory; the result of `benchmarks.studies.in_situ.compare`.
 
         Raises:
             FarmError: this card or this model does not support it.
         """
+        from benchmarks.studies.in_situ import InSituRequest  # imports torch
+
         self.say(f"{variant}: measuring calls with tensors in slow memory, many calls per run and one call per run")
         began_s = time.monotonic()
         try:
             request = InSituRequest(self.whole(variant).subject, self.protocol(), most)
-            found = self._process.call(request, timeout_s=settings().item_timeout_s)
+            self._process.close()  # only one process at a time uses the card; the next request restarts this one
+            with BenchmarkProcess(self.card.id, program="benchmarks.studies.in_situ") as process:
+                found = process.call(request, timeout_s=settings().item_timeout_s)
         except Unmeasurable as error:
             raise FarmError(error.message, error.next_step or "Choose another card.") from error
         self.card_time_s += time.monotonic() - began_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -119,22 +119,22 @@ def capture_model(
     extraction = Extraction(taken, {id: cost(spec) for id, spec in taken.tuples.items()}, model_flops=0)
     if (refusal := extraction.refusal(type(model).__name__)) is not None:
         raise refusal
-    return CapturedModel(_variant(model, values, extraction), extraction, model, args, named, grad)
+    calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
+    name = f"{type(model).__name__}-{content_id(calls)[:12]}"
+    variant = variant_named(name, [*model.parameters(), *values], values, training=taken.training)
+    return CapturedModel(variant, extraction, model, args, named, grad)
 
 
-def _variant(model: nn.Module, values: tuple[Any, ...], extraction: Extraction) -> Variant:
-    """Return the variant of a captured model: named by class and hash of the calls, with sizes of the first input."""
+def variant_named(name: str, tensors: Iterable[Any], values: Iterable[Any], *, training: bool) -> Variant:
+    """Return a variant: its dtype is that of the first tensor with decimals, its sizes are those of the first value."""
     import torch
 
-    taken = extraction.capture
-    calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    shape = tuple(tensors[0].shape) if tensors else ()
-    floating = [entry.dtype for entry in (*model.parameters(), *tensors) if entry.is_floating_point()]
+    shape = next((tuple(value.shape) for value in values if isinstance(value, torch.Tensor)), ())
+    floating = [one.dtype for one in tensors if isinstance(one, torch.Tensor) and one.is_floating_point()]
     return Variant(
-        model=f"{type(model).__name__}-{content_id(calls)[:12]}",
+        model=name,
         batch=max(1, shape[0]) if shape else 1,
         input_size=max(1, shape[-1]) if len(shape) > 1 else 1,
         dtype=str(floating[0]).removeprefix("torch.") if floating else "float32",
-        mode="train" if taken.training else "eval",
+        mode="train" if training else "eval",
     )

@@ -103,8 +103,7 @@ def measure_tuples(
         database: stores the readings. None: the readings are returned and not stored.
         card: as in ``--card``: an id, an index, "cpu", "gpu" or part of a model name. Default: the first GPU, or the
             CPU if there is no GPU.
-        protocol: how to measure. Default: the default for this kind of card.
-        stopping: how long to measure. Default: the default for this kind of card.
+        protocol, stopping: how and how long to measure. Default: the default for this kind of card.
         quick: use short windows, for rough values.
 
     Raises:
@@ -118,7 +117,7 @@ def measure_tuples(
 
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
     chosen = own_card(card)
-    how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
+    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
     found = []
     with hold_card(chosen, database) as process:
         for spec in specs:
@@ -156,10 +155,7 @@ def measure_model(
     Args:
         model: a `CapturedModel`, a variant of a catalog model, or the name of a catalog model.
         database: stores the job, calls and readings. The job reuses its readings as `reuse` says.
-        card: as in `measure_tuples`.
-        protocol: as in `measure_tuples`.
-        stopping: as in `measure_tuples`.
-        quick: as in `measure_tuples`.
+        card, protocol, stopping, quick: as in `measure_tuples`.
         compile: the mode of torch.compile: "default" or "max-autotune"; "": eager. Not for a `CapturedModel`.
         operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
         target: the accuracy that the outcome "pass" requires, such as 0.95.
@@ -185,7 +181,7 @@ def measure_model(
         variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
         variant = dataclasses.replace(variant, compile=compile or variant.compile)
     data = "copied" if variant.compile else default_data(chosen.kind, not (variant.step or variant.cards > 1))
-    how, until = _how(chosen, protocol, stopping, quick=quick, data=data)
+    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
@@ -266,11 +262,8 @@ class _JobDriver(ItemDriver):
 def measure_whole(
     captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
-
-    Raises:
-        Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
-    """
+    """Measure a copy of a captured model in this process. The caller must hold the card's lock. Raises `Unmeasurable`:
+    out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card)."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -355,7 +348,7 @@ def own_card(wanted: str) -> Card:
     return choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])[0]
 
 
-def _how(
+def how_to_measure(
     card: Card, protocol: Protocol | None, stopping: Stopping | None, *, quick: bool, data: str
 ) -> tuple[Protocol, Stopping]:
     usual = DEFAULTS[card.kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,28 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Access:
-    """How a command or program reaches its databases and cards, and shows messages.
+    """How a command or program reaches its databases and cards, and shows messages."""
 
-    Attributes:
-        ask: ask(query, knows) queries its own database; if not knows(answer), it queries the packaged readings.
-        open_database: opens its own database.
-        own_card: returns the card of this host with the given name; for None, the first card.
-        say: shows a message about a slow action or a written file.
-    """
-
+    # ask(query, knows) queries its own database; if not knows(answer), it queries the packaged readings.
     ask: Callable[[Callable[[Session], Any], Callable[[Any], bool]], Any]
-    open_database: Callable[[], Database]
-    own_card: Callable[[str | None], Card]
-    say: Callable[[str], Any]
+    open_database: Callable[[], Database]  # its own
+    own_card: Callable[[str | None], Card]  # the card of this host with the given name; for None, the first card
+    say: Callable[[str], Any]  # shows a message about a slow action or a written file
 
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them.
-
-    Raises:
-        UsageError: an amount is malformed, or two options exclude each other.
-    """
+    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them."""
 
     card: str | None = None
     job: str = ""
@@ -63,27 +53,27 @@ class MemoryOptions:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
-            raise UsageError(
-                "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
-            )
-        for name in ("job", "fit", "what_if_recompute"):
-            if self.run and getattr(self, name):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(
-                    f"{option} cannot be combined with --run, which runs one step with one batch.",
-                    f"Omit {option} or --run.",
-                )
-        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
-            raise UsageError(
-                "--moves needs the bandwidth between fast and slow memory, which readings do not contain.",
-                "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run).",
-            )
-        if self.job and self.card is not None:
-            raise UsageError("--card cannot be combined with --job: the job has a card.", "Omit --card or --job.")
+        """Raise `UsageError` if an amount is malformed, or if two options exclude each other."""
+        for problem, step in self._contradictions():
+            raise UsageError(problem, step)
         _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
         if self.out is not None:
             files.check_drawing()
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield each contradiction of two options, and what to do."""
+        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
+            yield "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
+        for name in ("job", "fit", "what_if_recompute"):
+            if self.run and getattr(self, name):
+                option = "--" + name.replace("_", "-")
+                problem = f"{option} cannot be combined with --run, which runs one step with one batch."
+                yield problem, f"Omit {option} or --run."
+        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
+            problem = "--moves needs the bandwidth between fast and slow memory, which readings do not contain."
+            yield problem, "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run)."
+        if self.job and self.card is not None:
+            yield "--card cannot be combined with --job: the job has a card.", "Omit --card or --job."
 
     @property
     def limit_bytes(self) -> int | None:
@@ -105,10 +95,7 @@ class MemoryOptions:
 
 def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
     """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
-
-    Raises:
-        FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.api.planned_step.step_on`.
-    """
+    Raises the errors of `farm.api.queries.step_memory`; with ``run``, also those of `farm.api.planned_step.step_on`."""
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
     variant = versioned(variant)

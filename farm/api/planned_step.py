@@ -30,19 +30,13 @@ class StepOnCard:
     process: BenchmarkProcess
 
     def wire(self) -> Wire:
-        """Measure the bandwidth of copies between slow and fast memory, alone and during the step.
-
-        Raises:
-            Unmeasurable: the card does not support it.
-        """
+        """Measure the bandwidth of copies between slow and fast memory, alone and during the step, or raise
+        `Unmeasurable`."""
         return self.process.call(WireRequest(self.subject, self.protocol), timeout_s=settings().item_timeout_s)
 
     def run(self, planned: StepMemory) -> StepMemory:
-        """Run the step with all tensors in fast memory, and under each plan. Return `planned` with the results.
-
-        Raises:
-            Unmeasurable: the card does not support it.
-        """
+        """Run the step with all tensors in fast memory, and under each plan. Return `planned` with the results. Raises
+        `Unmeasurable` if the card does not support it."""
         offload_plans = planned.offload_plans
         assert offload_plans is not None, "there are plans"
         bytes_per_s = offload_plans.moves_bytes_per_s or 0.0
@@ -59,12 +53,9 @@ class StepOnCard:
 
 @contextlib.contextmanager
 def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
-    """Capture the step of a variant on a card. The card is locked until the end of the block.
-
-    Raises:
-        UsageError: the card has no slow memory, or no data sheet.
-        CardBusy, UnhealthyCard, Unmeasurable: the card cannot be used, or the step cannot run on it.
-    """
+    """Capture the step of a variant on a card. The card is locked until the end of the block. Raises `UsageError` if
+    the card has no slow memory or no data sheet, and `CardBusy`, `UnhealthyCard` or `Unmeasurable` if the step cannot
+    run on it."""
     if why := no_slow_memory(card):
         raise UsageError(why, "Omit --run, or choose another card with --card.")
     subject = Subject("variant", variant.id, variant.to_json())

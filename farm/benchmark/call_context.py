@@ -79,16 +79,13 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
 
 
 class Player:
-    """Replays the calls of a capture from its tuples. Later calls get the results of earlier calls, as in the model.
-
-    Attributes:
-        given: storage number -> memory, for storages that exist before the first call (weights, inputs).
-    """
+    """Replays the calls of a capture from its tuples. Later calls get the results of earlier calls, as in the model."""
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
         self.capture, self.device = capture, device
         self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
+        #: Storage number -> memory, for storages that exist before the first call (weights, inputs).
         self.given: dict[int, torch.UntypedStorage] = {}
         made: set[int] = set()
         outside: set[int] = set()
@@ -124,11 +121,8 @@ class Player:
         return other
 
     def play(self, step: Step, *, once: bool = False, before: Before = lambda index, memory: None) -> None:
-        """Run all calls. Memory that a call allocates is freed after the last call that uses it.
-
-        Args:
-            once: True if `step` runs the operator only once: counters then need no restoring.
-        """
+        """Run all calls. Memory that a call allocates is freed after the last call that uses it. ``once``: `step` runs
+        each operator only once, so that counters need no restoring."""
         memory = dict(self.given)
         for call in self.capture.calls:
             before(call.index, memory)

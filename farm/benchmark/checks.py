@@ -81,11 +81,8 @@ def implausible(took_s: float, device_type: str) -> str:
 
 
 class Canary:
-    """The canary of one benchmark process.
-
-    Args:
-        every: the number of tuples between two readings; 0: no canary. The default is `EVERY` on a GPU, 0 on a CPU.
-    """
+    """The canary of one benchmark process: a reading every `every` tuples (0: none; default: `EVERY` on a GPU, 0 on a
+    CPU)."""
 
     def __init__(self, torch_device: torch.device, every: int | None = None) -> None:
         self._torch_device = torch_device

@@ -8,10 +8,9 @@ sensors limit how short a measurement window can be.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,29 +188,3 @@ def _w_per_c(
         return None
     fit = intervals.line(near_c, powers_w)
     return {"value": fit.rate, "half_width": fit.half_width, "at_w": statistics.fmean(powers_w)}
-
-
-def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
-    """The watts that an operator with power `power_w` draws more per degree (C); None if unknown.
-
-    The function interpolates between the two values of the fingerprint: under load, and at full clocks without work.
-    The result is unknown if one of the two is missing or not significant.
-    """
-    low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
-    if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
-        return None
-    share = (power_w - low["at_w"]) / (high["at_w"] - low["at_w"])
-    return float(low["value"] + share * (high["value"] - low["value"]))
-
-
-def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean watts per degree of several cards of one model, weighted by the precision of each card's value."""
-    found: dict[str, Any] = {}
-    listed = list(fingerprints)
-    for name in ("base_w_per_c", "w_per_c"):
-        known = [one[name] for one in listed if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0]
-        if known:
-            weights = [1 / one["half_width"] ** 2 for one in known]
-            means = {key: statistics.fmean([one[key] for one in known], weights) for key in ("value", "at_w")}
-            found[name] = means | {"half_width": math.sqrt(1 / math.fsum(weights))}
-    return found

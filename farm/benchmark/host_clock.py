@@ -32,6 +32,7 @@ from farm.benchmark.clock import TimedRound
 from farm.benchmark.passes import Pass, applied
 from farm.benchmark.workload import Workload
 from farm.operators import kernels
+from farm.operators.capture import replaced
 from farm.types.protocol import Protocol, Stopping
 
 TURNS = 22  # most turns: in a turn each subject has a visit
@@ -148,11 +149,7 @@ class HostTimer:
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:
     """Visit all subjects in turn until all have converged, or the gap between sum and whole is known well enough, or
-    for `TURNS` turns. Long passes end earlier.
-
-    Args:
-        on_turn: called before each turn.
-    """
+    for `TURNS` turns. Long passes end earlier. Call `on_turn` before each turn."""
     group = uuid.uuid4().hex[:12]
     tuples, wholes = ([timer for timer in timers if timer.whole is whole] for whole in (False, True))
     third = math.ceil(len(tuples) / WHOLE_VISITS)
@@ -198,10 +195,6 @@ def _marked(marks: list[float]) -> Iterator[None]:
         marks.append(time.thread_time())
         return original(module, *arguments, **keywords)
 
-    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-    kernels.at_launch = lambda: marks.append(time.thread_time())
-    try:
+    launched = replaced(kernels, "at_launch", lambda: marks.append(time.thread_time()))
+    with replaced(torch.nn.Module, "__call__", call), launched:
         yield
-    finally:
-        kernels.at_launch = None
-        torch.nn.Module.__call__ = original  # type: ignore[method-assign]

@@ -65,22 +65,15 @@ def batch_half_width(
 
 def jackknife_half_width(without: Sequence[float]) -> float:
     """95 % half-width of a figure that is not a mean, such as of the fastest values (M. H. Quenouille, Biometrika 43,
-    1956); infinite for fewer than three groups of values.
-
-    Args:
-        without: for each group of the values, the figure of all values but those of this group.
-    """
+    1956); infinite for fewer than three groups of values. ``without``: for each group, the figure of all values but
+    those of this group."""
     count = len(without)
     return student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count) if count >= 3 else math.inf
 
 
 def paired_half_width(terms: Sequence[tuple[int, Sequence[float]]], whole: Sequence[float]) -> float:
-    """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by the jackknife.
-
-    Args:
-        terms: the summands: a factor, and the summand without each group.
-        whole: the whole without each group.
-    """
+    """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by the jackknife. A
+    summand of `terms` is a factor and the value without each group, `whole` the value without each group."""
     return jackknife_half_width(
         [math.fsum(factor * values[left_out] for factor, values in terms) / of for left_out, of in enumerate(whole)]
     )
@@ -96,11 +89,8 @@ class Slope:
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The slope of the least-squares line of y over x. Its half-width assumes independent residuals.
-
-    Raises:
-        ValueError: there are fewer than two points, or all have the same x.
-    """
+    """The slope of the least-squares line of y over x. Its half-width assumes independent residuals. Raises
+    `ValueError` if there are fewer than two points, or all have the same x."""
     count = len(x)
     if count < 2 or max(x) == min(x):
         raise ValueError("a slope needs two points with different x")
@@ -114,13 +104,10 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The rate of a counter y over an increasing x, with the half-width of its 95 % interval.
+    """The rate of a counter y over an increasing x, with the half-width of its 95 % interval. Raises as `line`.
 
     If the power fluctuates, an energy counter's residuals are a random walk, and their standard error is too small.
     So the function uses the wider one of two intervals: from the residuals, and from the rates of single steps.
-
-    Raises:
-        ValueError: there are fewer than two points, or all have the same x.
     """
     fit = line(x, y)
     count = fit.points
@@ -165,11 +152,7 @@ def pass_energy(
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:
-    """Mean power and its half-width from ticks of an energy counter, by `slope`. Unit: W.
-
-    Raises:
-        ValueError: there are fewer than two ticks, or all have the same time.
-    """
+    """Mean power and its half-width from ticks of an energy counter, by `slope`. Unit: W. Raises as `line`."""
     in_mw = slope(times_s, energies_mj)
     return Slope(in_mw.rate / 1e3, in_mw.half_width / 1e3, in_mw.points)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import intervals, ranks
+from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
@@ -27,16 +27,6 @@ from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
-from farm.benchmark.window import (
-    DRIFT,
-    FLOOR_TICKS,
-    LEAST_ROUNDS,
-    SteadyWindow,
-    WindowPower,
-    figure_of,
-    window_power,
-    with_power,
-)
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
@@ -64,12 +54,12 @@ class Gate:
     ceiling_s: float  # longest total time of warm-up and waiting
     energy: bool = True  # False if the window measures time only
     shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
-    least_steps: int = FLOOR_TICKS  # of the energy counter in a window
+    least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
 
-    def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
+    def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
         if not self.energy:
-            return WindowPower(None, None, "", begin_s, end_s)
-        return window_power(sampler, begin_s, end_s, rough=self is ROUGH)
+            return window.WindowPower(None, None, "", begin_s, end_s)
+        return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH)
 
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
@@ -179,11 +169,8 @@ class Bench:
             torch.cuda.synchronize(self.torch_device)
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
-        """Measure a subject. Half-widths in the reading are absolute.
-
-        Raises:
-            Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
-        """
+        """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`: out_of_memory, raised,
+        rejected, not_capturable or not_available."""
         if self._host and ranks.world() == 1:
             return self._measure_on_host(subject, protocol, stopping, on_phase)
         begin_s = time.perf_counter()
@@ -250,10 +237,8 @@ class Bench:
         """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
 
         The first subjects that fit into the memory and the time (`TURNS_S`) are timed, without those that fail:
-        `measure` raises their errors. Returns the positions of the timed subjects.
-
-        Args:
-            calls: for each subject, its calls in the whole model among the subjects, if there is one.
+        `measure` raises their errors. Returns the positions of the timed subjects. If there is a whole model among the
+        subjects, ``calls`` has the calls of each subject in it.
         """
         self._timed.clear()
         timers: dict[int, HostTimer] = {}
@@ -313,16 +298,16 @@ class Bench:
         if gate.energy and "energy_counter_mj" in self.device.capabilities:
             self.levels.refresh()
             with applied(protocol), contextlib.closing(prepare(subject, protocol, self.torch_device)) as workload:
-                reading = with_power(reading, self._steady(workload, stopping, gate, on_phase))
+                reading = window.with_power(reading, self._steady(workload, stopping, gate, on_phase))
         cost_s = {"rebuild": timer.prepare_s, **reading.cost_s}
         cost_s["total"] = math.fsum(cost_s.values())
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
 
     def _timed_reading(self, timer: HostTimer) -> Reading:
-        reading = SteadyWindow(
+        reading = window.SteadyWindow(
             workload=timer.workload,
             rounds=timer.rounds,
-            power=WindowPower(None, None, "", 0.0, timer.elapsed_s),
+            power=window.WindowPower(None, None, "", 0.0, timer.elapsed_s),
             converged=timer.converged(),
             ceiling_s=timer.longest_s,
             waited_share=timer.waited_share,
@@ -402,7 +387,7 @@ class Bench:
 
     def _restoring(self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate) -> Reading:
         """Measure the copies that restore the inputs of a kernel."""
-        workload = arrange(Passes(call.restore, None, 0, 0), protocol, self.torch_device)
+        workload = arrange(Passes(call.restore), protocol, self.torch_device)
         with contextlib.closing(workload):
             return self._steady(workload, stopping, gate, silent)
 
@@ -452,7 +437,7 @@ class Bench:
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
         known = capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
-        steady = SteadyWindow(
+        steady = window.SteadyWindow(
             workload=workload,
             rounds=clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:],
             power=power,
@@ -524,7 +509,7 @@ class Bench:
                 good = elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate)
                 # If passes are long, the window may grow to five times its longest length.
                 over = elapsed_s >= stopping.maximum_s and (
-                    len(clock.between(begin_s, now_s)) >= LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
+                    len(clock.between(begin_s, now_s)) >= window.LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
                 )
             if not ranks.largest(not (good or over)):
                 return good
@@ -538,13 +523,13 @@ class Bench:
         rounds = clock.between(power.begin_s, power.end_s)
         if len(rounds) < 3:
             return False
-        time_us, half_width_us, _ = figure_of(rounds, power)
+        time_us, half_width_us, _ = window.figure_of(rounds, power)
         time_share = intervals.relative(half_width_us, time_us)
         if time_share > stopping.time_half_width:
             return False
         if power.power_w is None:
             return True
-        return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= DRIFT
+        return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= window.DRIFT
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes

@@ -60,9 +60,9 @@ class Passes:
     """The passes of a subject, on its own tensors and on copies of them."""
 
     first: Pass
-    copy: Callable[[int], Pass] | None  # makes another pass on copies of the tensors; None: nothing to copy
-    weight_bytes: int
-    activation_bytes: int
+    copy: Callable[[int], Pass] | None = None  # makes another pass on copies of the tensors; None: nothing to copy
+    weight_bytes: int = 0
+    activation_bytes: int = 0
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)  # inputs that the subject itself writes
@@ -103,9 +103,8 @@ def operator_passes(
     placement = Placement.parse(protocol.placement)
     if protocol.residency == "chain":
         if placement:
-            raise Unmeasurable(
-                "not_available", "--residency chain cannot use tensors in slow memory.", "Use --residency resident."
-            )
+            text = "--residency chain cannot use tensors in slow memory."
+            raise Unmeasurable("not_available", text, "Use --residency resident.")
         return _chain(rebuilt)
     if not placement:
         offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
@@ -143,11 +142,8 @@ def _chain(rebuilt: Rebuilt) -> Passes:
         or not isinstance(output, torch.Tensor)
         or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
     ):
-        why = (
-            "it writes its input"
-            if rebuilt.in_place
-            else "its output has another shape, dtype or layout than its input"
-        )
+        other = "its output has another shape, dtype or layout than its input"
+        why = "it writes its input" if rebuilt.in_place else other
         text = f"--residency chain cannot measure this operator: {why}."
         raise Unmeasurable("not_available", text, "Use --residency resident.")
     passed_on = [start]
@@ -188,7 +184,6 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         first=lambda: model(*arguments),
         copy=copy if protocol.residency == "stream" else None,
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
-        weight_bytes=0,
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
         details=_working_set(lambda: model(*arguments), model, protocol, device),
         order=None
@@ -214,8 +209,6 @@ def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device)
     model = compiled.model
     return Passes(
         first=compiled.run,
-        copy=None,
-        weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in compiled.inputs),
         written=list(model.parameters()) if model.training else [],
         details=_working_set(compiled.run, model, protocol, device),
@@ -238,8 +231,6 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
     return Passes(
         first=step.run,
-        copy=None,
-        weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
         details=dataclasses.replace(details, **memory),
         written=[local_part(tensor) for tensor in step.model.parameters()],
@@ -377,19 +368,13 @@ def compiled_pass(
 
 def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:
     """As `compiled_pass`, for a tuple. If the cache of the compiler has other kernels, the variant is compiled again.
-
-    Raises:
-        Unmeasurable: rejected: the compiler does not generate the kernel on this host.
-    """
+    Raises `Unmeasurable` (rejected) if the compiler does not generate the kernel on this host."""
     compiled = compiled_pass(subject, device)
     if not compiled.runs(subject.id) and compiled.cached:
         compiled = compiled_pass(subject, device, again=True)
     if not compiled.runs(subject.id):
-        raise Unmeasurable(
-            "rejected",
-            "The compiler on this host does not generate this kernel for the model.",
-            "Measure the model again; another list of kernels is stored for the card.",
-        )
+        text = "The compiler on this host does not generate this kernel for the model."
+        raise Unmeasurable("rejected", text, "Measure the model again; another list of kernels is stored for the card.")
     return compiled
 
 

@@ -113,8 +113,7 @@ def verify(
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
-    as_predicted = predicted is not None and not findings.missing and not findings.unexpected
-    if as_predicted:
+    if predicted is not None and not findings.missing and not findings.unexpected:
         return None, findings
     observed = capture_json(found.capture)
     if variant.compile:
@@ -266,11 +265,8 @@ def _tuple_kernels(
 
 
 def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
-    """Profile `launch` and return the kernels between each two consecutive marks; [] if the profiler loses a mark.
-
-    Args:
-        launch: launches kernels with marks between them, and returns the number of marks.
-    """
+    """Profile `launch`, which launches kernels with marks between them and returns the number of marks. Return the
+    kernels between each two consecutive marks; [] if the profiler loses a mark."""
     for _ in range(2):  # the first profile after a profile with other activities is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             marks = launch()
@@ -311,7 +307,7 @@ def time_in_model(
     elif record is not None:
         seen, attributed = _by_marks(run, capture, device, passes, record)
     else:
-        seen, attributed = attribute(_profiled(run, device, passes))
+        seen, attributed = attribute(profiled_calls(run, device, passes))
     times_us: list[float | None] = [None] * len(capture.calls)
     for number, index in enumerate(capture.slots):
         if index is not None and number in seen:
@@ -374,19 +370,7 @@ def _by_marks(
     return seen, sum(map(sum, seen.values())) / total_us if total_us else 0.0
 
 
-def kernels_of_calls(run: ObservedRun, capture: CapturedPass, device: torch.device) -> dict[str, Counter[str]]:
-    """Tuple id -> the kernels that the first call of the tuple launches in the running model. Only on a GPU."""
-    found: dict[int, Counter[str]] = defaultdict(Counter)
-    for number, kernels in _kernels_by_call(_profiled(run, device, passes=1)):
-        found[number].update(name for name, *_ in kernels)
-    named: dict[str, Counter[str]] = {}
-    for number, index in enumerate(capture.slots):
-        if index is not None:
-            named.setdefault(capture.calls[index].tuple_id, found[number])
-    return named
-
-
-def _profiled(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
+def profiled_calls(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
     def around(number: int) -> contextlib.AbstractContextManager[Any]:
         return torch.profiler.record_function(f"{RANGE}{number}")
 
@@ -402,7 +386,7 @@ def _profiled(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
 def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
     """Slot number -> times (us) of its call's kernels; and the share of all kernel time that belongs to a call."""
     seen: dict[int, list[float]] = defaultdict(list)
-    for number, kernels in _kernels_by_call(events):
+    for number, kernels in kernels_by_call(events):
         if kernels:  # a view launches no kernel; if another call has none, its time is unknown
             seen[number].append(_busy_us(kernels))
     total_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
@@ -427,7 +411,7 @@ def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def _kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
+def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
     """All calls in order, as (slot number, kernels). Use the better of two methods: it finds more kernel time.
 
     By launch: a kernel event has the id of the driver call that launched it, and this driver call is within the range

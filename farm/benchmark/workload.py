@@ -132,21 +132,15 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
     """Build a subject, make the copies that the residency policy requires, warm it up and capture its graphs.
 
     Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`; on a GPU, do both on
-    one stream that is not the default stream.
-
-    Args:
-        offload: puts the tensors of the protocol's placement in slow memory.
+    one stream that is not the default stream. ``offload`` puts the tensors of the protocol's placement in slow memory.
 
     Raises:
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
     """
     if protocol.data == "seen":
         # A job replaces 'seen' by the data classes that it observes in its model. A single subject has no model.
-        raise Unmeasurable(
-            "not_available",
-            "--data seen needs a model, because it uses the values that occur in the running model.",
-            "Use --data normal, or name a value profile.",
-        )
+        text = "--data seen needs a model, because it uses the values that occur in the running model."
+        raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
     try:
         passes = (
             operator_passes(subject, protocol, device, offload)
@@ -283,8 +277,5 @@ def _not_capturable() -> Iterator[None]:
         raise
     except RuntimeError as error:
         first_line = str(error).split("\n")[0][:300]
-        raise Unmeasurable(
-            "not_capturable",
-            f"The operator or model cannot be captured in a CUDA graph: {first_line}",
-            "Measure it with --launch eager.",
-        ) from error
+        text = f"The operator or model cannot be captured in a CUDA graph: {first_line}"
+        raise Unmeasurable("not_capturable", text, "Measure it with --launch eager.") from error

@@ -74,6 +74,7 @@ class BenchmarkProcess:
         verifier: bool = False,
         peer_id: str | None = None,
         rank: Rank | None = None,
+        program: str = "farm.benchmark_process.server",
     ) -> None:
         """
         Args:
@@ -82,8 +83,9 @@ class BenchmarkProcess:
             verifier: this process is a verifier: it imports PyTorch, and creates no CUDA context before a request.
             peer_id: another GPU, whose lock the caller holds. Its memory is the slow memory, instead of the host's.
             rank: the process is a rank of a group.
+            program: the module to run: the server, or a module that calls its `main`.
         """
-        self.card_id, self._peer_id, self._rank = card_id, peer_id, rank
+        self.card_id, self._peer_id, self._rank, self._program = card_id, peer_id, rank, program
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
@@ -121,7 +123,7 @@ class BenchmarkProcess:
         # Set this before Python starts. For a CPU it hides all GPUs, so that no library creates a CUDA context.
         gpus = [self.card_id, *([self._peer_id] if self._peer_id else [])] if self.card_id.startswith("GPU-") else []
         environment |= visible_only(gpus)
-        command = [sys.executable, "-m", "farm.benchmark_process.server", "--card", self.card_id]
+        command = [sys.executable, "-m", self._program, "--card", self.card_id]
         command += ["--parent", str(os.getpid())]
         command += ["--verifier"] if self._is_verifier else []
         command += ["--peer"] if self._peer_id else []

@@ -94,14 +94,6 @@ class TurnsRequest(ProcessRequest[list[int]]):
 
 
 @dataclass(frozen=True)
-class InSituRequest(SubjectRequest[dict[str, Any]]):
-    """Time calls of a variant with tensors in slow memory (`farm.slow_memory.in_situ`)."""
-
-    name, answer, doing, uses_slow_memory = "in_situ", dict[str, Any], "time calls in their model", True
-    most: int | None = None  # configurations
-
-
-@dataclass(frozen=True)
 class StepCaptureRequest(SubjectRequest[dict[str, Any]]):
     """Capture a training step on the card. The answer is JSON (`farm.slow_memory.planned_step.extract_step`)."""
 

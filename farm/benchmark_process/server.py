@@ -44,6 +44,8 @@ from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Veri
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
+from farm.models.own import source_of
+from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version
@@ -74,7 +76,8 @@ class EventWriter:
             os._exit(0)  # the parent has closed its end
 
 
-def main() -> None:
+def main(measuring: type[TorchRunner] | None = None) -> None:
+    """Serve requests; on a real card with `measuring`, by default a `TorchRunner`."""
     parser = argparse.ArgumentParser(prog="farm.benchmark_process.server")
     parser.add_argument("--card", required=True)
     parser.add_argument(
@@ -104,7 +107,7 @@ def main() -> None:
         if card.kind == "simulated":
             runner = SimulatedRunner(device)
         else:
-            runner = TorchVerifier(device) if options.verifier else TorchRunner(device, options.peer)
+            runner = TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device, options.peer)
         if options.world > 1:
             runner.join(options.rank, options.world, options.rendezvous)
         gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
@@ -277,7 +280,7 @@ class TorchVerifier(Runner):
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self.preparations = (_import_torchvision,) if cuda else ()
-        self.software = _software(torch, device.card)
+        self.software = software_of(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
@@ -285,10 +288,14 @@ class TorchVerifier(Runner):
         }
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
+        source = None
         for subject in _subjects(request):
             if subject.kind == "variant" or subject.compiled:
-                check_version(Variant.from_json((subject.compiled or {}).get("variant") or subject.spec))
-        return super().answer(request, on_phase)
+                variant = Variant.from_json((subject.compiled or {}).get("variant") or subject.spec)
+                check_version(variant)
+                source = source_of(variant.model) if variant.version else None
+        answer = super().answer(request, on_phase)
+        return answer.noting(revision=revision_of(source)) if source and isinstance(answer, Reading) else answer
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
         from farm.benchmark import ranks
@@ -317,7 +324,7 @@ class TorchRunner(TorchVerifier):
         idle = Sampler(device).start()  # the card is idle during the import of torch: measure its idle power meanwhile
         super().__init__(device)
         from farm.benchmark import checks, fingerprinting, measure
-        from farm.slow_memory import in_situ, memory_tier, offload, planned_step
+        from farm.slow_memory import memory_tier, offload, planned_step
 
         idle.stop()
         # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
@@ -336,7 +343,6 @@ class TorchRunner(TorchVerifier):
                 list(zip(one.subjects, one.protocols, strict=True)), one.stopping, one.calls, on_phase
             ),
             kinds.FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
-            kinds.InSituRequest: lambda one, on_phase: in_situ.compare(one.subject, one.protocol, target, one.most),
             kinds.StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(
                 one.subject, one.protocol, target
             ).to_json(),
@@ -354,7 +360,7 @@ def _import_torchvision() -> None:
     import torchvision  # noqa: F401 - the first variant needs it
 
 
-def _software(torch: Any, card: Card) -> Software:
+def software_of(torch: Any, card: Card) -> Software:
     import platform
     from importlib import metadata
 

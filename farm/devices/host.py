@@ -39,11 +39,8 @@ def discover(settings: Settings) -> list[Card]:
 
 
 def find_card(card_id: str, settings: Settings) -> Card:
-    """The card of this host with that id.
-
-    Raises:
-        NoSuchCard: there is no such card here, or it cannot be measured; the message says why.
-    """
+    """The card of this host with that id. Raises `NoSuchCard`, with the reason, if there is none or it cannot be
+    measured."""
     if card_id.startswith("SIM-"):
         candidates = simulated.simulated_cards(settings)
     elif card_id.startswith("CPU-"):
@@ -53,19 +50,14 @@ def find_card(card_id: str, settings: Settings) -> Card:
     if card := next((card for card in candidates if card.id == card_id), None):
         return _measurable(card)
     if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.refusal and not c.id.startswith("GPU-")):
-        raise NoSuchCard(
-            f"This host ({settings.host}) has no card '{card_id}' that answers. Cards that do not answer: {silent}",
-            "Repair the cards that do not answer, or choose another card.",
-        )
+        text = f"This host ({settings.host}) has no card '{card_id}' that answers. Cards that do not answer: {silent}"
+        raise NoSuchCard(text, "Repair the cards that do not answer, or choose another card.")
     raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
 
 
 def open_device(card: Card) -> Device:
-    """Open the device of a card, which provides its sensors.
-
-    Raises:
-        NoSuchCard: the card has a refusal, or no longer responds.
-    """
+    """Open the device of a card, which provides its sensors. Raises `NoSuchCard` if the card has a refusal, or no
+    longer responds."""
     gpu: type[Device] = amd.AmdDevice if for_rocm() else nvidia.NvidiaDevice
     devices: dict[str, type] = {"cuda": gpu, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
     return devices[_measurable(card).kind](card)
@@ -129,12 +121,9 @@ def visible_only(gpu_ids: Sequence[str]) -> dict[str, str]:
 
 
 def torch_version() -> str:
-    """The version of the torch package that `import torch` would find ("2.11.0+cu130").
+    """The version of the torch package that `import torch` would find ("2.11.0+cu130"). Raises if there is none.
 
     The package's metadata may lack the part after the plus sign. This part names the build, which decides the kernels.
-
-    Raises:
-        importlib.metadata.PackageNotFoundError: torch is not installed.
     """
     torch = installed_torch()
     return torch.version if torch else importlib.metadata.version("torch")

@@ -44,12 +44,8 @@ class CardLock:
         return self._descriptor is not None
 
     def acquire(self) -> Self:
-        """Acquire the lock without waiting.
-
-        Raises:
-            CardBusy: another process holds the lock; the message names its id, host and command.
-            SettingsError: the lock file cannot be created or locked.
-        """
+        """Acquire the lock without waiting. Raises `CardBusy`, which names the holder's id, host and command, if
+        another process holds it; `SettingsError` if the lock file cannot be created or locked."""
         if self._descriptor is None:
             self._descriptor = _lock(self.path, f"The card {self.card_id}", self.card_id, started_by=self.started_by)
         return self
@@ -72,12 +68,8 @@ class CardLock:
 
 @contextlib.contextmanager
 def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
-    """Acquire the host-wide lock `name`; wait up to `timeout_s` for it.
-
-    Raises:
-        CardBusy: another process still held the lock after `timeout_s`; the message names the process.
-        SettingsError: the lock file cannot be created or locked.
-    """
+    """Acquire the host-wide lock `name`; wait up to `timeout_s` for it. Raises `CardBusy`, which names the holder, if
+    another process still holds it then; `SettingsError` if the lock file cannot be created or locked."""
     descriptor = _lock(_path(name, lock_dir), f"This host's {name}", timeout_s=timeout_s)
     try:
         yield

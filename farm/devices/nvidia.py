@@ -266,9 +266,8 @@ class NvidiaDevice(QueriedDevice):
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(card.id)
         except pynvml.NVMLError as error:
-            raise NoSuchCard(
-                f"The card {card} does not answer: {error}.", "Read the output of `nvidia-smi`."
-            ) from error
+            text = f"The card {card} does not answer: {error}."
+            raise NoSuchCard(text, "Read the output of `nvidia-smi`.") from error
         super().__init__(card, handle)
 
     def _is_lacking(self, error: Exception) -> bool | None:

@@ -73,10 +73,7 @@ def measure(
     on_phase: OnPhase,
 ) -> Reading:
     """A reading that depends only on subject and placement. With a prediction it is the sum of the predicted tuples.
-
-    Raises:
-        Unmeasurable: the subject's parameters request a failure.
-    """
+    Raises `Unmeasurable` if the subject's parameters request a failure."""
     begin_s = time.perf_counter()
     on_phase("rebuild", {})
     _misbehave(subject)

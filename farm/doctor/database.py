@@ -79,9 +79,8 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
         message = f"the clock of this host is {abs(ahead_s):.1f} s {way} the clock of the database"
         result = problem if beyond_s > SKEW_PROBLEM_S else warning
         return result("clock", message, "Start a time service (chrony, systemd-timesyncd) on both hosts.")
-    return ok(
-        "clock", f"differs from the clock of the database by at most {max(abs(ahead_s), uncertain_s, 0.001):.3f} s"
-    )
+    message = f"differs from the clock of the database by at most {max(abs(ahead_s), uncertain_s, 0.001):.3f} s"
+    return ok("clock", message)
 
 
 def card_checks(session: Session, current: Settings) -> Iterator[Check]:

@@ -35,9 +35,6 @@ def host_checks(current: Settings) -> Iterator[Check]:
     yield from _folder_checks(current)
 
 
-# ---------------------------------------------------------------------------------------- driver, torch, cards
-
-
 def _hardware_checks(current: Settings) -> Iterator[Check]:
     """Check the driver, whether torch supports it, and every card of this host."""
     torch = installed_torch()
@@ -151,11 +148,8 @@ def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) 
     runs = f"the driver supports CUDA up to {driver_cuda[0]}.{driver_cuda[1]}"
     message = f"torch {torch.version} is built for CUDA {torch.cuda}, {runs}"
     if major > driver_cuda[0]:
-        return problem(
-            "torch",
-            message,
-            "Update the driver, or install a torch that is built for a CUDA version that the driver supports.",
-        )
+        step = "Update the driver, or install a torch that is built for a CUDA version that the driver supports."
+        return problem("torch", message, step)
     if (major, minor) > driver_cuda:
         step = "torch runs, but kernels that are compiled at run time may fail: update the driver."
         return warning("torch", message, step)
@@ -172,11 +166,8 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
         if card.kind == "simulated" or "energy_counter_mj" in device.capabilities:
             yield ok(name, str(card))
         elif device.capabilities & {"power_instant_w", "power_average_w"}:
-            yield warning(
-                name,
-                f"{card} has no energy counter; energy is computed from sampled power",
-                "Readings have a flag for it.",
-            )
+            message = f"{card} has no energy counter; energy is computed from sampled power"
+            yield warning(name, message, "Readings have a flag for it.")
         else:
             rapl = "Let the farm's user read /sys/class/powercap (RAPL, the CPU's energy counter)."
             step = rapl if card.kind == "cpu" else "Read the output of `nvidia-smi -q -d POWER`."
@@ -190,9 +181,8 @@ def _load() -> Check:
     message = f"load average {load:.1f} in the last minute on {cores} {plural('core', cores)}"
     if load <= cores:
         return ok("load", message)
-    return warning(
-        "load", f"{message}: this host is busy, so readings on its CPU are unreliable", "Measure when the host is idle."
-    )
+    busy = f"{message}: this host is busy, so readings on its CPU are unreliable"
+    return warning("load", busy, "Measure when the host is idle.")
 
 
 def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: Settings) -> Iterator[Check]:
@@ -209,12 +199,9 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
     unseen = [pid for pid in foreign if not Path(f"/proc/{pid}").exists()]
     if not foreign or (own and len(unseen) == len(foreign) == 1):
         return  # in a container the driver reports host ids: one unknown id is the worker's
-    message = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
-    yield warning(
-        name,
-        f"other processes compute on {card}: {message}; readings taken meanwhile get the flag `shared`",
-        "End these processes, or choose another card.",
-    )
+    named = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
+    message = f"other processes compute on {card}: {named}; readings taken meanwhile get the flag `shared`"
+    yield warning(name, message, "End these processes, or choose another card.")
 
 
 def _worker_of(card: Card, current: Settings) -> frozenset[int]:
@@ -230,9 +217,6 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
         pid = int(json.loads(path.read_text())["pid"])
         return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
-
-
-# ------------------------------------------------------------------------------------------------- folders
 
 
 def _folder_checks(current: Settings) -> Iterator[Check]:
@@ -251,11 +235,8 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
             "The log of the card's worker has the reason. Delete the files: their items are measured again.",
         )
     if waiting := len(spool):
-        yield warning(
-            "spool",
-            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database",
-            "Start `farm worker`: the card's worker stores them when the database answers.",
-        )
+        message = f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database"
+        yield warning("spool", message, "Start `farm worker`: the card's worker stores them when the database answers.")
     path = os.environ.get("FARM_CONFIG", "")
     with contextlib.suppress(OSError):
         mode = Path(path).stat().st_mode if path else 0

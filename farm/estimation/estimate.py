@@ -42,26 +42,19 @@ SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no rea
 
 @dataclass(frozen=True)
 class MissingTuple:
-    """A tuple without a reading.
-
-    Attributes:
-        share: its share of the model's estimated cost.
-        predicted_us: the time of one call; None without a predictor. Low and high are the ends of its 90 % interval.
-        known: True if its operator type has a reading; None without a predictor.
-        far: True if no reading is similar, so its interval is wide; None without a predictor.
-    """
+    """A tuple without a reading. The fields with a default are None without a predictor."""
 
     operator_id: str
     operator: str
     label: str
     calls: int
-    share: float
-    predicted_us: float | None = None
-    predicted_low_us: float | None = None
+    share: float  # of the model's estimated cost
+    predicted_us: float | None = None  # the time of one call
+    predicted_low_us: float | None = None  # the ends of its 90 % interval
     predicted_high_us: float | None = None
     predicted_mj: float | None = None
-    known: bool | None = None
-    far: bool | None = None
+    known: bool | None = None  # True if its operator type has a reading
+    far: bool | None = None  # True if no reading is similar, so its interval is wide
 
 
 @dataclass(frozen=True)
@@ -191,20 +184,12 @@ class Estimate:
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a 90 % interval.
         Half-widths belong to 95 % intervals.
         """
-        left_out = (
-            "specs",
-            "measured",
-            "oldest_age_s",
-            "measured_time",
-            "measured_energy",
-            "whole_time",
-            "whole_energy",
-            "total_time",
-        )
+        figures = ("measured_time", "measured_energy", "whole_time", "whole_energy", "total_time", "total_energy")
+        left_out = (*figures, "specs", "measured", "oldest_age_s")
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
-            **{name: value for name, value in vars(self).items() if name not in (*left_out, "total_energy")},
+            **{name: value for name, value in vars(self).items() if name not in left_out},
             "basis": "whole model" if self.whole_time else "sum",
             "shares": self.shares,
             "variant": self.variant.to_json(),
@@ -261,6 +246,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
 
+    Raises `UsageError` if not exactly one card matches, `NoReadings` if no tuple of the model has a reading and there
+    is no prediction, and `CaptureError` (see `tuples_of`).
+
     Args:
         card: part of the card model's name.
         card_model: its whole name instead; it may be without readings.
@@ -272,11 +260,6 @@ def estimate(
         unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
         notes: notes about the predictor; used only if tuples are missing.
         needed: the tuples of the model; None: see `tuples_of`.
-
-    Raises:
-        UsageError: no card or several cards match.
-        NoReadings: no tuple of the model has a reading, and there is no prediction.
-        CaptureError: see `tuples_of`.
     """
     model = card_model or card_model_named(session, card)
     kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)

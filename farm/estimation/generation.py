@@ -23,6 +23,7 @@ from farm.errors import FarmError, UsageError
 from farm.estimation.estimate import Estimate, cost_json
 from farm.prediction.stored_predictor import PredictedValue
 from farm.store import tables
+from farm.types.fields import names_of
 from farm.types.protocol import Variant
 
 MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
@@ -30,10 +31,8 @@ MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are
 
 @dataclass(frozen=True)
 class Generation:
-    """The cost of a prompt and of `tokens` more tokens after the first one, for the whole batch.
-
-    Half-widths add linearly, because all parts may be wrong in the same direction.
-    """
+    """The cost of a prompt and of `tokens` more tokens after the first one, for the whole batch. Half-widths add
+    linearly, because all parts may be wrong in the same direction."""
 
     prefill: Estimate
     decodes: tuple[Estimate, ...]  # in the order of cache length
@@ -82,16 +81,10 @@ class Generation:
 def generation(
     session: Session, prompt: Variant, tokens: int, estimate_of: Callable[[Variant], Estimate]
 ) -> Generation:
-    """Estimate the cost of a text from estimates of a prefill and of decodes.
-
-    Args:
-        prompt: the variant of the prefill.
-        tokens: tokens to generate per sequence after the first one. The prefill generates the first one.
-        estimate_of: estimates a variant on the card; raises `UsageError` if it has no reading and no prediction.
-
-    Raises:
-        UsageError: `tokens` is 0, or no estimate exists for the prefill or for any decode of this variant.
-    """
+    """Estimate the cost of a text: the prefill of `prompt`, which generates the first token, and a decode for each of
+    `tokens` more tokens per sequence. `estimate_of` estimates a variant on the card; it raises `UsageError` if it has
+    no reading and no prediction. Raises `UsageError` if `tokens` is 0, or without an estimate for the prefill or any
+    decode."""
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
             f"{prompt} cannot generate {tokens} tokens: the number must be at least 1, and the model must decode.",
@@ -146,8 +139,7 @@ def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
     """Return the decode variants in the database that differ from `alike` only in the cache length."""
     row = tables.ModelVariant
     found = session.exec(select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch))
-    names = [one.name for one in dataclasses.fields(Variant)]
-    variants = [Variant(**{name: getattr(one, name) for name in names}) for one in found]
+    variants = [Variant(**{name: getattr(one, name) for name in names_of(Variant)}) for one in found]
     # A decode has one token of each sequence.
     return [one for one in variants if dataclasses.replace(one, cache=alike.cache, text="") == alike]
 

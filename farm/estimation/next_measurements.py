@@ -31,17 +31,12 @@ LEAST_FAR = 0.01  # share of the uncertainty from which a tuple far from all rea
 
 @dataclass(frozen=True)
 class ProposedMeasurement:
-    """A tuple that is proposed for measurement.
-
-    Attributes:
-        gain: the uncertain share of a model's time that this tuple causes; mean over all models.
-        sweep: the sweep that creates this tuple; None if there is none.
-    """
+    """A tuple that is proposed for measurement."""
 
     entry: MissingTuple
-    gain: float
+    gain: float  # the uncertain share of a model's time that this tuple causes; mean over all models
     models: tuple[str, ...]
-    sweep: Sweep | None
+    sweep: Sweep | None  # the sweep that creates this tuple; None if there is none
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -33,6 +33,7 @@ from farm.prediction.tile_roofline import card_model
 from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from farm.settings import settings
 from farm.store import tables
+from farm.store.columns import PROTOCOL, READING
 from farm.store.content import tells_others
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
@@ -42,11 +43,7 @@ LEAST_OF_CARD = 20  # readings of one card from which its power is predicted apa
 
 
 def parse_sizes(text: str, option: str) -> list[int]:
-    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256).
-
-    Raises:
-        UsageError: the option's text has none of these forms.
-    """
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256). Raises `UsageError` for any other text."""
     sizes: list[int] = []
     with contextlib.suppress(ValueError):
         first, dots, last = text.partition("..")
@@ -63,21 +60,13 @@ def parse_sizes(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class EstimateQuery:
-    """The options of an estimate, apart from the variant. Raises `UsageError` if `fill` is unknown.
+    """The options of an estimate, apart from the variant. Raises `UsageError` if `fill` is unknown."""
 
-    Attributes:
-        card: part of the card model's name.
-        launch: graph or eager; None: the default of the card.
-        torch: a version, or its beginning.
-        fill: the predictor, one of `FILLS`: `auto` is the stored predictor of the card, if there is one; `roofline`
-            predicts from the peaks of the card.
-    """
-
-    card: str = ""
-    launch: str | None = None
+    card: str = ""  # part of the card model's name
+    launch: str | None = None  # graph or eager; None: the default of the card
     tf32: bool = False
-    torch: str = ""
-    fill: str = "auto"
+    torch: str = ""  # a version, or its beginning
+    fill: str = "auto"  # a predictor of `FILLS`; auto: the card's stored one, if any; roofline: from the card's peaks
 
     def __post_init__(self) -> None:
         if self.fill not in FILLS:
@@ -88,14 +77,13 @@ class EstimateQuery:
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
     def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
-        """Estimate the cost of a model. If a predictor file cannot be read, a note names it.
-
-        Args:
-            needed: the tuples of the model; None: those of a stored capture, or of a new one.
-
-        Raises:
-            UsageError, CaptureError: see `farm.estimation.estimate.estimate`.
-        """
+        """Estimate the cost of a model (`farm.estimation.estimate.estimate`). A note names a predictor that cannot be
+        read."""
+        if variant.cards > 1:
+            raise UsageError(
+                f"{variant} cannot be estimated: collectives have no predictions.",
+                "Measure it with `farm run` and the same options, or estimate the model on one card.",
+            )
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()
@@ -215,9 +203,7 @@ def _rows(
     session: Session, card_model: str, source: StoredPredictor, only: Collection[str] | None = None
 ) -> tuple[dict[str, TrainingRow], dict[str, TrainingRow]]:
     """Return the readings of a card model that fit a predictor, by id: of the own database, and of the package.
-
-    ``session``: of either; the settings name the own database if it is of the package. ``only``: ids of tuples.
-    """
+    ``session``: of either; the settings name the own database if it is of the package. ``only``: ids of tuples."""
     alike = operator.attrgetter("method", "software.torch", "protocol")
 
     def fitting(at: Session) -> dict[str, TrainingRow]:
@@ -248,18 +234,17 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
 
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """Return a note if the database has readings of tuples that the predictor was not trained with."""
-    reading, protocols = tables.ReadingRow.__table__.c, tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
     conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: fields that differ between calls
     like = {**conditions.protocol.to_json(), **of_calls}
-    specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))
+    specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     eager = (row for row in specs if (row.spec or {}).get("data") != "copied")  # kernels are not predicted
-    query = sqlalchemy.select(reading.subject_id, reading.flags).where(
-        reading.card_model == found.card.model,
-        reading.software_id == conditions.software.id,
-        reading.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
-        reading.subject_kind == "operator",
-        reading.method == conditions.method,
-        reading.simulated.is_(False),
+    query = sqlalchemy.select(READING.subject_id, READING.flags).where(
+        READING.card_model == found.card.model,
+        READING.software_id == conditions.software.id,
+        READING.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
+        READING.subject_kind == "operator",
+        READING.method == conditions.method,
+        READING.simulated.is_(False),
     )
     stored = sorted({row.subject_id for row in session.execute(query) if tells_others(row.flags)})
     new = len(stored) - int(found.has_learned(stored).sum())
@@ -268,15 +253,8 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:
-    """Return the largest set of readings with one card model, software and protocol, and the models measured so.
-
-    Args:
-        card: part of the card model's name.
-        torch: a version, or its beginning.
-
-    Raises:
-        UsageError: no card or several cards match, or the card has no reading with that software.
-    """
+    """Return the largest set of readings with one card model, software and protocol, and the models measured so. Raises
+    `UsageError` if not exactly one card matches, or if it has no reading with that torch version (or its beginning)."""
     model = card_model_named(session, card)
     found = datasets(session, model)
     chosen = next((one for one in found if one.conditions.software.torch.startswith(torch) and len(one)), None)
@@ -290,12 +268,8 @@ def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dat
 
 
 def database_at(place: str) -> Database:
-    """Open a database by its URL or file, or the folder of an export.
-
-    Raises:
-        UsageError: there is no such database.
-        ImportRefused: the folder is not an export.
-    """
+    """Open a database by its URL or file, or the folder of an export. Raises `UsageError` if there is none,
+    `ImportRefused` if the folder is not an export."""
     path = Path(place)
     if "://" in place:
         return Database(place)
@@ -308,10 +282,7 @@ def database_at(place: str) -> Database:
 
 def write_dataset(dataset: Dataset, path: Path) -> None:
     """Write a data set as Parquet or CSV; the file's suffix decides. `farm.exchange.columns` documents the columns.
-
-    Raises:
-        UsageError: the suffix is neither, or the file cannot be written.
-    """
+    Raises `UsageError` if the suffix is neither, or if the file cannot be written."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet

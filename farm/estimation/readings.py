@@ -20,32 +20,24 @@ from farm.operators.roofline import Roofline, roofline_of
 from farm.prediction.stored_predictor import NeededTuple
 from farm.requests.partial_request import command_of
 from farm.store import tables
+from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import classes, tells_others
 from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
-from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
     from farm.training.extract import Extraction
     from farm.types.tuple import OperatorTuple
 
-_READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
-    table.__table__.c  # type: ignore[union-attr]
-    for table in (tables.ReadingRow, tables.Capture, tables.CardRow, tables.ProtocolRow, tables.Operator)
-)
-
 
 def card_model_named(session: Session, word: str) -> str:
-    """Return the one card model that has readings and whose name contains `word` ("": any name).
-
-    Raises:
-        UsageError: no card model matches.
-        Ambiguous: several card models match.
-    """
-    real = sqlalchemy.select(_CARD.model).where(_CARD.kind != "simulated")
+    """Return the one card model that has readings and whose name contains `word` ("": any name). Raises `UsageError` if
+    there is none, `Ambiguous` if there are several."""
+    real = sqlalchemy.select(CARD.model).where(CARD.kind != "simulated")
     models = sorted(set(session.scalars(real.distinct())))
     found = [model for model in models if word.lower() in model.lower()]
     found = [model for model in found if model.lower() == word.lower()] or found
@@ -64,13 +56,13 @@ def card_model_named(session: Session, word: str) -> str:
 def card_bytes(session: Session, card_model: str) -> int:
     """The memory of a card model in bytes; 0 if unknown."""
     return (
-        session.scalar(sqlalchemy.select(sqlalchemy.func.max(_CARD.memory_bytes)).where(_CARD.model == card_model)) or 0
+        session.scalar(sqlalchemy.select(sqlalchemy.func.max(CARD.memory_bytes)).where(CARD.model == card_model)) or 0
     )
 
 
 def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
     """Return the kind of a card model and its peaks: the measured peaks of its fingerprint, else its data sheet's."""
-    cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == card_model)).all()
+    cards = session.execute(sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == card_model)).all()
     fingerprint = next((row.fingerprint for row in cards if row.fingerprint), None)
     kind = cards[0].kind if cards else "cuda"  # only GPUs have data sheets
     return kind, roofline_of(kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
@@ -79,15 +71,9 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
 def tuples_of(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
 ) -> list[NeededTuple]:
-    """Return the tuples of a stored capture, with the data classes of their calls. Without one, extract the tuples.
-
-    Args:
-        card_model: only the kernels of a compiled model depend on it.
-
-    Raises:
-        CaptureError: the model cannot be extracted.
-        NoReadings: no card of this model has compiled the model.
-    """
+    """Return the tuples of a stored capture, with the data classes of their calls; without one, extract the tuples.
+    Only the kernels of a compiled model depend on `card_model`. Raises `CaptureError` if the model cannot be extracted,
+    `NoReadings` if no card of this model has compiled it."""
     if stored := stored_tuples(session, variant, device_type, launch, card_model):
         return stored
     if variant.compile:
@@ -117,13 +103,13 @@ def stored_tuples(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
 ) -> list[NeededTuple]:
     """Return the tuples of a stored capture of a model, preferably with the same launch; [] if there is none."""
-    imported = _CAPTURE.origin.like(tables.IMPORTED + "%")
-    kernels = [_CAPTURE.card_model == card_model, _CAPTURE.origin.like("%observed")] if variant.compile else []
+    imported = CAPTURE.origin.like(tables.IMPORTED + "%")
+    kernels = [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed")] if variant.compile else []
     stored = session.scalars(
-        sqlalchemy.select(_CAPTURE.id)
-        .where(_CAPTURE.variant_id == variant.id, _CAPTURE.device_type == device_type, _CAPTURE.grad.is_(False))
+        sqlalchemy.select(CAPTURE.id)
+        .where(CAPTURE.variant_id == variant.id, CAPTURE.device_type == device_type, CAPTURE.grad.is_(False))
         .where(*kernels)
-        .order_by(_CAPTURE.launch != launch, imported, _CAPTURE.origin, _CAPTURE.id.desc())
+        .order_by(CAPTURE.launch != launch, imported, CAPTURE.origin, CAPTURE.id.desc())
     ).first()
     if stored is None:
         return []
@@ -131,7 +117,7 @@ def stored_tuples(
     for (operator_id, data), number in classes(session, stored, "copied" if variant.compile else "seen").items():
         calls[operator_id][data] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
-    rows = fetch_values(session, [_OPERATOR[name] for name in columns], calls)
+    rows = fetch_values(session, [OPERATOR[name] for name in columns], calls)
     return [
         NeededTuple(id_, row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec, row.output_shapes)
         for id_, number in calls.items()
@@ -141,21 +127,15 @@ def stored_tuples(
 
 @dataclass(frozen=True)
 class SelectedReadings:
-    """The set of readings, all with one method and one software, that covers most of a model's cost.
-
-    Attributes:
-        rows: tuple id -> its readings, one for each data class that has a reading.
-        other_sets: the number of other pairs of method and software that have readings.
-        other_data_calls: the number of calls that use a reading of another data class.
-    """
+    """The set of readings, all with one method and one software, that covers most of a model's cost."""
 
     method: int
     software_id: str
     parts: list[Part]
-    rows: Mapping[str, Sequence[Any]]
+    rows: Mapping[str, Sequence[Any]]  # tuple id -> its readings, one for each data class that has a reading
     wholes: list[Whole]
-    other_sets: int
-    other_data_calls: int
+    other_sets: int  # the number of other pairs of method and software that have readings
+    other_data_calls: int  # the number of calls that use a reading of another data class
 
     @classmethod
     def none(cls, needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline) -> Self:
@@ -173,15 +153,11 @@ def select_for_model(
     roofline: Roofline,
     torch: str = "",
 ) -> SelectedReadings | None:
-    """Select the readings of a model's tuples on one card model. None if no tuple in `weight` has a reading.
-
-    Args:
-        weight: tuple id -> the estimated cost of all calls of this tuple.
-        protocol: the protocol of the readings; its data class is ignored.
-        torch: a version, or its beginning.
-    """
+    """Select the readings of a model's tuples on one card model. None if no tuple in `weight` (tuple id -> the
+    estimated cost of all its calls) has a reading. The data class of `protocol` is ignored. `torch`: a version, or its
+    beginning."""
     like = {**protocol.to_json(), "data": None}
-    protocols = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))
+    protocols = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     data_of = {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
     subjects = [*(one.operator_id for one in needed), variant.id]
     sets = _sets(session, subjects, card_model, list(data_of), torch)
@@ -200,12 +176,8 @@ def select_for_model(
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
 
 
-_COLUMNS = (
-    *("id", "subject_id", "card_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "time_us"),
-    *("time_half_width_us", "energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w", "sm_clock_mhz"),
-    "temperature_c",
-    *("throttle_reasons", "flags", "details", "cost_s"),
-)
+_OTHERS = ("subject_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "cost_s")
+_COLUMNS = (*VIEW_COLUMNS, *_OTHERS)
 NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
 
 
@@ -215,13 +187,13 @@ def _sets(
     """Return the newest sound readings for each (method, software id). Readings of studies are left out."""
     from farm.exchange.filters import parse, select_readings
 
-    about = [_READING.card_model == model, _READING.protocol_id.in_(protocol_ids), _READING.simulated.is_(False)]
+    about = [READING.card_model == model, READING.protocol_id.in_(protocol_ids), READING.simulated.is_(False)]
     if torch:
         about += select_readings(session, parse([f"torch={torch}"])).conditions
     found: dict[tuple[int, str], NewestReadings] = defaultdict(dict)
     for batch in in_batches(subjects):
-        query = sqlalchemy.select(*(_READING[name] for name in _COLUMNS)).where(*about, _READING.subject_id.in_(batch))
-        for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+        query = sqlalchemy.select(*(READING[name] for name in _COLUMNS)).where(*about, READING.subject_id.in_(batch))
+        for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
             if row.method is not None and tells_others(row.flags):
                 found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
     return found

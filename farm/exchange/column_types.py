@@ -48,12 +48,8 @@ def _document(document: Any) -> Any:
 
 
 def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, *, as_text: bool = False) -> Any:
-    """The type of a JSON document that is valid as the type `accepted`. The stored value is the document itself.
-
-    Args:
-        check: a further check of the document; it raises ValueError.
-        as_text: store the document as text, not parsed.
-    """
+    """The type of a JSON document that is valid as the type `accepted` and for `check`, which raises ValueError. The
+    stored value is the document, as text or parsed."""
 
     @functools.cache
     def adapter() -> TypeAdapter[Any]:
@@ -95,8 +91,19 @@ def _tuple(value: str) -> Any:
 
 
 Text = text()
+ShortText = text(32)
+LongText = text(10_000)
 Name = text(least=1)
 Path = text(1000)
+Note = text(1000, 1)
+CardId = text(80, 1)
+AnyCardId = text(80)  # "": no card
+JobId = text(16, 1)
+CardKind = Literal["cuda", "cpu", "simulated"]
+DeviceType = Literal["cuda", "cpu"]
+Launch = Literal["graph", "eager"]
+Captured = Literal["predicted", "observed"]
+Flag = bool
 Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -106,6 +113,7 @@ Names: Any = Annotated[
     Field(max_length=64),
     BeforeValidator(lambda value: value or []),
 ]
+SomeNames = list[Name]  # type: ignore[valid-type]
 Numbers = document(Annotated[dict[str, float], Field(max_length=10_000)])
 Object = document(dict[str, Any])
 RequestText = document(dict[str, Any], as_text=True)

@@ -43,16 +43,14 @@ def export(
 ) -> Exported:
     """Write readings to a file. If `target` is a folder, also write their calls, captures and verdicts.
 
-    A file is written completely or not at all. Other files in the folder do not change.
+    A file is written completely or not at all. Other files in the folder do not change. Raises `UsageError` if the
+    target cannot be written, or if its suffix contradicts `form`; see also `select_readings`.
 
     Args:
         target: a file for the readings alone (its suffix is the format), or a folder, which is created.
         form: format of the files in a folder; default: parquet.
         filters: select the readings to write; default: all.
         traces: also write the sampled time series, which are much larger than everything else.
-
-    Raises:
-        UsageError: the target cannot be written, or its suffix contradicts `form`; see also `select_readings`.
     """
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS)
@@ -87,11 +85,7 @@ def export(
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """Return one table of an export as an Arrow table, without writing a file.
-
-    Raises:
-        UsageError, UnknownOperator: see `select_readings`.
-    """
+    """Return one table of an export as an Arrow table, without writing a file. Raises as `select_readings` does."""
     import pyarrow as pa
 
     selection = select_readings(session, filters) if filters else Selection((), None)
@@ -176,11 +170,8 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
 
 
 def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a table. Its metadata contains `about`, which describes the file.
-
-    Args:
-        columns: the columns, if the table is not part of an export.
-    """
+    """Return the Arrow schema of a table (`columns`: if it is not part of an export). Its metadata contains `about`,
+    which describes the file."""
     metadata = {METADATA: json.dumps({"table": table, **(about or {"format": FORMAT})})}
     return arrow_schema(columns or TABLES[table]).with_metadata(metadata)
 

@@ -23,6 +23,7 @@ from farm.exchange import columns
 from farm.exchange.columns import Column
 from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
+from farm.store.columns import CALL, CAPTURE, ITEM, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.database import among, in_batches
 from farm.types.fields import fields_of
 from farm.types.protocol import Protocol
@@ -108,15 +109,9 @@ class Filters:
 
 
 def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
-    """
-    Args:
-        words: ``Conv2d`` or ``column=value``. Also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
-        ``a,b``.
-        cards: values of ``--card``; one of them must match.
-
-    Raises:
-        UsageError: no column has this name (the error suggests one), or a value has the wrong type.
-    """
+    """Parse ``Conv2d``, ``column=value``, also with ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
+    ``a,b``. One of `cards`, the values of ``--card``, must match. Raises `UsageError` if no column has this name (it
+    suggests one), or if a value has the wrong type."""
     operators, filters = [], []
     for word in words:
         found = _WORD.fullmatch(word.strip())
@@ -135,11 +130,7 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
 
 
 def column_named(name: str) -> str:
-    """Return the name of the column with this name or short name.
-
-    Raises:
-        UsageError: no column has this name; the error suggests similar names.
-    """
+    """Return the name of the column with this name or short name. Raises `UsageError`, which suggests similar names."""
     if name in KNOWN:
         return _SHORT.get(name, name)
     if name in _COLUMNS:
@@ -162,11 +153,7 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
-    if name == "job":
-        if sign not in ("=", "!="):
-            raise UsageError(f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=...")
-        return Filter(_JOB, sign, tuple(value.split(",")), text)
-    column = _COLUMNS[column_named(name)]
+    column = _JOB if name == "job" else _COLUMNS[column_named(name)]
     if sign == "=" and column.kind in ("integer", "number") and ".." in value:
         low, _, high = value.partition("..")
         return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)
@@ -216,10 +203,7 @@ class Selection:
             yield self.conditions
             return
         for batch in in_batches(self.subject_ids):
-            yield (*self.conditions, _READING.subject_id.in_(batch))
-
-
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
+            yield (*self.conditions, READING.subject_id.in_(batch))
 
 
 def select_readings(
@@ -229,15 +213,12 @@ def select_readings(
     placed: bool = True,
     kind: Literal["operator", "variant"] | None = None,
 ) -> Selection:
-    """
+    """Select readings. Raises `UnknownOperator` (it suggests similar names), or `UsageError` if no card matches.
+
     Args:
         placed: include readings with tensors in slow memory, even if no filter names a placement.
         kind: "operator": only readings of tuples; a filter on a model selects the tuples that it calls. "variant": only
             readings of whole models. None: tuples if filters name operators, whole models if filters name models.
-
-    Raises:
-        UnknownOperator: the database has no operator with this name; the error suggests similar names.
-        UsageError: no card of the database matches.
     """
     conditions: list[ColumnElement[bool]] = []
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
@@ -255,28 +236,24 @@ def select_readings(
     if filters.operators or of_operator:
         subjects = [] if whole else _operators(session, filters.operators, of_operator)
     if of_variant:
-        rows = session.execute(sqlalchemy.select(tables.ModelVariant.__table__))  # type: ignore[attr-defined]
+        rows = session.execute(sqlalchemy.select(*VARIANT))
         models = [row.id for row in rows if all(one.holds(getattr(row, one.column.name)) for one in of_variant)]
         models = models if whole else _called_by(session, models)
         subjects = models if subjects is None else [one for one in subjects if one in set(models)]
     for entry in filters.filters:
         name = entry.column.name
         if name == "flags":
-            has = sqlalchemy.cast(_READING.flags, sqlalchemy.Text).contains(
-                json.dumps(entry.values[0]), autoescape=True
-            )
+            has = sqlalchemy.cast(READING.flags, sqlalchemy.Text).contains(json.dumps(entry.values[0]), autoescape=True)
             conditions.append(~has if entry.sign == "!=" else has)
         elif entry.column is _JOB:
-            item = tables.Item.__table__.c  # type: ignore[attr-defined]
-            its = sqlalchemy.select(item.reading_id).where(item.job_id.in_(entry.values), item.reading_id.is_not(None))
-            conditions.append(_READING.id.in_(its) if entry.sign == "=" else _READING.id.not_in(its))
+            its = sqlalchemy.select(ITEM.reading_id).where(ITEM.job_id.in_(entry.values), ITEM.reading_id.is_not(None))
+            conditions.append(READING.id.in_(its) if entry.sign == "=" else READING.id.not_in(its))
         elif name in _OF_READING:
-            conditions.append(_compared(_READING[name.removeprefix("reading_")], entry))
+            conditions.append(_compared(READING[name.removeprefix("reading_")], entry))
     if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
-        protocol = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-        specs = session.execute(sqlalchemy.select(protocol.id, protocol.spec))
+        specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
         if slow := [row.id for row in specs if (row.spec or {}).get("placement")]:
-            conditions.append(_READING.protocol_id.not_in(slow))
+            conditions.append(READING.protocol_id.not_in(slow))
     for names, table, column, values_of in _SMALL:
         own = [entry for entry in filters.filters if entry.column.name in names]
         if own:
@@ -288,14 +265,14 @@ def select_readings(
             if table is tables.CardRow:
                 models = sorted({row.model for row in matching})
                 if len(matching) == sum(row.model in models for row, _ in known):  # indexes begin with the card model
-                    column, ids = _READING.card_model, models
+                    column, ids = READING.card_model, models
             conditions.append(column.in_(ids))
     return Selection(tuple(conditions), None if subjects is None else tuple(subjects))
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
-    """True if a row (operator, card, software or protocol) matches a filter. ``card=...`` also matches a part of the
-    card's id."""
+    """True if a row (operator, card, software or protocol) matches a filter. ``card=...`` also matches a part of its
+    id."""
     if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
         return True
     return entry.holds(values.get(entry.column.name))
@@ -311,22 +288,20 @@ def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
 
 def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
     """The ids of the operator tuples that some variants call."""
-    call, capture = tables.Call.__table__.c, tables.Capture.__table__.c  # type: ignore[attr-defined]
-    query = sqlalchemy.select(call.operator_id).distinct().where(call.capture_id == capture.id)
-    return list(dict.fromkeys(id_ for (id_,) in among(session, query, capture.variant_id, variants)))
+    query = sqlalchemy.select(CALL.operator_id).distinct().where(CALL.capture_id == CAPTURE.id)
+    return list(dict.fromkeys(id_ for (id_,) in among(session, query, CAPTURE.variant_id, variants)))
 
 
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:
-    operator = tables.Operator.__table__.c  # type: ignore[attr-defined]
-    query = sqlalchemy.select(*(operator[name] for name in OPERATOR_ROW))
+    query = sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW))
     if names:
-        there = set(session.scalars(sqlalchemy.select(operator.short_name).distinct()))
+        there = set(session.scalars(sqlalchemy.select(OPERATOR.short_name).distinct()))
         for name in names:
             if name not in there:
                 raise UnknownOperator.named(name, there)
-        query = query.where(operator.short_name.in_(names))
+        query = query.where(OPERATOR.short_name.in_(names))
     if not filters:
-        return list(session.scalars(query.with_only_columns(operator.id)))
+        return list(session.scalars(query.with_only_columns(OPERATOR.id)))
     found = ((row.id, operator_values(row)) for row in session.execute(query))
     return [id_ for id_, values in found if all(_matches(entry, values) for entry in filters)]
 
@@ -353,9 +328,9 @@ def card_values(row: Any) -> dict[str, Any]:
 
 #: (names of columns, their table, the readings' column with its id, function: row -> values of the columns)
 _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
-    (_OF_SOFTWARE, tables.SoftwareRow, _READING.software_id, lambda row: row._mapping),
-    (_OF_PROTOCOL, tables.ProtocolRow, _READING.protocol_id, protocol_values),
-    (_OF_CARD, tables.CardRow, _READING.card_id, card_values),
+    (_OF_SOFTWARE, tables.SoftwareRow, READING.software_id, lambda row: row._mapping),
+    (_OF_PROTOCOL, tables.ProtocolRow, READING.protocol_id, protocol_values),
+    (_OF_CARD, tables.CardRow, READING.card_id, card_values),
 )
 
 #: The columns of the table of operators that `operator_values` needs.

@@ -30,6 +30,7 @@ from farm.exchange.tidy import ORIGIN, capture_key
 from farm.jobs import item_state
 from farm.safe_text import printable
 from farm.store import content, tables
+from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, READING
 from farm.store.database import Database, among, fetch_values, read_clock_s
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Variant, content_id
@@ -50,13 +51,6 @@ MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
 NEXT_STEP = "Give a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
-
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
-_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
-_CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.CardRow.__table__.c  # type: ignore[attr-defined]
-_ITEM = tables.Item.__table__.c  # type: ignore[attr-defined]
-_IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 class ImportRefused(UsageError):
@@ -84,16 +78,9 @@ class ExportFile:
 
 
 def import_export(database: Database, path: Path, *, origin: str = "") -> list[Imported]:
-    """Import a file of readings, or a folder with the tables of an export.
-
-    Args:
-        origin: the name of the exporting farm; by default the name of the file or folder.
-
-    Raises:
-        ImportRefused: a file is not an export, is of a newer format, damaged, or has a value that no farm writes.
-            Nothing was written.
-        UsageError: `origin` cannot be used as a name (it is empty or has special characters).
-    """
+    """Import a file of readings, or a folder with the tables of an export. `origin`: the name of the exporting farm; by
+    default the name of the file or folder. Raises `UsageError` if it is not a valid name, and `ImportRefused` if a file
+    is not an export, of a newer format, damaged, or has a value that no farm writes. Then nothing was written."""
     origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
     try:
         _ORIGIN.check(origin)
@@ -250,11 +237,7 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
 
 
 def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:
-    """Check the values of one column of a batch. Return them in their stored form.
-
-    Args:
-        before: number of rows before this batch, for error messages.
-    """
+    """Check the values of one column of a batch, which has `before` rows before it. Return their stored form."""
     import pyarrow as pa
 
     places = None
@@ -297,18 +280,13 @@ def _problem(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """A checked row, and the operator tuple or variant that it describes.
-
-    Attributes:
-        model_flops: PyTorch's count for the variant; None for a tuple.
-        refers_to: the other rows that the row refers to, in the form that its writer needs.
-    """
+    """A checked row, and the operator tuple or variant that it describes."""
 
     row: dict[str, Any]
     subject: Any
     cost: Cost
-    model_flops: int | None = None
-    refers_to: Any = None
+    model_flops: int | None = None  # PyTorch's count for the variant; None for a tuple
+    refers_to: Any = None  # the other rows that the row refers to, in the form that its writer needs
 
     def store_variant(self, session: Session) -> None:
         costs = {"flops": self.cost.flops, "model_flops": self.model_flops or 0, "bytes_moved": self.cost.bytes}
@@ -386,8 +364,7 @@ def _call(row: Row, origin: str) -> Checked:
 
 
 def _cost(row: Row) -> Cost:
-    """The cost of an operator tuple. Older exports have one output shape, and only for operators with a single
-    output."""
+    """The cost of an operator tuple. Older exports have one output shape, and only of operators with one output."""
     first, shapes = row["output_shape"], row["output_shapes"]
     found = [first] if shapes is None and first is not None else shapes
     return Cost(row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found)))
@@ -440,7 +417,7 @@ def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
 
 
 def _write_readings(session: Session, records: Sequence[Checked]) -> int:
-    missing = _missing(session, _READING.id, [record.row["id"] for record in records])
+    missing = _missing(session, READING.id, [record.row["id"] for record in records])
     new = {record.row["id"]: record for record in records if record.row["id"] in missing}.values()
     for software in dict.fromkeys(record.refers_to[0] for record in new):
         content.store_software(session, software)
@@ -458,13 +435,13 @@ def _write_captures(session: Session, records: Sequence[Checked]) -> int:
     """Write the captures that the database does not have yet (imported or its own). Return their number. A capture
     refers to its card only if the database has the card."""
     new = 0
-    unknown = _missing(session, _CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
+    unknown = _missing(session, CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
     for record in records:
         row = record.row
         record.store_variant(session)
-        same = [_CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
+        same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
         origins = (row["origin"], row["origin"].removeprefix(tables.IMPORTED))
-        if session.scalar(sqlalchemy.select(_CAPTURE.id).where(*same, _CAPTURE.origin.in_(origins))) is None:
+        if session.scalar(sqlalchemy.select(CAPTURE.id).where(*same, CAPTURE.origin.in_(origins))) is None:
             session.add(tables.Capture(**{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}))
             session.flush()
             new += 1
@@ -473,12 +450,12 @@ def _write_captures(session: Session, records: Sequence[Checked]) -> int:
 
 def _write_calls(session: Session, records: Sequence[Checked]) -> int:
     content.store_operators(session, {one.subject: one.cost for one in records})
-    columns = (_CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
-    imported = session.execute(sqlalchemy.select(*columns).where(_CAPTURE.origin.startswith(tables.IMPORTED)))
+    columns = (CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
+    imported = session.execute(sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED)))
     ids = {capture_key(row): row.id for row in imported}
     own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]
-    keys = sqlalchemy.select(_CALL.capture_id, _CALL.call_index)
-    there = set(map(tuple, among(session, keys, _CALL.capture_id, (row["capture_id"] for row in own))))
+    keys = sqlalchemy.select(CALL.capture_id, CALL.call_index)
+    there = set(map(tuple, among(session, keys, CALL.capture_id, (row["capture_id"] for row in own))))
     rows = [row for row in own if (row["capture_id"], row["call_index"]) not in there]
     if rows:
         session.execute(sqlalchemy.insert(tables.Call.__table__), rows)  # type: ignore[attr-defined]
@@ -488,7 +465,7 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
 def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     new = 0
     for row in rows:
-        rounds = set(session.scalars(sqlalchemy.select(_IMPORTED.round).where(_IMPORTED.job_id == row["job_id"])))
+        rounds = set(session.scalars(sqlalchemy.select(IMPORTED.round).where(IMPORTED.job_id == row["job_id"])))
         if row["round"] in rounds or (not rounds and session.get(tables.Job, row["job_id"]) is not None):
             continue
         session.add(tables.ImportedVerdict(**row))
@@ -504,9 +481,9 @@ def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
     traces: dict[str, Trace] = {}
     for reading_id, trace in series:
         traces.setdefault(reading_id, Trace(trace.window_s, {})).series.update(trace.series)
-    imported = _READING.id.in_(list(traces)), _READING.origin != ""
+    imported = READING.id.in_(list(traces)), READING.origin != ""
     new = 0
-    for reading_id in session.scalars(sqlalchemy.select(_READING.id).where(*imported)).all():
+    for reading_id in session.scalars(sqlalchemy.select(READING.id).where(*imported)).all():
         stored, trace = session.get(tables.TraceRow, reading_id), traces[reading_id]
         before = Trace.unpack(stored.packed) if stored else Trace(trace.window_s, {})
         if more := trace.series.keys() - before.series.keys():
@@ -536,7 +513,7 @@ def _write_job(session: Session, row: Row) -> None:
         return
     made_of = json.loads(row["made_of"])
     of_item = ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")
-    readings = fetch_values(session, [_READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of])
+    readings = fetch_values(session, [READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of])
     captured = _known_capture(session, row)
     if any(entry[0] not in readings for entry in made_of) or (row["capture_id"] and captured is None):
         return
@@ -567,7 +544,7 @@ def _write_job(session: Session, row: Row) -> None:
 
 def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str, int, bool]], readings: Row) -> None:
     """Write the items of an imported job, except those that an earlier round has written."""
-    before = sqlalchemy.select(_ITEM.reading_id, _ITEM.role).where(_ITEM.job_id == job_id)
+    before = sqlalchemy.select(ITEM.reading_id, ITEM.role).where(ITEM.job_id == job_id)
     there = set(map(tuple, session.execute(before)))
     items = {}
     for reading_id, role, of_round, reused in made_of:
@@ -583,7 +560,7 @@ def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str
 
 def _known_capture(session: Session, row: Row) -> int | None:
     """Return the id of the verdict's capture in this database, preferably an imported one."""
-    query = sqlalchemy.select(*_CAPTURE).where(_CAPTURE.variant_id == row["variant_id"])
+    query = sqlalchemy.select(*CAPTURE).where(CAPTURE.variant_id == row["variant_id"])
     same = [found for found in session.execute(query) if capture_key(found) == row["capture_id"]]
     return min(same, key=lambda found: not found.origin.startswith(tables.IMPORTED)).id if same else None
 

@@ -56,11 +56,8 @@ def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
 
 
 def database_of(files: Sequence[Path], cache: Path) -> Database:
-    """Open a database with the contents of these exports. Create it in folder `cache` if it is missing.
-
-    Raises:
-        ImportRefused: one of the files is not an export.
-    """
+    """Open a database with the contents of these exports. Create it in folder `cache` if it is missing. Raises
+    `ImportRefused` if a file is not an export."""
     from farm.exchange.importer import import_export
 
     about = hashlib.sha256(newest_schema().encode())
@@ -101,16 +98,9 @@ def packaged_database() -> Database:
 def first_answer(
     ask: Callable[[Session], Answer], knows: Callable[[Answer], bool], say: Callable[[str], None]
 ) -> Answer:
-    """Query the user's own database; if it has no matching readings, query the packaged readings.
-
-    Args:
-        ask: runs the query on a session and returns the answer.
-        knows: returns True if an answer is based on readings.
-        say: called with a line of text if the answer is from the packaged readings.
-
-    Raises:
-        FarmError: neither query has an answer (see `_joined_error`), or the own database cannot be read.
-    """
+    """Query the user's own database; if it has no matching readings, query the packaged readings and `say` so. `knows`
+    is True for an answer that is based on readings. Raises a `FarmError` if neither query has an answer (see
+    `_joined_error`), or if the own database cannot be read."""
     files = packaged_files()
     problem: FarmError | None = None
     answers: list[Answer] = []

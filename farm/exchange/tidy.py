@@ -19,6 +19,7 @@ from farm.exchange.columns import Column
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
+from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING, ROUND, VARIANT, columns_of
 from farm.store.database import among
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
@@ -30,14 +31,6 @@ Batches = Iterator[Mapping[str, Sequence[Any]]]
 
 BATCH = 20_000  # rows in one batch: about 100 MB with all intermediate copies
 KEPT = 20_000  # tuples and variants whose columns stay in memory
-
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
-_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
-_CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
-_ITEM = tables.Item.__table__.c  # type: ignore[attr-defined]
-_IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 def _text(column: Any) -> Any:
@@ -76,9 +69,9 @@ _JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
 def readings(session: Session, selection: Selection) -> Batches:
     references = _References(session)
     wanted = [
-        _READING.id,
-        *(_READING[name] for name in (*_DIRECT, *_REFERRING)),
-        *(_text(_READING[name]) for name in _JSON),
+        READING.id,
+        *(READING[name] for name in (*_DIRECT, *_REFERRING)),
+        *(_text(READING[name]) for name in _JSON),
     ]
     names = ("reading_id", *_DIRECT, *_REFERRING, *_JSON)
     for conditions in selection.where():
@@ -149,7 +142,7 @@ class _References:
         missing = [id_ for id_ in ids if id_ not in self._subjects]
         self._subjects |= operator_columns(self.session, missing)
         variants = [id_ for id_ in missing if id_ not in self._subjects]
-        for row in among(self.session, sqlalchemy.select(*_VARIANT), _VARIANT.id, variants):
+        for row in among(self.session, sqlalchemy.select(*VARIANT), VARIANT.id, variants):
             per_byte = row.flops / row.bytes_moved if row.bytes_moved else None
             self._subjects[row.id] = {**row._mapping, "flops_per_byte": per_byte}
         return [self._subjects.get(id_) or {} for id_ in ids]
@@ -184,10 +177,9 @@ class _References:
 
 def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any], str]]]:
     """Return tuple id -> (card model, torch, numeric flags, kernels as JSON), from verified captures."""
-    card = tables.CardRow.__table__.c  # type: ignore[attr-defined]
-    models = {row.id: row.model for row in session.execute(sqlalchemy.select(card.id, card.model))}
+    models = {row.id: row.model for row in session.execute(sqlalchemy.select(CARD.id, CARD.model))}
     found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
-    query = sqlalchemy.select(_CAPTURE.torch, _CAPTURE.verification).order_by(_CAPTURE.id)
+    query = sqlalchemy.select(CAPTURE.torch, CAPTURE.verification).order_by(CAPTURE.id)
     for torch, seen in session.execute(query):
         if not isinstance(seen, dict) or seen.get("card") not in models:
             continue
@@ -200,8 +192,8 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return operator id -> its columns. JSON values are texts."""
     found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
-    query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW))
-    for row in among(session, query, _OPERATOR.id, ids):
+    query = sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW))
+    for row in among(session, query, OPERATOR.id, ids):
         values = operator_values(row) | {"operator_spec": row.spec}
         found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
     return found
@@ -217,16 +209,16 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
         subjects = {
             subject
             for conditions in selection.where()
-            for subject in session.scalars(sqlalchemy.select(_READING.subject_id).where(*conditions).distinct())
+            for subject in session.scalars(sqlalchemy.select(READING.subject_id).where(*conditions).distinct())
         }
-        calling = among(session, sqlalchemy.select(_CALL.capture_id).distinct(), _CALL.operator_id, subjects)
-        of_variants = among(session, sqlalchemy.select(_CAPTURE.id), _CAPTURE.variant_id, subjects)
+        calling = among(session, sqlalchemy.select(CALL.capture_id).distinct(), CALL.operator_id, subjects)
+        of_variants = among(session, sqlalchemy.select(CAPTURE.id), CAPTURE.variant_id, subjects)
         wanted = {capture_id for (capture_id,) in (*calling, *of_variants)}
     of_variant = (*declared.VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
-    query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in of_variant)).join(
-        tables.ModelVariant, _VARIANT.id == _CAPTURE.variant_id
+    query = sqlalchemy.select(*CAPTURE, *(VARIANT[name] for name in of_variant)).join(
+        tables.ModelVariant, VARIANT.id == CAPTURE.variant_id
     )
-    for row in session.execute(query.order_by(_CAPTURE.id)).all():
+    for row in session.execute(query.order_by(CAPTURE.id)).all():
         if wanted is None or row.id in wanted:
             captured = row.origin.removeprefix(tables.IMPORTED)
             same = ("device_type", "grad", "torch", "launch", "variant_id", *of_variant)
@@ -259,9 +251,9 @@ def captures(session: Session, selection: Selection) -> Batches:
 
 def calls(session: Session, selection: Selection) -> Batches:
     names = ("call_index", "module_path", "operator_id", "part", "owner", "seen", "reads", "writes")
-    wanted = [_CALL[name] for name in names[:5]] + [_text(_CALL[name]) for name in ("data", "reads", "writes")]
+    wanted = [CALL[name] for name in names[:5]] + [_text(CALL[name]) for name in ("data", "reads", "writes")]
     for row, columns in _captures_of(session, selection):
-        query = sqlalchemy.select(*wanted).where(_CALL.capture_id == row.id).order_by(_CALL.call_index)
+        query = sqlalchemy.select(*wanted).where(CALL.capture_id == row.id).order_by(CALL.call_index)
         rows = session.execute(query).all()
         if not rows:  # a compiled model, before a card listed its kernels
             continue
@@ -281,7 +273,7 @@ def verdicts(session: Session, selection: Selection) -> Batches:
     """
     wanted: set[str] | None = None
     if selection.conditions or selection.subject_ids is not None:
-        accepted = sqlalchemy.select(_ITEM.job_id).join(tables.ReadingRow, _READING.id == _ITEM.reading_id)
+        accepted = sqlalchemy.select(ITEM.job_id).join(tables.ReadingRow, READING.id == ITEM.reading_id)
         queries = (accepted.where(*conditions).distinct() for conditions in selection.where())
         wanted = {job_id for query in queries for job_id in session.scalars(query)}
     yield from _own_verdicts(session, wanted)
@@ -295,15 +287,15 @@ def verdicts(session: Session, selection: Selection) -> Batches:
 def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
     """Yield the verdicts of the jobs with the ids `wanted` (None: of all jobs)."""
     verdict, job = tables.VerdictRow, tables.Job
-    theirs = set(session.scalars(sqlalchemy.select(_IMPORTED.job_id)))
+    theirs = set(session.scalars(sqlalchemy.select(IMPORTED.job_id)))
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
     query = query.where(job.state != tables.JobState.CANCELLED)  # type: ignore[arg-type]
     found = session.execute(query).all()
     rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
     ids = [of.id for _, of in rows]
     models: dict[str, set[str]] = {}
-    on = sqlalchemy.select(_ITEM.job_id, _ITEM.card_model).distinct()
-    for job_id, model in among(session, on, _ITEM.job_id, ids):
+    on = sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct()
+    for job_id, model in among(session, on, ITEM.job_id, ids):
         models.setdefault(job_id, set()).add(model)
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
     for found_verdict, of in rows:
@@ -336,20 +328,19 @@ _SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
     """Return job id -> (reading id, role, round, reused) of each item that has a reading."""
     found: dict[str, list[tuple[str, str, int, bool]]] = {}
-    query = sqlalchemy.select(_ITEM.job_id, _ITEM.reading_id, _ITEM.role, _ITEM.round, _ITEM.reused)
-    query = query.where(_ITEM.reading_id.is_not(None)).order_by(_ITEM.id)
-    for job_id, *entry in among(session, query, _ITEM.job_id, job_ids):
+    query = sqlalchemy.select(ITEM.job_id, ITEM.reading_id, ITEM.role, ITEM.round, ITEM.reused)
+    query = query.where(ITEM.reading_id.is_not(None)).order_by(ITEM.id)
+    for job_id, *entry in among(session, query, ITEM.job_id, job_ids):
         found.setdefault(job_id, []).append(tuple(entry))
     return found
 
 
 def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
     """Return (job id, round number) -> the columns `operators` and `capture_id`."""
-    rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
     found = {}
-    query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE)
-    query = query.outerjoin(tables.Capture, _CAPTURE.id == rounds.capture_id)
-    for row in among(session, query, rounds.job_id, job_ids):
+    query = sqlalchemy.select(ROUND.job_id, ROUND.number, ROUND.operators, *CAPTURE)
+    query = query.outerjoin(tables.Capture, CAPTURE.id == ROUND.capture_id)
+    for row in among(session, query, ROUND.job_id, job_ids):
         capture = None if row.id is None else capture_key(row)
         found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
     return found
@@ -360,10 +351,10 @@ def _one(**values: Any) -> dict[str, Sequence[Any]]:
 
 
 def traces(session: Session, selection: Selection) -> Batches:
-    trace = tables.TraceRow.__table__.c  # type: ignore[attr-defined]
+    trace = columns_of(tables.TraceRow)
     for conditions in selection.where():
         query = sqlalchemy.select(trace.reading_id, trace.packed).join(
-            tables.ReadingRow, _READING.id == trace.reading_id
+            tables.ReadingRow, READING.id == trace.reading_id
         )
         for rows in session.execute(query.where(*conditions), execution_options={"yield_per": 200}).partitions(200):
             unpacked = [(reading_id, Trace.unpack(packed)) for reading_id, packed in rows]

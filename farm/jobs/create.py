@@ -215,7 +215,7 @@ def _plan_sweep(
 
 def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
     """Compute the outputs of tuples before the transaction that needs them, since this imports torch and takes long."""
-    from farm.operators.replay import offloadable
+    from farm.operators.rebuild import offloadable
 
     for spec in specs:
         offloadable(spec)

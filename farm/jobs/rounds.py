@@ -325,7 +325,7 @@ def _operators(
     found = fetch_values(session, columns, first)
     wanted = [(found[operator_id], protocol_id(data), calls) for (operator_id, data), calls in pairs.items()]
     if request.placements != "none":
-        from farm.operators.replay import placements_of
+        from farm.operators.rebuild import placements_of
 
         specs = tuples_with_ids(session, first)
         # Each placement is measured with the data of the first call only: values do not affect transfers.

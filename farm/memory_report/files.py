@@ -32,11 +32,8 @@ _DTYPES |= {f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for
 
 
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
-    """Write ``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``; return their paths.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
+    """Write ``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``; return their paths. Raises
+    `UsageError` if a file cannot be written."""
     names = _names(found)
     return _written(
         folder,
@@ -49,22 +46,15 @@ def write_config(found: StepMemory, folder: Path) -> list[Path]:
 
 
 def check_drawing() -> None:
-    """Check that the drawing libraries are installed.
-
-    Raises:
-        UsageError: a library is not installed.
-    """
+    """Raise `UsageError` if a drawing library is not installed."""
     check_available()
     plotly_js()
 
 
 def write_all(found: StepMemory, folder: Path) -> list[Path]:
     """Write ``kernels.parquet``, ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png``,
-    ``memory.svg`` and the page ``memory.html``; return their paths.
-
-    Raises:
-        UsageError: a file cannot be written, or a drawing library is not installed.
-    """
+    ``memory.svg`` and the page ``memory.html``; return their paths. Raises `UsageError` if a file cannot be written, or
+    a drawing library is not installed."""
     facts, drawn, plans = found.to_json(), charts(found), found.offload_plans
     draw = functools.partial(draw_charts, drawn, title=f"{found.title} (times: {found.clock_name})")
     page = render(
@@ -99,9 +89,8 @@ def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> 
             else:
                 content(folder / name)
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
-        ) from error
+        text = f"{folder} cannot be written: {error.strerror or error}."
+        raise UsageError(text, "Name another folder, or make room.") from error
     return [folder / name for name in files]
 
 

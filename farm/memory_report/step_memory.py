@@ -81,18 +81,13 @@ class MeasuredPeak:
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch whose peak is at most ``limit_bytes``.
-
-    Attributes:
-        exact: True if the next batch was captured and does not fit.
-        peaks_bytes: peak by captured batch.
-    """
+    """The largest batch whose peak is at most ``limit_bytes``."""
 
     limit_bytes: int
     batch: int
     allocated_peak_bytes: int
-    exact: bool
-    peaks_bytes: dict[int, int]
+    exact: bool  # the next batch was captured and does not fit
+    peaks_bytes: dict[int, int]  # by captured batch
 
 
 @dataclass(frozen=True)
@@ -326,12 +321,9 @@ def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> 
 
 
 def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
-    """Return the memory of a step with times from a job's readings (of any model). Other times are estimated.
-
-    Raises:
-        NoSuchJob: no job matches `word`.
-        UsageError: the job has no reading of a tuple of the step; see also `memory`.
-    """
+    """Return the memory of a step with times from a job's readings (of any model); other times are estimated. Raises
+    `NoSuchJob` if no job matches `word`; `UsageError` if the job has no reading of a tuple of the step, and as
+    `memory`."""
     job = jobs.find(session, word)
     report = reports.build(session, job.id)
     card = report.cards[0] if report.cards else None
@@ -417,11 +409,8 @@ def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = N
 
 
 def card_named(word: str) -> str:
-    """Return the card with a data sheet whose name is part of `word`.
-
-    Raises:
-        UsageError: no card matches; the message suggests the nearest name.
-    """
+    """Return the card with a data sheet whose name is part of `word`. Raises `UsageError`, with the nearest name, if no
+    card matches."""
     if name := sheet_of(word):
         return name
     near = did_you_mean(word, KNOWN_CARDS)
@@ -516,11 +505,8 @@ def with_offload_plans(
 
 
 def with_recomputed(found: StepMemory) -> StepMemory:
-    """Return the step with the effect of recomputing each block alone, and of recomputing all blocks.
-
-    Raises:
-        UsageError: the model has no list of equal blocks.
-    """
+    """Return the step with the effect of recomputing each block alone, and of recomputing all blocks. Raises
+    `UsageError` if the model has no list of equal blocks."""
     from farm.training.step import blocks_of
 
     paths, rows = blocks_of(catalog.build(found.variant)), []

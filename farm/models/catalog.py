@@ -37,10 +37,8 @@ def _entries(source: Source) -> Mapping[str, ModelEntry]:
     """The models of a source; raises `SettingsError` if a user's model has the name of a model of torchvision."""
     found = source.entries()
     if source.NAME == own.NAME and (same := found.keys() & {**torchvision.entries(), **torchvision.REFUSED}.keys()):
-        raise SettingsError(
-            f"The setting 'models' gives your model the name '{min(same)}', which is a model of torchvision.",
-            "Choose another name for your model.",
-        )
+        problem = f"The setting 'models' gives your model the name '{min(same)}', which is a model of torchvision."
+        raise SettingsError(problem, "Choose another name for your model.")
     return found
 
 
@@ -77,13 +75,11 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(name: str) -> list[str]:
-    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; a plain name matches itself, and the
-    location of a user's function the name under which it is registered (`own.register`).
+    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; raises `UnknownModel` if there are none.
 
-    Case is ignored. Without a source, a pattern matches models of torchvision and the user; if none, of all sources.
-
-    Raises:
-        UnknownModel: no model matches.
+    A plain name matches itself, and the location of a user's function the name under which it is registered
+    (`own.register`). Case is ignored. Without a source, a pattern matches models of torchvision and the user; if none,
+    of all sources.
     """
     if not is_pattern(name):
         return [own.register(name)]
@@ -113,12 +109,8 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
 
 
 def find(name: str) -> ModelEntry:
-    """The entry of a model; its ``name`` is the name that variants have. Needs no torch.
-
-    Raises:
-        UnknownModel: there is no such model; suggests the nearest names.
-        UnsupportedModel: its source refuses the model; the message gives the reason.
-    """
+    """The entry of a model; its ``name`` is the name that variants have. Needs no torch. Raises `UnknownModel`, with
+    the nearest names, if there is none; `UnsupportedModel`, with the reason, if its source refuses the model."""
     return _found(name)[1]
 
 
@@ -132,11 +124,8 @@ def usual_batch(name: str, default: int) -> int:
 
 
 def known(name: str) -> str:
-    """The name of a model of the catalog, or of a user's function given by its location (`own.register`).
-
-    Raises:
-        UnknownModel, UnsupportedModel: see `find`.
-    """
+    """The name of a model of the catalog, or of a user's function given by its location (`own.register`). Raises as
+    `find`."""
     return find(own.register(name)).name
 
 
@@ -165,10 +154,8 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
         if given.get(key) == 0:  # in a variant 0 means the default
             raise UsageError(f"--{key} is 0; it must be at least 1.", f"Omit --{key} to use the model's default.")
     if entry.origin == own.NAME and "input_size" in given and own.given_inputs(entry.own_name) is not None:
-        raise UsageError(
-            f"{entry.own_name} defines its own example inputs, and --input-size cannot change them.",
-            "Omit --input-size. The option -b changes the batch.",
-        )
+        problem = f"{entry.own_name} defines its own example inputs, and --input-size cannot change them."
+        raise UsageError(problem, "Omit --input-size. The option -b changes the batch.")
     made = Variant(model=entry.name, batch=batch, **entry.completed(given))
     if text is None or tokenizer is None:
         return made
@@ -182,13 +169,9 @@ def build(
 ) -> nn.Module:
     """Builds the module of a variant; a model's name means its default variant.
 
-    On meta the module has shapes and no memory. On other devices it has random weights, equal for equal seeds.
-
-    Args:
-        real_buffers: on meta, keep the values of tensors that are not made by ``torch.empty`` (caches, masks).
-
-    Raises:
-        UnknownModel, UnsupportedModel: the model is not in the catalog, or its package is not installed.
+    On meta the module has shapes and no memory; ``real_buffers`` keeps the values of tensors that are not made by
+    ``torch.empty`` (caches, masks). On other devices it has random weights, equal for equal seeds. Raises
+    `UnknownModel` or `UnsupportedModel` if the model is not in the catalog, or its package is not installed.
     """
     import torch
 
@@ -223,13 +206,10 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
 
 
 def example_inputs(model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0) -> tuple[Any, ...]:
-    """Positional arguments of the module that `build` returns: for an image model, standard normal images of shape
-    (batch, 3, size, size) or clips of shape (batch, 3, 16, size, size).
+    """Positional arguments of the module that `build` returns. Raises `UsageError` for a size that does not fit.
 
-    If a user's model has its own inputs, the input size is ignored.
-
-    Raises:
-        UsageError: the model does not accept the size.
+    For an image model, these are standard normal images of shape (batch, 3, size, size) or clips of shape
+    (batch, 3, 16, size, size). If a user's model has its own inputs, the input size is ignored.
     """
     import torch
 

@@ -70,11 +70,7 @@ class ModelEntry:
         return self.phases[:1] == ("prefill",)
 
     def check_size(self, input_size: int | None) -> int:
-        """Checks an input size and returns it; None means the default.
-
-        Raises:
-            UsageError: the model does not accept the size.
-        """
+        """Returns an input size that the model accepts; None means the default. Raises `UsageError` for other sizes."""
         if input_size is None or input_size == self.input_size:
             return self.input_size
         if not self.input_size:
@@ -94,11 +90,8 @@ class ModelEntry:
         raise UsageError(f"{self.name} {problem}", step)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a variant of this model: the given ones, with the model's defaults for the others.
-
-        Raises:
-            UsageError: the model does not accept or use a field.
-        """
+        """The fields of a variant of this model: the given ones, with the model's defaults for the others. Raises
+        `UsageError` if the model does not accept or use a field."""
         phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
             has = f"Choose {' or '.join(self.phases)}." if self.phases else "Omit --phase: the model has no phases."
@@ -134,10 +127,8 @@ class ModelEntry:
         length, cache = given.get("length"), given.get("cache")
         if phase == "decode":
             if length not in (None, 0, 1):
-                raise UsageError(
-                    "In decode the input is one token per sequence, so --length has no meaning.",
-                    "Omit --length. --cache sets the number of tokens in the cache.",
-                )
+                problem = "In decode the input is one token per sequence, so --length has no meaning."
+                raise UsageError(problem, "Omit --length. --cache sets the number of tokens in the cache.")
             cache = cache or min(CACHE, self.longest or CACHE)
             self._check_positions(cache, "cache")
             if cache < self.depth:
@@ -151,10 +142,8 @@ class ModelEntry:
         if not length or length == self.length:
             return {"length": self.length}
         if not self.length:
-            raise UsageError(
-                f"{self.name} takes no sequences, so --length {length} has no meaning.",
-                "Omit --length. --input-size changes the size of the images.",
-            )
+            problem = f"{self.name} takes no sequences, so --length {length} has no meaning."
+            raise UsageError(problem, "Omit --length. --input-size changes the size of the images.")
         if self.fixed_length:
             raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Omit --length.")
         if length < self.shortest:
@@ -165,10 +154,8 @@ class ModelEntry:
 
     def _check_positions(self, tokens: int, what: str) -> None:
         if self.longest and tokens > self.longest:
-            raise UsageError(
-                f"{self.name} takes at most {self.longest} tokens; --{what} is {tokens}.",
-                f"Give --{what} {self.longest} or less.",
-            )
+            problem = f"{self.name} takes at most {self.longest} tokens; --{what} is {tokens}."
+            raise UsageError(problem, f"Give --{what} {self.longest} or less.")
 
 
 def _optimizer(name: str, amp: str, compile_mode: str) -> str:
@@ -176,9 +163,8 @@ def _optimizer(name: str, amp: str, compile_mode: str) -> str:
     a gradient scaler in a CUDA graph."""
     if name.endswith("-compiled") and not compile_mode:
         plain = name.removesuffix("-compiled")
-        raise UsageError(
-            f"The optimizer {name} is compiled together with the model.", f"Add --compile, or give --optimizer {plain}."
-        )
+        problem = f"The optimizer {name} is compiled together with the model."
+        raise UsageError(problem, f"Add --compile, or give --optimizer {plain}.")
     if amp != "float16" or name.endswith("-fused"):
         return name
     if "-" in name:
@@ -208,12 +194,9 @@ class Source(Protocol):
         """The models that can be measured, by name."""
 
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-        """The module in the variant's dtype, with random weights from torch's generator.
-
-        Args:
-            device: the module's destination. If it is meta, ``torch.empty`` makes meta tensors during this call. The
-                module may be made on another device; the caller moves it.
-        """
+        """The module in the variant's dtype, with random weights from torch's generator. If its destination ``device``
+        is meta, ``torch.empty`` makes meta tensors during this call. The module may be made on another device; the
+        caller moves it."""
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
         """The positional arguments of the module."""

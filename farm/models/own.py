@@ -54,14 +54,10 @@ def is_location(name: str) -> bool:
 def register(name: str) -> str:
     """Return the name of a model. If it is a location, register it in this process's settings first.
 
-    Child processes inherit the registration. Never call it with a name from a message or from the database.
-
-    Args:
-        name: a model's name; or the location of a function: ``file.py:function``, or ``package.module:function`` of an
-            installed package or a package in the current folder; or a folder with a config.json, by its path.
-
-    Raises:
-        UsageError: there is no such file, or its module has the name of another module.
+    A location is that of a function, ``file.py:function``, or ``package.module:function`` of an installed package or a
+    package in the current folder; or that of a folder with a config.json, its path. Child processes inherit the
+    registration. Never call it with a name from a message or from the database. Raises `UsageError` if there is no such
+    file, or its module has the name of another module.
     """
     if not is_location(name):
         return name
@@ -92,18 +88,14 @@ def register(name: str) -> str:
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
-    """The user's loss function for a model, from the model's output to a scalar; None if none is registered.
-
-    Raises:
-        SettingsError: the setting is malformed, or the function could not be imported.
-    """
+    """The user's loss function for a model, from the model's output to a scalar; None if none is registered. Raises
+    `SettingsError` if the setting is malformed, or the function could not be imported."""
     target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
     try:
         return None if target is None else _imported(target)
     except (Exception, SystemExit) as error:
-        raise SettingsError(
-            f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}", f"{_PLACE}."
-        ) from error
+        problem = f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}"
+        raise SettingsError(problem, f"{_PLACE}.") from error
 
 
 def _targets() -> dict[str, str]:
@@ -121,18 +113,12 @@ def _targets() -> dict[str, str]:
 
 
 def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
-    """Check that each value of `named` has the form 'module:function', and return `named`. Nothing is imported.
-
-    Raises:
-        SettingsError: a value has another form.
-    """
+    """Return `named`; raise `SettingsError` if a value has another form than 'module:function'. Nothing is imported."""
     for name, target in named.items():
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
-            raise SettingsError(
-                f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'.",
-                f"Write 'package.module:function'. The function {takes}.",
-            )
+            problem = f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'."
+            raise SettingsError(problem, f"Write 'package.module:function'. The function {takes}.")
     return named
 
 
@@ -205,6 +191,14 @@ def _is_in_folders(file: str) -> bool:
 def _functions(name: str, step: str) -> list[str]:
     """The registered functions that decide what a model computes, as 'module:function'."""
     return [target for target in (_targets().get(name), settings().losses.get(name) if step else None) if target]
+
+
+def source_of(name: str) -> Path | None:
+    """The loaded file with the function of a model, or the config.json of its folder."""
+    if folder := transformers.folders().get(name):
+        return folder / "config.json"
+    file = getattr(sys.modules.get(_targets().get(name, "").partition(":")[0]), "__file__", None)
+    return Path(file) if file else None
 
 
 def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
@@ -284,11 +278,8 @@ def entries() -> Mapping[str, ModelEntry]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    """Creates the module; it takes the values of `inputs` by position.
-
-    Raises:
-        SettingsError: the function raises an error, or does not return a module.
-    """
+    """Creates the module; it takes the values of `inputs` by position. Raises `SettingsError` if the function raises an
+    error, or does not return a module."""
     from farm.models.building import ByPosition, dtype_of
 
     if entry.own_name in transformers.folders():
@@ -299,11 +290,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none.
-
-    Raises:
-        SettingsError: see `make`.
-    """
+    """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none. Raises
+    as `make`."""
     from farm.models.building import dtype_of, images
 
     if entry.own_name in transformers.folders():
@@ -315,10 +303,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
     """The model's own example inputs: positional arguments of the module that `make` returns. None if it has none.
-
-    Raises:
-        SettingsError: see `make`.
-    """
+    Raises as `make`."""
     if name in transformers.folders():
         return None
     _, positional, keywords = _made(name)
@@ -340,11 +325,8 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 
 def own_batch(name: str) -> int:
-    """The batch of the model's own example inputs; 0 if they have none. Imports the module and torch.
-
-    Raises:
-        SettingsError: see `make`.
-    """
+    """The batch of the model's own example inputs; 0 if they have none. Imports the module and torch. Raises as
+    `make`."""
     return _batch(given_inputs(name) or ())
 
 

@@ -66,7 +66,6 @@ _SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
 _FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "maxvit_t", "mvit_v1_b", "mvit_v2_s"})
 _SMALLEST = {"alexnet": 63, "inception_v3": 75}
 
-
 _TORCHVISION = {
     name: ModelEntry(
         name=name,

@@ -63,7 +63,6 @@ REFUSED = {
     "retribert": "RetriBERT, which transformers 5 no longer has",
 }
 
-
 _package = functools.partial(imported_after_torchvision, NAME)
 
 
@@ -78,11 +77,8 @@ def folders() -> dict[str, Path]:
 
 
 def entry_of_folder(name: str) -> ModelEntry:
-    """The entry of a user's model with a config.json.
-
-    Raises:
-        SettingsError, UnsupportedModel: the file cannot be read, or the farm cannot make a model from it.
-    """
+    """The entry of a user's model with a config.json. Raises `SettingsError` or `UnsupportedModel` if the file cannot
+    be read, or the farm cannot make a model from it."""
     return dataclasses.replace(_entry(name, **_of_config(config_text(name), str(folders()[name]))), origin="user")
 
 
@@ -110,16 +106,13 @@ def _of_config(text: str, folder: str) -> dict[str, Any]:
     classes = (named, re.sub(r"For\w+$", "Model", named))
     like = next((about for one in classes for about in _TABLE.values() if about["class"] == one), None)
     if like is None:
-        raise UnsupportedModel(
-            f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has.",
-            "Write a function that builds the model: farm run my_models.py:net.",
-        )
+        problem = f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has."
+        raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
     about: dict[str, Any] = {
         key: like[key] for key in ("class", "kind", "tokenizer", "specials", "whole_layers") if key in like
     }
-    if max(_specials(about).all, default=0) >= _vocabulary(
-        config
-    ):  # a smaller vocabulary than that of the catalog's model
+    # The vocabulary may be smaller than that of the catalog's model.
+    if max(_specials(about).all, default=0) >= _vocabulary(config):
         about.pop("specials", None)
     return {**about, "config": config}
 
@@ -223,11 +216,7 @@ def _vocabulary(config: Mapping[str, Any]) -> int:
 
 
 def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
-    """The ids of a user's text for a variant.
-
-    Raises:
-        UsageError, SettingsError: see `farm.models.texts.user_text.tokenize`.
-    """
+    """The ids of a user's text for a variant. Raises as `farm.models.texts.user_text.tokenize`."""
     about, bare = _about(entry), variant.phase == "decode"  # in decode the input is one token of the text
     sizes = _vocabulary(about["config"]), _rows(entry, variant), variant.length
     return user_text.tokenize(text, tokenizer, *sizes, padded=variant.padded, specials=_specials(about), bare=bare)
@@ -349,8 +338,6 @@ def class_name(name: str) -> str:
 def _class_of(entry: ModelEntry) -> Any:
     name = _about(entry)["class"]
     if (found := getattr(_package(), name, None)) is None:
-        raise UnsupportedModel(
-            f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have.",
-            "Install another version of transformers.",
-        )
+        problem = f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have."
+        raise UnsupportedModel(problem, "Install another version of transformers.")
     return found

@@ -63,7 +63,6 @@ _NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
     )
 }
 
-
 #: function -> its name
 FUNCTION_NAMES: dict[Any, str] = {
     function: name
@@ -150,15 +149,11 @@ ATEN_OVERLOADS: frozenset[str] = frozenset(
 
 @functools.cache
 def overload_of(name: str) -> Any:
-    """The aten overload with a name such as ``aten.mul.Tensor``.
-
-    Raises:
-        TupleRejected: the name is not in the list, or this torch has no such operator.
-    """
+    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the name is not in the list,
+    or this torch has no such operator."""
     if name not in ATEN_OVERLOADS:
-        raise TupleRejected(
-            f"'{name}' is not in this version's allow-list of operators.", "Capture the model again with this version."
-        )
+        text = f"'{name}' is not in this version's allow-list of operators."
+        raise TupleRejected(text, "Capture the model again with this version.")
     _, packet, overload = name.split(".")
     try:
         return getattr(getattr(torch.ops.aten, packet), overload)
@@ -170,18 +165,14 @@ def overload_of(name: str) -> Any:
 @functools.lru_cache(maxsize=8192)
 def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
     """Schema name of each argument -> its value as a JSON tree; arguments that the call does not pass are absent.
-
-    Raises:
-        TupleRejected: the schema has no such argument.
-    """
+    Raises `TupleRejected` if the schema has no such argument."""
     arguments = overload_of(spec.operator)._schema.arguments
     names = [argument.name for argument in arguments]
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     by_position = dict(zip(positional, spec.arguments, strict=False))
     if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(by_position):
-        raise TupleRejected(
-            f"The stored arguments do not fit '{spec.operator}'.", "Capture the model again with this PyTorch."
-        )
+        text = f"The stored arguments do not fit '{spec.operator}'."
+        raise TupleRejected(text, "Capture the model again with this PyTorch.")
     return by_position | dict(spec.keywords)
 
 

@@ -162,10 +162,7 @@ class CapturedPass:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """
-        Raises:
-            TupleRejected: one of its tuples is malformed.
-        """
+        """Raises `TupleRejected` if one of its tuples is malformed."""
 
         values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}
         kinds: dict[str, Any] = {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}

@@ -101,8 +101,7 @@ class LaunchRecorder(Recorder):
             except NotEncodable as error:
                 self.gaps.append(f"{kernel.name} at '{', '.join(paths)}': {error}")
                 return launch()
-            if not kernels.is_registered(given.spec.id):
-                kernels.register(given.spec.id, kernel.run)
+            kernels.register(given.spec.id, kernel.run)
             if self.look is not None:
                 self.look(given.spec.id, given.tensors)
         with self.around(number):
@@ -162,25 +161,13 @@ class LaunchRecorder(Recorder):
         reads = dict.fromkeys(stored.add(tensor, "", "activation") for tensor in tensors)
         writes = {stored.numbers[storage_key(tensor)] for tensor in (*written, *outputs)}
         self.slots[number] = index
-        call = CapturedCall(
-            index,
-            ", ".join(paths)[:1000],
-            spec.id,
-            tuple(reads),
-            tuple(sorted(writes)),
-            part=self.now,
-            owner=owner[:200],
-            stage=self.now,
-        )
-        self.add_call(call, spec)
+        path, written_to = ", ".join(paths)[:1000], tuple(sorted(writes))
+        belongs = (self.now, owner[:200], self.now)  # part, owner and stage
+        self.add_call(CapturedCall(index, path, spec.id, tuple(reads), written_to, *belongs), spec)
 
 
 class CompiledPass:
-    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags of the caller.
-
-    Attributes:
-        compiled: the compiled model; its ``breaks`` are the reasons of graph breaks with their number.
-    """
+    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags of the caller."""
 
     def __init__(
         self,
@@ -266,11 +253,7 @@ class CompiledStep(CompiledPass):
     chose its compiled form."""
 
     def __init__(self, step: Any, device: torch.device, **how: Any) -> None:
-        """
-        Args:
-            step: a `farm.training.step.TrainingStep` that has run once.
-            how: see `CompiledPass`.
-        """
+        """``step`` is a `farm.training.step.TrainingStep` that has run once; see `CompiledPass` for ``how``."""
         self.step = step
         with torch.enable_grad():
             super().__init__(step.model, step.inputs, device, **how)

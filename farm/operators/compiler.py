@@ -76,7 +76,7 @@ class Kernel:
 
     @functools.cached_property
     def source(self) -> str:
-        return _source_id(self.text)
+        return _hash(self.text)
 
     def written(self, position: int) -> bool:
         return self.parameters[position].startswith(("out_ptr", "in_out_ptr")) if self.knows(position) else False
@@ -101,12 +101,8 @@ class Graph:
     """
 
     def __init__(self, provenance: str | None, modules: Mapping[str, str]) -> None:
-        """
-        Args:
-            provenance: the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for a
-                backward, the paths of the modules (`_provenance_with_paths`).
-            modules: the module path of each node of the model's graph.
-        """
+        """``provenance`` is the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for
+        a backward, the paths of the modules (`_provenance_with_paths`). ``modules``: the module path of each node."""
         data = json.loads(provenance) if provenance else {}
         before, found = data.get("postToPre", {}), data.get("module_paths", {})
         self.backward = "module_paths" in data
@@ -157,14 +153,11 @@ class CompiledModel:
         choices: Mapping[str, Any] | None = None,
         cached: bool = True,
     ) -> None:
-        """
-        Raises:
-            UsageError: no compiler is installed.
-        """
+        """Raises `UsageError` if no compiler is installed."""
         check_compiler(device)
         self.model = model
         self.graphs: dict[int, Graph] = {}
-        self.breaks: Counter[str] = Counter()
+        self.breaks: Counter[str] = Counter()  # graph breaks by reason
         self.given: Mapping[str, Any] = choices or {}
         self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
         self._observer: Observer | None = None
@@ -193,11 +186,8 @@ class CompiledModel:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """While active, the first calls of the model may compile it.
-
-        Raises:
-            CaptureError: the compiler refuses the model. The lines after the first one contain its whole reason.
-        """
+        """While active, the first calls of the model may compile it. Raises `CaptureError` if the compiler refuses the
+        model; the lines after the first one contain its whole reason."""
         torch._dynamo.utils.counters.clear()
         try:
             with self._hooks():
@@ -240,8 +230,6 @@ class CompiledModel:
     @property
     def between_graphs(self) -> bool:
         return self._graph is None
-
-    # ------------------------------------------------------------------------------------------------ hooks
 
     def _backend(self, graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
@@ -295,9 +283,9 @@ class CompiledModel:
                     value.name = name
 
         def look_up(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **more: Any) -> Any:
-            key = hashlib.sha256(f"{op} {inputs}".encode()).hexdigest()[:32]
+            key = _hash(f"{op} {inputs}")
             known = self.given.get("algorithms", {}).get(key, {})
-            by_hash = {_short_hash(one.hash_key()): one for one in choices}
+            by_hash = {_hash(one.hash_key(), 16): one for one in choices}
             if known.keys() & by_hash.keys():
                 return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
             times = lookup(cache, choices, op, inputs, benchmark, *rest, **more)
@@ -371,7 +359,7 @@ class CompiledModel:
         if not self.given.get("kernels") or id(autotuner) in self._settled:
             return
         _, text = _name_and_text(autotuner)
-        if (wanted := self.given["kernels"].get(_source_id(text))) is None:
+        if (wanted := self.given["kernels"].get(_hash(text))) is None:
             return
         if not autotuner.launchers:
             autotuner.precompile()
@@ -419,12 +407,8 @@ def _without_number(words: list[str]) -> list[str]:
     return words[:-1] if words and words[-1].isdigit() else words
 
 
-def _source_id(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _hash(text: str, digits: int = 32) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 def _config_of(config: Any) -> dict[str, Any]:
@@ -448,25 +432,17 @@ def _path_of(text: str) -> str:
     return re.sub(r"^L\.\w+\.?", "", path).replace("..", ".")
 
 
-# ------------------------------------------------------------------------------------------------ what is installed
-
-
 def has_triton() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 
 
 def check_compiler(device: torch.device) -> None:
-    """
-    Raises:
-        UsageError: the compiler for the generated code is not installed.
-    """
+    """Raise `UsageError` if the compiler for the generated code is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise UsageError("torch.compile needs Triton, which is not installed.", "Run `pip install triton`.")
     if device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise UsageError(
-            "torch.compile needs a C++ compiler, and none is installed.",
-            "Install g++ (Debian: `apt install g++`), or name another compiler in the variable CXX.",
-        )
+        text = "torch.compile needs a C++ compiler, and none is installed."
+        raise UsageError(text, "Install g++ (Debian: `apt install g++`), or name another compiler in the variable CXX.")
 
 
 def _refusals() -> tuple[type[BaseException], ...]:
@@ -488,29 +464,19 @@ def first_reason(error: BaseException) -> str:
     return " ".join([f"{type(error).__name__}:", *lines[:1]])[:400].removesuffix(":")
 
 
-# ------------------------------------------------------------------------------------------------ the compiler's cache
-
-
 def prepare_folder() -> Path:
-    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it.
-
-    Raises:
-        UsageError: the folder cannot be created, or another user can write to it.
-    """
+    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it. Raises
+    `UsageError` if the folder cannot be created, or another user can write to it."""
     folder = settings().compiler_cache_dir
     try:
         make_private(folder)
         status = folder.stat()
     except OSError as error:
-        raise UsageError(
-            f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}.",
-            "Name another folder in FARM_COMPILER_CACHE_DIR.",
-        ) from error
+        text = f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}."
+        raise UsageError(text, "Name another folder in FARM_COMPILER_CACHE_DIR.") from error
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UsageError(
-            f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files.",
-            f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
-        )
+        text = f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files."
+        raise UsageError(text, f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.")
     limit_size(folder, round(settings().compiler_cache_gib * 2**30))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")

@@ -30,12 +30,8 @@ from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, word
 
 @functools.lru_cache(maxsize=65536)
 def cost(spec: OperatorTuple) -> Cost:
-    """The cost of one call of ``spec``.
-
-    Raises:
-        TupleRejected: the operator cannot be built.
-        NotImplementedError: the output size depends on values of the input.
-    """
+    """The cost of one call of ``spec``. Raises `TupleRejected` if the operator cannot be built; `NotImplementedError`
+    if the output size depends on values of the input."""
     if spec.kind == "kernel":
         return kernel_cost(spec)
     if spec.kind == "collective":
@@ -144,14 +140,9 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
 def model_flops(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
 ) -> int:
-    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples.
-
-    Args:
-        computed: run the model on its real tensors; otherwise on meta or fake tensors, which compute nothing.
-
-    Raises:
-        CaptureError: the model raises an error.
-    """
+    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With ``computed``, the model runs
+    on its real tensors; otherwise on meta or fake tensors, which compute nothing. Raises `CaptureError` if the model
+    raises an error."""
     named = kwargs or {}
     try:
         if computed:
@@ -173,11 +164,8 @@ def model_flops(
 
 
 def _on_meta(tree: Any) -> Any:
-    """The tree with its tensors on meta.
-
-    Raises:
-        TypeError: an object other than a list, a tuple or a dictionary may hold tensors.
-    """
+    """The tree with its tensors on meta. Raises `TypeError` if another object than a list, a tuple or a dictionary may
+    hold tensors."""
     if isinstance(tree, torch.Tensor):
         return tree.to("meta")
     if type(tree) in (list, tuple):

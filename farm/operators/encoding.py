@@ -57,11 +57,8 @@ class DescribedCall:
 
 
 class TensorTable:
-    """The distinct tensors of one call, in order of first appearance.
-
-    Args:
-        roles: ``id()`` of a tensor -> its role. Other tensors are parameters if their class says so, else activations.
-    """
+    """The distinct tensors of one call, in order of first appearance. ``roles``: ``id()`` of a tensor -> its role;
+    other tensors are parameters if their class says so, else activations."""
 
     def __init__(self, roles: dict[int, str]) -> None:
         self._roles = roles
@@ -103,11 +100,8 @@ class TensorTable:
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:
-    """The JSON tree of a value; tensors are added to ``table``.
-
-    Raises:
-        NotEncodable: a tuple cannot contain the value.
-    """
+    """The JSON tree of a value; tensors are added to ``table``. Raises `NotEncodable` if a tuple cannot contain the
+    value."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -180,17 +174,11 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """
-    Raises:
-        TupleRejected: this torch has no such dtype.
-    """
+    """Raises `TupleRejected` if this torch has no such dtype."""
     try:
         return _DTYPE_OF[name]
     except KeyError:
         raise TupleRejected(f"This torch has no dtype '{name}'.", "Use a newer torch on this host.") from None
-
-
-# ------------------------------------------------------------------------------------------------ tensors
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -238,8 +226,6 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     return any(storage_key(tensor) not in inputs for tensor in outputs)
 
 
-# ------------------------------------------------------------------------------------------------ leaf modules
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps the value under the new name.
@@ -266,20 +252,14 @@ def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
 
 
 def leaf_parameters(module: nn.Module) -> dict[str, Any]:
-    """As `describe_leaf`, for a module that is known to be a leaf.
-
-    Raises:
-        NotEncodable: a tuple cannot contain one of the arguments.
-    """
+    """As `describe_leaf`, for a module that is known to be a leaf. Raises `NotEncodable` if a tuple cannot contain an
+    argument."""
     return {name: encode(value) for name, value in _constructor_values(module).items()}
 
 
 def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
-    """A module of class ``leaf`` on meta, in eval mode.
-
-    Raises:
-        TupleRejected: the class does not accept these parameters.
-    """
+    """A module of class ``leaf`` on meta, in eval mode. Raises `TupleRejected` if the class does not accept the
+    parameters."""
     meta = torch.device("meta")
     try:
         values = {name: decode(tree, [], meta) for name, tree in parameters.items()}

@@ -195,9 +195,6 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
     return visited[id(value)]
 
 
-# ------------------------------------------------------------------------------------------------ real integers
-
-
 class _RealIntegers(TorchDispatchMode):
     """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result is large; leaves all
     other operators to that mode."""
@@ -273,8 +270,6 @@ class _RealIntegers(TorchDispatchMode):
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 
 
-# ------------------------------------------------------------------------------------------------ repeated calls
-
 #: Shape, stride and dtype of a tensor with a storage of its own.
 _NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -296,10 +291,7 @@ class _RepeatedOperators:
         self.fakes = fakes
 
     def run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> Any:
-        """
-        Args:
-            inputs: the tensors among the arguments; all are fake.
-        """
+        """``inputs`` are the tensors among the arguments; all are fake."""
         kind = _repeatable_kind(func) if inputs else ""
         if not kind:
             return func(*args, **kwargs)
@@ -362,11 +354,8 @@ _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 
 
 def _layouts(value: Any) -> Hashable:
-    """The arguments of an operator, with the layouts of tensors in place of the tensors.
-
-    Raises:
-        _NotRepeatable: a tensor has a known value or is not strided, or there is an argument of another type.
-    """
+    """The arguments of an operator, with layouts in place of tensors. Raises `_NotRepeatable` if a tensor has a known
+    value or is not strided, or there is an argument of another type."""
     kind = type(value)
     if kind is FakeTensor:
         if value.constant is not None or value.layout is not torch.strided:
@@ -412,12 +401,8 @@ class RepeatedCalls:
         return effect.operators, {call.storages[position] for position in effect.written}, out
 
     def learn(self, call: DescribedCall, operators: list[str], written: set[int], out: object) -> bool:
-        """Stores the effect of a call. Returns False if equal calls must run: the output is a view, requires gradients,
-        or is not a single tensor.
-
-        Args:
-            written: the addresses of the storages that it wrote.
-        """
+        """Stores the effect of a call that wrote the storages ``written``. Returns False if equal calls must run: the
+        output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
         layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()

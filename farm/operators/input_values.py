@@ -164,10 +164,7 @@ _DIVIDING = words(
 
 def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
     """The values for tensor ``index`` of ``spec``; ``written`` are the indices of the tensors that the operator writes.
-
-    Raises:
-        TupleRejected: see `aten_fills`.
-    """
+    Raises as `aten_fills`."""
     if spec.kind == "aten":
         return aten_fills(spec)[index]
     tensor = spec.tensors[index]
@@ -311,11 +308,8 @@ def storage_users(spec: OperatorTuple) -> dict[int, list[int]]:
 
 @functools.lru_cache(maxsize=8192)
 def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
-    """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share a storage.
-
-    Raises:
-        TupleRejected: no rule says which values of an integer tensor are valid.
-    """
+    """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share a storage. Raises
+    `TupleRejected` if no rule says which values of an integer tensor are valid."""
     over = written_by_schema(spec)
     found: dict[int, Fill] = {}
     for storage, indices in storage_users(spec).items():

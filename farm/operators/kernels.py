@@ -45,15 +45,12 @@ _launches: dict[str, Callable[..., Any]] = {}  # tuple id -> launches the kernel
 
 
 def register(tuple_id: str, launch: Callable[..., Any]) -> None:
-    _launches[tuple_id] = launch
+    """Register a kernel, unless this process has registered one for the tuple."""
+    _launches.setdefault(tuple_id, launch)
 
 
 def forget_all() -> None:
     _launches.clear()
-
-
-def is_registered(tuple_id: str) -> bool:
-    return tuple_id in _launches
 
 
 def launch_of(spec: OperatorTuple) -> Callable[..., Any]:

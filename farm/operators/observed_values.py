@@ -42,11 +42,8 @@ _Tensors = Sequence[tuple[torch.Tensor, bool]]  # each with whether the call wro
 
 
 def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
-    """Runs a variant and describes the values of each call; None if the run costs too much or fails on a CPU.
-
-    Args:
-        flops: FLOPs of one pass of the variant, if known.
-    """
+    """Runs a variant and describes the values of each call; None if the run costs too much (by the ``flops`` of one
+    pass, if known) or fails on a CPU."""
     batch = 2  # shows what all samples have in common
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         # Always in single precision: a CPU is slow in other dtypes, and the shares are the same.

@@ -23,7 +23,6 @@ RANGE = "farm.call "  # prefix of the ranges that name an operator call to the p
 #: Converts a run to the form that is measured, for example to the replay of a CUDA graph.
 Record = Callable[[Callable[[], object]], Callable[[], object]]
 
-
 Counts = tuple[Counter[str], Counter[str]]  # launches of each kernel and their time in us; on a CPU only operators
 
 
@@ -130,11 +129,9 @@ def verify_on_device(
 ) -> WatchedPass:
     """Captures ``model``, which is on ``device`` already, and compares the pass with an unwatched one.
 
-    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted.
-
-    Args:
-        record: creates the measured run, if it is not a plain pass. The capture then contains the operators called
-            during the creation; the counters count what a launch runs. An eager pass is compared with the launch.
+    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted. ``record`` creates
+    the measured run, if it is not a plain pass. The capture then contains the operators called during the creation; the
+    counters count what a launch runs. An eager pass is compared with the launch.
     """
     device = torch.device(device)
     ForwardRecorder(model, device.type)  # builds the leaves on meta; the next recorder reuses them
@@ -155,13 +152,8 @@ def compare_with_unwatched(
     grad_enabled: bool,
     record: Record | None = None,
 ) -> WatchedPass:
-    """Compares a watched run with an unwatched one.
-
-    Args:
-        run: runs once, unwatched.
-        watch: runs once and returns the capture.
-        record: see `verify_on_device`.
-    """
+    """Compares a watched run with an unwatched one. ``run`` runs once, unwatched; ``watch`` runs once and returns the
+    capture; for ``record`` see `verify_on_device`."""
     found: list[CapturedPass] = []
     runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
     with torch.set_grad_enabled(grad_enabled):

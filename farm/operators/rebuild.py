@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import TupleRejected, Unmeasurable
+from farm.errors import FarmError, TupleRejected, Unmeasurable
 from farm.operators import collectives
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
-from farm.operators.encoding import build_leaf, decode, dtype_of
+from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
 from farm.operators.kernels import launch_of, output_tensors, written_tensors
 from farm.types.label import label_of
+from farm.types.protocol import configurations
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: More than the memory of any card.
@@ -47,11 +49,8 @@ class Rebuilt:
         storages: list[torch.Tensor],
         elsewhere: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
-        """
-        Args:
-            elsewhere: number of each storage outside the device's own memory -> the function that copies a tensor to
-                that memory.
-        """
+        """``elsewhere``: number of each storage outside the device's own memory -> the function that copies a tensor to
+        that memory."""
         self.spec = spec
         self.device = device
         self.storages = storages
@@ -173,10 +172,8 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     if spec.kind == "aten":
         aten_fills(spec)
     elif spec.kind not in ("kernel", "collective") and spec.operator not in ALLOWED_OPERATORS:
-        raise TupleRejected(
-            f"'{spec.operator}' is not in this version's allow-list of operators.",
-            "Capture the model again with this version.",
-        )
+        text = f"'{spec.operator}' is not in this version's allow-list of operators."
+        raise TupleRejected(text, "Capture the model again with this version.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         text = f"{label_of(spec)} needs {needed} bytes, more memory than any card has."
         raise Unmeasurable("rejected", text, "Choose a smaller batch or smaller sizes.")
@@ -215,9 +212,6 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         in_place = spec.operator.endswith("_") or bool(spec.parameters.get("inplace") or spec.keywords.get("inplace"))
         touched = {spec.activations[0].storage} if in_place and spec.activations else set()
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched)
-
-
-# ------------------------------------------------------------------------------------------------- memory
 
 
 def needed_bytes(spec: OperatorTuple) -> int:
@@ -268,9 +262,6 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
     return made
 
 
-# ------------------------------------------------------------------------------------------------ callable
-
-
 def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device) -> Callable[..., Any]:
     if spec.kind == "kernel":
         return launch_of(spec)
@@ -290,10 +281,8 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.devi
     own = (*module.named_parameters(), *module.named_buffers())
     given = {one.name: (one.shape, tensor) for one, tensor in zip(spec.tensors, tensors, strict=True) if one.name}
     if {name: tuple(tensor.shape) for name, tensor in own} != {name: shape for name, (shape, _) in given.items()}:
-        raise TupleRejected(
-            f"The stored tensors of this {spec.short_name} do not fit its stored parameters.",
-            "Capture the model again with this PyTorch.",
-        )
+        text = f"The stored tensors of this {spec.short_name} do not fit its stored parameters."
+        raise TupleRejected(text, "Capture the model again with this PyTorch.")
     for full_name, (_, tensor) in given.items():
         path, _, name = full_name.rpartition(".")
         place = homes[path]._parameters if name in homes[path]._parameters else homes[path]._buffers
@@ -324,3 +313,34 @@ def _fresh(module: nn.Module) -> nn.Module:
         if child is not None:
             twin._modules[name] = _fresh(child)
     return twin
+
+
+@functools.lru_cache(maxsize=8192)
+def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
+    """Return the storages that can be in slow memory: (numbers of the input storages, count of the output storages).
+
+    Output storages are those that a call allocates and returns. Their count is 0 if the operator does not run on fake
+    tensors.
+    """
+    on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
+    inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            built = rebuild(spec, torch.device("cpu"), filled=False)
+            return inputs, len(new_storages(built.run(), frozenset(map(storage_key, built.tensors))))
+    except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
+        return inputs, 0
+
+
+def placements_of(spec: OperatorTuple, which: str) -> list[str]:
+    """The placements of a tuple's storages that ``which`` selects, see `farm.types.protocol.configurations`."""
+    return configurations(*offloadable(spec), which)
+
+
+def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
+    """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by `storage_key`)."""
+    found: dict[int, torch.Tensor] = {}
+    for tensor in tensors_in(output):
+        if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():
+            found.setdefault(key, tensor)
+    return list(found.values())

@@ -25,12 +25,8 @@ class Roofline:
             raise ValueError(f"peaks must be positive: {self}")
 
     def estimate_us(self, flops: float, bytes_moved: float) -> float:
-        """The estimated time of one call in µs.
-
-        Args:
-            flops: 2 per multiply-add.
-            bytes_moved: read plus written.
-        """
+        """The estimated time of one call in µs, from its FLOPs (2 per multiply-add) and the bytes that it reads plus
+        writes."""
         return max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6 + self.launch_floor_us
 
 

@@ -12,11 +12,7 @@ SHADE = "#dbe9f6"  # for a marked range behind the data
 
 
 def check_file(path: Path) -> None:
-    """Check that a new file can be created at a path.
-
-    Raises:
-        UsageError: the path is a folder, or its parent folder does not exist.
-    """
+    """Check that a new file can be created at a path: raise `UsageError` if it is a folder or has no parent folder."""
     if not path.parent.is_dir():
         raise UsageError(f"The folder '{path.parent}' does not exist.", "Create it, or choose an existing folder.")
     if os.path.isdir(path):  # unlike Path.is_dir, accepts a name that is too long

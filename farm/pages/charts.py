@@ -56,7 +56,7 @@ def _chart(
     return {"data": data, "layout": of_chart, **({} if legend is None else {"legend": legend})}
 
 
-def _points(name: str, x: list[float], y: list[float], text: list[str], hover: str, **more: Any) -> dict[str, Any]:
+def _points(name: str, x: Sequence[Any], y: list[float], text: list[str], hover: str, **more: Any) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -211,11 +211,7 @@ def _module_text(row: LayerRow, root: str) -> str:
 
 
 def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
-    """Draw histograms: the share of the model's time at each power, and at each clock.
-
-    Args:
-        readings: reading id -> row with `power_w` and `sm_clock_mhz`.
-    """
+    """Draw histograms: the share of the model's time at each power, and at each clock of `readings` (by reading id)."""
     of_rows = [(row, readings.get(row.reading_id or "")) for row in report.tuples if row.time_us]
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)
@@ -250,14 +246,9 @@ def is_complete(report: Report) -> bool:
 
 
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
-    """Draw the sum of the tuples (y) over the whole model (x), one point per job: a chart for time, one for energy.
-
-    Only complete jobs are drawn (`is_complete`). On the diagonal, sum and whole are equal. Each pair of card
-    model and dtype has a colour.
-
-    Args:
-        reports: pairs of a report and the link to its page ("": no link).
-    """
+    """Draw the sum of the tuples (y) over the whole model (x), one point per complete job (`is_complete`): a chart for
+    time, one for energy. On the diagonal, both are equal. Each pair of card model and dtype has a colour. A report
+    comes with the link to its page ("": no link)."""
     points: dict[str, list[_Point]] = {"time": [], "energy": []}
     for report, link in reports:
         if not is_complete(report):
@@ -312,6 +303,18 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
         axes=(axis, axis),
         legend=[("sum = whole model; dotted: ± 5 %", GREY), *((group, colours[group]) for group in members)],
     )
+
+
+def history(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """Draw the time of each row of a series of `farm.report.history`, in order."""
+    times = [row["time"] for row in rows]
+    unit, factor = fitting_unit(times[-1].value, TIME)
+    names = [f"{n}: {_text(row['revision'][:12] or row['torch'])}" for n, row in enumerate(rows, 1)]
+    error = {"type": "data", "array": [time.half_width / factor for time in times], "thickness": 1}
+    values, style = [time.value / factor for time in times], {"error_y": error, "marker": {"color": COLOURS[0]}}
+    data = _points("time", names, values, names, f"%{{y:.4g}} {unit}", mode="lines+markers", **style)
+    axes = ({"type": "category"}, {"rangemode": "tozero"})
+    return _chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=axes)
 
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:

@@ -9,7 +9,10 @@ whole of all models, one page per model, all operators, the models on different 
 from __future__ import annotations
 
 import contextlib
+import csv
+import functools
 import hashlib
+import itertools
 import re
 import time
 from collections import defaultdict
@@ -25,20 +28,29 @@ from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
+from farm.report.history import SERIES
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
 from farm.requests.partial_request import command_of
 from farm.safe_text import printable
 from farm.store import tables
+from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.database import fetch_values
 from farm.types import format
 from farm.types.protocol import Protocol
-from farm.types.reading import FLAGS
 from farm.types.request import Request
 from farm.types.tuple import dtype_of_call
 from farm.verdict.evidence import Evidence
 
 _STEP = "Name an .html file in a folder that you may write to."
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@functools.cache
+def flag_meanings() -> dict[str, str]:
+    """Flag of a reading -> its meaning; `docs/method.md` has the same text."""
+    rows = csv.DictReader((_TEMPLATES / "flags.csv").read_text(encoding="utf-8").splitlines())
+    return {row["flag"]: row["meaning"] for row in rows}
 
 
 @dataclass(frozen=True)
@@ -63,9 +75,8 @@ def job_page(session: Session, report: Report) -> JobPage:
     job = session.get_one(tables.Job, report.job_id)
     peaks = Evidence(session, job, job.round).roofline
     fingerprints = [session.get_one(tables.CardRow, card.id).fingerprint for card in report.cards[:1]]
-    reading = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
     ids = [row.reading_id for row in report.tuples if row.reading_id]
-    readings = fetch_values(session, (reading.id, reading.power_w, reading.sm_clock_mhz), ids)
+    readings = fetch_values(session, (READING.id, READING.power_w, READING.sm_clock_mhz), ids)
     of_model = report.kind == "model"
     modules = layers(session, report, "module", outputs=False).rows if of_model else ()
     return JobPage(
@@ -84,24 +95,24 @@ def job_page(session: Session, report: Report) -> JobPage:
 
 
 def check_page(path: Path) -> None:
-    """Check that a page can be written to this file, before the report is computed.
-
-    Raises:
-        UsageError: plotly is missing, or the file cannot be written.
-    """
+    """Check that a page can be written to this file, before the report is computed. Raises `UsageError` if not."""
     plotly_js()
     check_file(path)
 
 
 def write_page(path: Path, pages: Sequence[JobPage]) -> None:
-    """Write one page about one or several jobs.
-
-    Raises:
-        UsageError: the file cannot be written, or plotly is missing. No partial file remains.
-    """
+    """Write one page about one or several jobs. Raises `UsageError` and leaves no partial file if it cannot be
+    written."""
     title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
     values = {"title": title, "pages": pages, "scatters": own_scatters(pages), "script": plotly_js()}
     write_whole(path, render("reports.html", **values))
+
+
+def write_history(path: Path, wanted: str, rows: list[Row]) -> None:
+    """Write a page with a chart and a table for each series of `farm.report.history`."""
+    groups = (list(some) for _, some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES]))
+    series = [(some, charts.history(some)) for some in groups]
+    write_whole(path, render("history.html", title=f"History of {wanted}", series=series, script=plotly_js()))
 
 
 def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
@@ -110,11 +121,8 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it.
-
-    Raises:
-        UsageError: the file cannot be written. No partial file remains.
-    """
+    """Write a file under a temporary name and rename it. Raises `UsageError` and leaves no partial file if that
+    fails."""
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
         unfinished.write_text(text, encoding="utf-8")
@@ -127,11 +135,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def plotly_js() -> str:
-    """Return the JavaScript of plotly.
-
-    Raises:
-        UsageError: plotly is not installed.
-    """
+    """Return the JavaScript of plotly. Raises `UsageError` if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -145,7 +149,7 @@ def render(template: str, **values: Any) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -153,7 +157,7 @@ def render(template: str, **values: Any) -> str:
         finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
     )
     environment.filters.update(
-        {name: getattr(format, name) for name in ("percent", "gap", "span", "plural")},
+        {name: getattr(format, name) for name in ("percent", "gap", "span", "plural", "day")},
         time=lambda value: format.quantity(value, format.TIME),
         energy=lambda value: format.quantity(value, format.ENERGY),
         power=lambda value: format.quantity(value, format.POWER),
@@ -161,9 +165,8 @@ def render(template: str, **values: Any) -> str:
         interval=lambda figure, units: format.interval(figure, getattr(format, units)),
         count=format.count_of,
         few=format.few,
-        day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
     )
-    return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)
+    return environment.get_template(template).render(flags=flag_meanings(), made_at_s=time.time(), **values)
 
 
 # ---- the database as a folder of pages
@@ -188,11 +191,8 @@ class ModelPage:
 
 
 def publish(session: Session, folder: Path) -> int:
-    """Write the site; an earlier site in the folder is replaced. Return the number of pages.
-
-    Raises:
-        UsageError: plotly is missing, the folder cannot be written, or it contains another program's files.
-    """
+    """Write the site; an earlier site in the folder is replaced. Return the number of pages. Raises `UsageError` if
+    plotly is missing, or if the folder cannot be written or contains another program's files."""
     script = plotly_js()
     _check_folder(folder)
     models = list(_models(session))
@@ -230,15 +230,14 @@ def _check_folder(folder: Path) -> None:
 
 def _models(session: Session) -> Iterator[ModelPage]:
     """Yield the models by name, with the newest job that has a verdict for each request and card model."""
-    job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
-    judged = sqlalchemy.select(_columns(tables.VerdictRow).job_id)
+    judged = sqlalchemy.select(VERDICT.job_id)
     found = session.execute(
-        sqlalchemy.select(job.id, variant.model, job.request_id, job.request)
-        .join(tables.ModelVariant, variant.id == job.variant_id)
-        .where(job.id.in_(judged), job.state == tables.JobState.DONE)
-        .order_by(job.created_at_s.desc(), job.id)
+        sqlalchemy.select(JOB.id, VARIANT.model, JOB.request_id, JOB.request)
+        .join(tables.ModelVariant, VARIANT.id == JOB.variant_id)
+        .where(JOB.id.in_(judged), JOB.state == tables.JobState.DONE)
+        .order_by(JOB.created_at_s.desc(), JOB.id)
     ).all()
-    cards = sqlalchemy.select(item.job_id, func.min(item.card_model)).where(item.role == "whole").group_by(item.job_id)
+    cards = sqlalchemy.select(ITEM.job_id, func.min(ITEM.card_model)).where(ITEM.role == "whole").group_by(ITEM.job_id)
     card_models = {job_id: model for job_id, model in session.execute(cards)}
     newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
     for id_, model, request_id, request in found:
@@ -260,23 +259,21 @@ def file_of(model: str) -> str:
 
 def _operators(session: Session) -> tuple[list[Row], int]:
     """The newest reading per tuple, card model, software and protocol by falling cost; and how many are omitted."""
-    reading, operator = _columns(tables.ReadingRow), _columns(tables.Operator)
-    software, protocol = _columns(tables.SoftwareRow), _columns(tables.ProtocolRow)
-    one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)
-    place = func.row_number().over(partition_by=one, order_by=reading.created_at_s.desc()).label("place")
-    ours = (reading.subject_kind == "operator", reading.simulated.is_(False))
-    placed = sqlalchemy.select(reading.id, place).where(*ours).subquery()
+    one = (READING.subject_id, READING.card_model, READING.software_id, READING.protocol_id)
+    place = func.row_number().over(partition_by=one, order_by=READING.created_at_s.desc()).label("place")
+    ours = (READING.subject_kind == "operator", READING.simulated.is_(False))
+    placed = sqlalchemy.select(READING.id, place).where(*ours).subquery()
     newest = placed.c.place == 1
     names = ("card_model", "time_us", "energy_mj", "power_w", "flags", "created_at_s")
-    of_reading = [reading[name] for name in names]
-    of_operator = operator.label, operator.short_name, operator.flops, operator.bytes_moved
+    of_reading = [READING[name] for name in names]
+    of_operator = OPERATOR.label, OPERATOR.short_name, OPERATOR.flops, OPERATOR.bytes_moved
     query = (
-        sqlalchemy.select(*of_reading, *of_operator, operator.spec, software.torch, protocol.spec.label("conditions"))
-        .join(placed, sqlalchemy.and_(placed.c.id == reading.id, newest))
-        .join(operator.id.table, operator.id == reading.subject_id)
-        .join(software.id.table, software.id == reading.software_id)
-        .join(protocol.id.table, protocol.id == reading.protocol_id)
-        .order_by(reading.time_us.desc())
+        sqlalchemy.select(*of_reading, *of_operator, OPERATOR.spec, SOFTWARE.torch, PROTOCOL.spec.label("conditions"))
+        .join(placed, sqlalchemy.and_(placed.c.id == READING.id, newest))
+        .join(OPERATOR.id.table, OPERATOR.id == READING.subject_id)
+        .join(SOFTWARE.id.table, SOFTWARE.id == READING.software_id)
+        .join(PROTOCOL.id.table, PROTOCOL.id == READING.protocol_id)
+        .order_by(READING.time_us.desc())
         .limit(MOST_OPERATORS)
     )
     rows = []
@@ -289,15 +286,10 @@ def _operators(session: Session) -> tuple[list[Row], int]:
     return rows, number - len(rows)
 
 
-def _columns(table: Any) -> Any:
-    return table.__table__.columns
-
-
 def _cards(session: Session) -> list[Row]:
     """Return one row per card model: its peaks (measured on one card), and its numbers of cards and readings."""
-    reading = _columns(tables.ReadingRow)
-    counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
-    readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
+    counted = sqlalchemy.select(READING.card_model, func.count()).where(READING.simulated.is_(False))
+    readings = {model: number for model, number in session.execute(counted.group_by(READING.card_model))}
     groups: dict[str, list[tables.CardRow]] = defaultdict(list)
     card_row = tables.CardRow
     for card in session.exec(select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))):

@@ -70,11 +70,7 @@ class Chart:
 
 
 def check_available() -> None:
-    """Check that matplotlib is installed, before the measurement that needs the drawing.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Raise `UsageError` if matplotlib is not installed, before the measurement that needs the drawing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -85,11 +81,7 @@ def check_available() -> None:
 
 
 def check_path(path: Path) -> None:
-    """Check that a drawing can be written to this file, before the measurement that needs the drawing.
-
-    Raises:
-        UsageError: matplotlib is missing, or the file cannot be written.
-    """
+    """Raise `UsageError` if a drawing cannot be written to this file, before the measurement that needs the drawing."""
     check_available()
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -162,11 +154,8 @@ def window_power_w(trace: Trace) -> float | None:
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
-    """Draw power, clocks and temperatures of one reading, with its window, throttling and other processes.
-
-    Args:
-        levels_w: name (idle, base) -> power in W, drawn as a dotted line.
-    """
+    """Draw power, clocks and temperatures of one reading, with its window, throttling and other processes. `levels_w`:
+    name (idle, base) -> power in W, drawn as a dotted line."""
     check_path(path)
     # The names of the first rank's series have no prefix.
     ranks = sorted({found[0] for name in trace.series if (found := re.match(r"rank_\d+_", name))})
@@ -269,11 +258,8 @@ def _draw_bars(axis: Any, chart: Chart) -> None:
 
 
 def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:
-    """Draw predicted against measured time by operator family, and the errors of each family of models.
-
-    Raises:
-        UsageError: matplotlib is missing, or the file cannot be written.
-    """
+    """Draw predicted against measured time by operator family, and the errors of each family of models. Raises
+    `UsageError` if the file cannot be drawn (`check_path`)."""
     check_path(path)
     import numpy as np
 
@@ -305,11 +291,8 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
 
 
 def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
-    """Draw a model's time over a size (``batch`` or ``length``), with its interval.
-
-    Raises:
-        UsageError: see `draw_evaluation`.
-    """
+    """Draw a model's time over a size (``batch`` or ``length``), with its interval. Raises the errors of
+    `check_path`."""
     check_path(path)
     level = min(one.level for one in found)
     sizes, rows = [getattr(one.variant, over) for one in found], []

@@ -16,6 +16,7 @@ from farm.models import catalog
 from farm.operators.roofline import Roofline
 from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
+from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.database import fetch_values
 from farm.types.protocol import Placement, Variant
 from farm.verdict.aggregate import aggregate
@@ -45,10 +46,8 @@ class OwnerRow:
 
 @dataclass(frozen=True)
 class OwnerGroup:
-    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or optimizer.
-
-    Figures are None if one of the tuples is not measured. ``parts_us`` has only the parts that occur.
-    """
+    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or optimizer. Figures
+    are None if one of the tuples is not measured. ``parts_us`` has only the parts that occur."""
 
     name: str
     parts_us: Mapping[str, float | None]
@@ -58,11 +57,7 @@ class OwnerGroup:
 
 
 def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
-    """Return the rows of a training step, the most expensive owner first; () for a forward pass.
-
-    Args:
-        data: the data class that all calls of the step are measured with.
-    """
+    """Return the rows of a training step, the most expensive owner first. `data` is the data class of all its calls."""
     call = tables.Call
     query = (
         select(call.owner, call.part, call.operator_id, func.count())
@@ -140,15 +135,13 @@ class PlacementRow:
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned order."""
-    protocol = tables.ProtocolRow.__table__.columns  # type: ignore[attr-defined]
-    operator = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     session, readings = evidence.session, evidence.readings
     labels = {part.operator_id: part.label for part in reversed(evidence.parts)}
     calls: Counter[str] = Counter()
     for part in evidence.parts:
         calls[part.operator_id] += part.count
-    protocols = fetch_values(session, (protocol.id, protocol.spec), (item.protocol_id for item in evidence.items))
-    operators = fetch_values(session, (operator.id, operator.spec), labels)
+    protocols = fetch_values(session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in evidence.items))
+    operators = fetch_values(session, (OPERATOR.id, OPERATOR.spec), labels)
     groups: dict[str, list[tuple[Any, str, Any]]] = defaultdict(list)  # tuple -> items with placement and data class
     for item in evidence.items:
         if item.role == "tuple" and item.subject_id in labels:
@@ -189,10 +182,8 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
 
 
 def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Name the tensors of a placement: parameters by name, other inputs and outputs by number.
-
-    Return "all" for the placement with all inputs and `most` tensors (the largest number among the tuple's placements).
-    """
+    """Name the tensors of a placement: parameters by name, other inputs and outputs by number. Return "all" for the
+    placement with all inputs and `most` tensors (the largest number among the tuple's placements)."""
     placement = Placement.parse(word)
     named: dict[int, str] = {}
     for tensor in tensors:
@@ -243,14 +234,9 @@ class AllLayers:
 
 
 def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) -> AllLayers | None:
-    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
-
-    The calls come from a capture of the complete model, made when the job was planned. The cost of a call is its cost
-    in the job's own sum. The gap of the measured layers shows how accurate this sum is.
-
-    Returns:
-        None if there is no capture of the complete model.
-    """
+    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole. None if
+    there is no capture of the complete model, which is made when the job is planned. The cost of a call is its cost in
+    the job's own sum. The gap of the measured layers shows how accurate this sum is."""
     whole = replace(variant, layers=0)
     wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch, capture.card_model)
     if not wanted:

@@ -25,6 +25,7 @@ from farm.exchange.filters import Filters, parse, select_readings
 from farm.report import operators as kernels
 from farm.report.report import Report, build
 from farm.store import tables
+from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.content import counts, placed_calls
 from farm.store.database import fetch, fetch_values
 from farm.types.fields import names_of
@@ -33,13 +34,6 @@ from farm.types.protocol import Variant
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
-_READING, _OPERATOR, _PROTOCOL, _SOFTWARE, _VARIANT, _JOB, _ITEM, _VERDICT = (
-    table.__table__.c  # type: ignore[union-attr]
-    for table in (
-        *(tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow, tables.ModelVariant),
-        *(tables.Job, tables.Item, tables.VerdictRow),
-    )
-)
 Weights = Literal["own calls", "calls of A", "calls of B", "once"]
 
 
@@ -87,31 +81,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """The comparison of one whole model, sum, operator type or tuple. Time in µs, energy in mJ.
-
-    Attributes:
-        calls, tuples: the number of calls and tuples in A's figures. `b_calls`, `b_tuples`: in B's figures.
-        time, energy: the cost of all calls.
-        a_share, b_share: share of the side's sum (time), with the side's own number of calls.
-        a_coverage, b_coverage: share of the time that the row would have with all tuples of the side.
-        covers: what the row covers, in words; "" if it covers everything.
-        a_job, b_job: the jobs of the verdicts, for a whole or a sum.
-    """
+    """The comparison of one whole model, sum, operator type or tuple. Time in µs, energy in mJ."""
 
     name: str
     operator: str
-    calls: int
+    calls: int  # in A's figures
     tuples: int
-    time: Difference
+    time: Difference  # of all calls
     energy: Difference
     b_calls: int = 0
     b_tuples: int = 0
-    a_share: float | None = None
+    a_share: float | None = None  # of the side's sum (time), with the side's own number of calls
     b_share: float | None = None
-    a_coverage: float | None = None
+    a_coverage: float | None = None  # share of the time that the row would have with all tuples of the side
     b_coverage: float | None = None
-    covers: str = ""
-    a_job: str = ""
+    covers: str = ""  # what the row covers, in words; "" if it covers everything
+    a_job: str = ""  # the job of the verdict, for a whole or a sum
     b_job: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -125,15 +110,10 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class ComparedKernels:
-    """A part of a model in an eager and a compiled job, or in two compiled jobs.
+    """A part of a model in an eager and a compiled job, or in two compiled jobs."""
 
-    Attributes:
-        modules: the module paths (``*``: several numbers); () for the calls of a side that have no match.
-        a_operators, b_operators: operator type -> number of calls.
-    """
-
-    modules: tuple[str, ...]
-    a_operators: Mapping[str, int]
+    modules: tuple[str, ...]  # the module paths (*: several numbers); () for the calls of a side that have no match
+    a_operators: Mapping[str, int]  # operator type -> number of calls
     b_operators: Mapping[str, int]
     row: ComparedRow
 
@@ -263,20 +243,14 @@ Rows = Sequence[SideTuple]
 
 
 def compare(session: Session, first: str, second: str) -> SideComparison:
-    """Compare two sides.
-
-    Args:
-        first, second: a job's id or its beginning, or filters (``card=H200 torch=2.11``, see `farm.exchange.filters`).
-
-    Raises:
-        NoSuchJob, UsageError: nothing matches a side, or its readings cannot be summed.
-    """
+    """Compare two sides: each is a job's id or its beginning, or filters (``card=H200 torch=2.11``). Raises `NoSuchJob`
+    or `UsageError` if nothing matches a side, or if its readings cannot be summed."""
     a, b = _side(session, first), _side(session, second)
     if bool(a.side.job_id) != bool(b.side.job_id):
         a, b = (_measured_alone(session, side) if side.side.job_id else side for side in (a, b))
     texts: dict[str, str] = {}
     if len(a.side.dtypes) == len(b.side.dtypes) == 1 and a.side.dtypes != b.side.dtypes:
-        specs = fetch_values(session, (_OPERATOR.id, _OPERATOR.spec), (row.operator_id for row in (*a.every, *b.every)))
+        specs = fetch_values(session, (OPERATOR.id, OPERATOR.spec), (row.operator_id for row in (*a.every, *b.every)))
         texts = {id_: json.dumps(row.spec, sort_keys=True) for id_, row in specs.items()}
 
     def key(row: SideTuple, side: Side) -> str:
@@ -342,7 +316,7 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
         calls.append(placed_calls(session, capture_id, report.protocol.data) if capture_id else [])
     if all(modes):
         ids = {call.operator_id for of_side in calls for call in of_side}
-        stored = fetch_values(session, (_OPERATOR.id, _OPERATOR.parameters), ids)
+        stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), ids)
         sources = {id_: row.parameters["source"] for id_, row in stored.items() if row.parameters.get("source")}
         of_a, of_b = kernels.kernel_groups(calls[0], calls[1], sources)
     elif modes[0]:
@@ -561,12 +535,10 @@ def _of_job(session: Session, job_id: str) -> _Found:
 
 
 def _measured_alone(session: Session, found: _Found) -> _Found:
-    """Return a job's side with the figures of its readings, as a side of filters has them.
-
-    The figures of a job include the effect of neighbouring operators and of the clocks in its model.
-    """
+    """Return a job's side with the figures of its readings, as a side of filters has them. The figures of a job include
+    the effect of neighbouring operators and of the clocks in its model."""
     figures = ("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj")
-    columns = (_READING.id, *(getattr(_READING, name) for name in figures))
+    columns = (READING.id, *(getattr(READING, name) for name in figures))
     readings = fetch_values(session, columns, [row.reading_id for row in found.tuples if row.reading_id])
 
     def alone(row: SideTuple) -> SideTuple:
@@ -585,21 +557,21 @@ def _fields(variant: tables.ModelVariant) -> dict[str, Any]:
 def _of_filters(session: Session, filters: Filters) -> _Found:
     """Build a side from filters. A tuple has the mean of its readings; the half-width includes their spread."""
     selection = select_readings(session, filters, placed=False, kind="operator")
-    key = (_READING.card_model, _READING.software_id, _READING.protocol_id, _READING.subject_id, _READING.method)
+    key = (READING.card_model, READING.software_id, READING.protocol_id, READING.subject_id, READING.method)
     of = sqlalchemy.func
     query = sqlalchemy.select(
         *key,
-        of.avg(_READING.time_us).label("time_us"),
-        of.max(_READING.time_half_width_us).label("time_half_width_us"),
-        (of.max(_READING.time_us) - of.min(_READING.time_us)).label("time_spread_us"),
-        of.avg(_READING.energy_mj).label("energy_mj"),
-        of.max(_READING.energy_half_width_mj).label("energy_half_width_mj"),
-        (of.max(_READING.energy_mj) - of.min(_READING.energy_mj)).label("energy_spread_mj"),
-        of.count(_READING.energy_mj).label("with_energy"),
+        of.avg(READING.time_us).label("time_us"),
+        of.max(READING.time_half_width_us).label("time_half_width_us"),
+        (of.max(READING.time_us) - of.min(READING.time_us)).label("time_spread_us"),
+        of.avg(READING.energy_mj).label("energy_mj"),
+        of.max(READING.energy_half_width_mj).label("energy_half_width_mj"),
+        (of.max(READING.energy_mj) - of.min(READING.energy_mj)).label("energy_spread_mj"),
+        of.count(READING.energy_mj).label("with_energy"),
         of.count().label("readings"),
-        of.min(_READING.card_id).label("card_id"),
-        of.max(_READING.card_id).label("other_card_id"),
-    ).where(_READING.subject_kind == "operator")
+        of.min(READING.card_id).label("card_id"),
+        of.max(READING.card_id).label("other_card_id"),
+    ).where(READING.subject_kind == "operator")
     found = [
         row
         for conditions in selection.where()
@@ -609,7 +581,7 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
     if not found and not models:
         raise UsageError(f"No readings match '{filters}'.", "`farm lookup` shows the readings.")
     data, torches = _compatible(session, filters, [*found, *wholes])
-    wanted = (_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label, _OPERATOR.spec)
+    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.label, OPERATOR.spec)
     operators = fetch_values(session, wanted, (row.subject_id for row in found))
     rows = []
     for row in found:
@@ -635,13 +607,13 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     coverage, then by age: the largest coverage and the newest come last."""
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
-        *(_JOB.id.label("job_id"), _JOB.title, _JOB.variant_id, _VERDICT.id, _VERDICT.coverage, _VERDICT.created_at_s),
-        *(_READING[name] for name in ("card_model", "card_id", "software_id", "protocol_id", "method")),
+        *(JOB.id.label("job_id"), JOB.title, JOB.variant_id, VERDICT.id, VERDICT.coverage, VERDICT.created_at_s),
+        *(READING[name] for name in ("card_model", "card_id", "software_id", "protocol_id", "method")),
     )
     query = query.where(
-        *(_ITEM.role == "whole", _ITEM.reading_id == _READING.id, _JOB.id == _ITEM.job_id),
-        *(_VERDICT.job_id == _JOB.id, _READING.subject_kind == "variant"),
-        _READING.subject_id.in_(sqlalchemy.select(_VARIANT.id)),  # by its index, not through all readings of a card
+        *(ITEM.role == "whole", ITEM.reading_id == READING.id, JOB.id == ITEM.job_id),
+        *(VERDICT.job_id == JOB.id, READING.subject_kind == "variant"),
+        READING.subject_id.in_(sqlalchemy.select(VARIANT.id)),  # by its index, not through all readings of a card
     )
     rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
     variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
@@ -661,7 +633,7 @@ def _dtype(spec: Mapping[str, Any]) -> str | None:
 
 def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tuple[dict[str, str], set[str]]:
     """Return protocol id -> data class, and the torch versions. Raise `UsageError` if readings cannot be mixed."""
-    protocols = fetch_values(session, (_PROTOCOL.id, _PROTOCOL.spec), (row.protocol_id for row in found))
+    protocols = fetch_values(session, (PROTOCOL.id, PROTOCOL.spec), (row.protocol_id for row in found))
     software = fetch(session, tables.SoftwareRow, (row.software_id for row in found)).values()
     specs = {id_: dict(row.spec) for id_, row in protocols.items()}
     data = {id_: str(spec.pop("data", "normal")) for id_, spec in specs.items()}
@@ -669,7 +641,7 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
     for name in sorted({name for spec in specs.values() for name in spec}):
         values = {str(spec.get(name)) for spec in specs.values()}
         fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))
-    for name in (column.name for column in _SOFTWARE if column.name != "id"):
+    for name in (column.name for column in SOFTWARE if column.name != "id"):
         values = {str(getattr(row, name)) for row in software}
         example = f"{name}={max(values)}" if name != "platform" else "the id of a card, card=GPU-..."
         fields.append((f"versions of {name}", values, example))

@@ -122,6 +122,12 @@ class JudgedRow:
         change, least = self.change * 100, self.low * 100
         return f"{self.quantity} of {self.name}: {change:+.1f} %, at least {least:+.1f} %{share}"
 
+    @property
+    def cells(self) -> list[str]:
+        """A, B, the change and its bounds, for people."""
+        sides = (in_unit(side, TIME if self.quantity == "time" else ENERGY) for side in (self.a, self.b))
+        return [*sides, *(f"{change * 100:+.1f} %" for change in (self.change, self.low, self.high))]
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -155,10 +161,8 @@ class Judgement:
         lines = [f"**{outcome.rstrip('.')}**{limit}. A: `{a}`, B: `{b}`.", ""]
         lines += ["| row | A | B | change | at least | at most | |", "| --- | ---: | ---: | ---: | ---: | ---: | --- |"]
         for row in sorted(self.rows, key=lambda row: not row.fails):
-            units = TIME if row.quantity == "time" else ENERGY
-            cells = [in_unit(side, units) for side in (row.a, row.b)]
-            cells += [f"{change * 100:+.1f} %" for change in (row.change, row.low, row.high)]
-            lines.append(f"| {row.quantity} of {row.name} | {' | '.join(cells)} | {'**fail**' if row.fails else ''} |")
+            outcome = "**fail**" if row.fails else ""
+            lines.append(f"| {row.quantity} of {row.name} | {' | '.join(row.cells)} | {outcome} |")
         return "\n".join(lines)
 
     def junit(self) -> str:

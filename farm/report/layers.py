@@ -24,6 +24,7 @@ from farm.errors import TupleRejected, UsageError
 from farm.report.report import Report
 from farm.safe_text import printable
 from farm.store import tables
+from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import fetch_values
 from farm.types.label import call_of
@@ -119,15 +120,9 @@ class _LayerCall:
 
 
 def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
-    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules as a tree.
-
-    Args:
-        depth: the number of module levels to show. Deeper modules count in the module above them.
-        outputs: True: find the sizes of outputs. This imports torch and runs each new tuple on empty tensors.
-
-    Raises:
-        UsageError: modules are requested for a sweep.
-    """
+    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules as a tree. Modules
+    below the level `depth` count in the module above them. With `outputs`, find the sizes of outputs: this imports
+    torch and runs each new tuple on empty tensors. Raises `UsageError` if modules are requested for a sweep."""
     if by == "module" and report.kind == "sweep":
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
@@ -162,8 +157,7 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
         placed = placed_calls(session, place.capture_id, report.protocol.data)
     else:
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(by_key)]
-    table = tables.Operator.__table__.columns  # type: ignore[attr-defined]
-    wanted = (table.id, table.short_name, table.spec, table.output_shapes)
+    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
     stored = fetch_values(session, wanted, [call.operator_id for call in placed])
     specs: dict[str, OperatorTuple] = {}
     for row in stored.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections import Counter
 from collections.abc import Mapping
@@ -15,19 +14,16 @@ from sqlmodel import Session, col, select
 from farm.errors import UsageError, did_you_mean
 from farm.exchange.filters import Filters, Selection, select_readings
 from farm.store import tables
+from farm.store.columns import OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
 from farm.store.database import read_clock_s
+from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Trace
 
 Sort = Literal["time", "energy", "power", "age"]
 
-_READING, _OPERATOR, _VARIANT, _SOFTWARE, _PROTOCOL = (
-    table.__table__.c  # type: ignore[union-attr]
-    for table in (tables.ReadingRow, tables.Operator, tables.ModelVariant, tables.SoftwareRow, tables.ProtocolRow)
-)
-_BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}
-_OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
+_BY = {"time": READING.time_us, "energy": READING.energy_mj, "power": READING.power_w, "age": READING.created_at_s}
 
 
 @dataclass(frozen=True)
@@ -66,26 +62,21 @@ class LookupRow:
 def lookup(
     session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20
 ) -> tuple[tuple[LookupRow, ...], int]:
-    """Return the first `limit` matching readings in the given order, and the number of all matching readings.
-
-    The most expensive readings come first (if sorted by age: the newest); readings without the value come last. Whole
-    models are included only if a filter is about a model.
-
-    Raises:
-        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or `sort` is unknown.
-    """
+    """Return the first `limit` matching readings in the given order, and the number of all matching readings. The most
+    expensive readings come first (if sorted by age: the newest); readings without the value come last. Whole models are
+    included only if a filter is about a model. Raises `UsageError` if `sort` is unknown; see also `select_readings`."""
     if sort not in _BY:
         step = did_you_mean(sort, _BY) or f"Choose one of {', '.join(_BY)}."
         raise UsageError(f"Readings cannot be sorted by '{sort}'.", step)
     selection = select_readings(session, filters, placed=False)
     whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)
     if not whole and selection.subject_ids is None:
-        selection = Selection((*selection.conditions, _READING.subject_kind == "operator"), None)
+        selection = Selection((*selection.conditions, READING.subject_kind == "operator"), None)
     total, most, by = 0, dict[str, float | None](), _BY[sort]
     # One pass over the readings: the first `limit` of them are of the `limit` subjects with the largest values.
     for conditions in selection.where():
-        of_subject = (_READING.subject_id, sqlalchemy.func.count(), sqlalchemy.func.max(by))
-        query = sqlalchemy.select(*of_subject).where(*conditions).group_by(_READING.subject_id)
+        of_subject = (READING.subject_id, sqlalchemy.func.count(), sqlalchemy.func.max(by))
+        query = sqlalchemy.select(*of_subject).where(*conditions).group_by(READING.subject_id)
         for subject_id, number, largest in session.execute(query):
             total += number
             most[subject_id] = largest
@@ -94,8 +85,8 @@ def lookup(
     best = list[Any]()
     # Select ids first: an index has the sorted column, and complete rows are long.
     for conditions in Selection(selection.conditions, tuple(subject_ids)).where():
-        first = sqlalchemy.select(_READING.id, by).where(*conditions)
-        best += session.execute(first.order_by(by.desc().nulls_last(), _READING.id).limit(limit)).all()
+        first = sqlalchemy.select(READING.id, by).where(*conditions)
+        best += session.execute(first.order_by(by.desc().nulls_last(), READING.id).limit(limit)).all()
     chosen = heapq.nsmallest(limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0]))
     found = _rows(session, [row[0] for row in chosen])
     return tuple(found[row[0]] for row in chosen), total
@@ -105,23 +96,23 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
     names = LookupRow.__dataclass_fields__
     query = (
         sqlalchemy.select(
-            _READING.id.label("reading_id"),
-            _READING.subject_id,
-            *(_READING[name] for name in names if name in _READING),
-            *(_OPERATOR[name] for name in ("short_name", "label")),
-            sqlalchemy.func.coalesce(_OPERATOR.flops, _VARIANT.flops, 0).label("flops"),
-            sqlalchemy.func.coalesce(_OPERATOR.bytes_moved, _VARIANT.bytes_moved, 0).label("bytes_moved"),
-            *(_SOFTWARE[name] for name in ("torch", "driver")),
-            *(_PROTOCOL[name] for name in ("launch", "residency")),
-            _PROTOCOL.data.label("data_class"),
-            *(_VARIANT[name] for name in _OF_VARIANT),
+            READING.id.label("reading_id"),
+            READING.subject_id,
+            *(READING[name] for name in names if name in READING),
+            *(OPERATOR[name] for name in ("short_name", "label")),
+            sqlalchemy.func.coalesce(OPERATOR.flops, VARIANT.flops, 0).label("flops"),
+            sqlalchemy.func.coalesce(OPERATOR.bytes_moved, VARIANT.bytes_moved, 0).label("bytes_moved"),
+            *(SOFTWARE[name] for name in ("torch", "driver")),
+            *(PROTOCOL[name] for name in ("launch", "residency")),
+            PROTOCOL.data.label("data_class"),
+            *(VARIANT[name] for name in names_of(Variant)),
         )
         .select_from(tables.ReadingRow)
-        .join(tables.SoftwareRow, _SOFTWARE.id == _READING.software_id)
-        .join(tables.ProtocolRow, _PROTOCOL.id == _READING.protocol_id)
-        .outerjoin(tables.Operator, _OPERATOR.id == _READING.subject_id)
-        .outerjoin(tables.ModelVariant, _VARIANT.id == _READING.subject_id)
-        .where(_READING.id.in_(ids))
+        .join(tables.SoftwareRow, SOFTWARE.id == READING.software_id)
+        .join(tables.ProtocolRow, PROTOCOL.id == READING.protocol_id)
+        .outerjoin(tables.Operator, OPERATOR.id == READING.subject_id)
+        .outerjoin(tables.ModelVariant, VARIANT.id == READING.subject_id)
+        .where(READING.id.in_(ids))
     )
     now_s, found, rows = read_clock_s(session), {}, session.execute(query).mappings().all()
     wholes = {row["subject_id"]: _variant(row) for row in rows if row["label"] is None and row["model"] is not None}
@@ -160,11 +151,8 @@ class TracedReading:
 
 
 def find_traced(session: Session, beginning: str) -> TracedReading:
-    """Return the one reading whose id starts with `beginning`, with its time series.
-
-    Raises:
-        UsageError: `beginning` is empty, no reading or several match, or the reading has no time series.
-    """
+    """Return the one reading whose id starts with `beginning`, with its time series. Raises `UsageError` if not exactly
+    one reading matches, or if it has no time series."""
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
         raise UsageError("The id of the reading is empty.", where)
@@ -200,4 +188,4 @@ def _label(session: Session, reading: tables.ReadingRow) -> str:
 
 
 def _variant(row: Any) -> Variant:
-    return Variant(**{name: row[name] for name in _OF_VARIANT})
+    return Variant(**{name: row[name] for name in names_of(Variant)})

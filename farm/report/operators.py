@@ -15,6 +15,7 @@ from farm.errors import FarmError
 from farm.estimation.readings import tuples_of
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
+from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import fetch_values
 from farm.types.format import count_of, percent
@@ -26,7 +27,6 @@ from farm.verdict.verdict import TupleRow
 # A kernel has room for improvement if it has at least this share of the sum, and less than this share of the roofline.
 LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
 
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -68,15 +68,8 @@ class Operators:
 
 
 def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
-    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing.
-
-    Args:
-        roofline: the peaks for estimating the cost shares; None: the peaks of a generic GPU.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
-        CaptureError: the model could not be extracted.
-    """
+    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing. The cost shares are
+    estimates for a generic GPU without a `roofline`. Raises `CaptureError` and the errors of `farm.models.catalog`."""
     from farm.training.extract import extract
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
@@ -96,10 +89,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
     """Return the stored kernels and library calls of a compiled variant, of the card model that compiled it last.
-
-    Raises:
-        NoReadings: no card has compiled it.
-    """
+    Raises `NoReadings` if no card has compiled it."""
     capture = tables.Capture
     observed = select(capture).where(capture.variant_id == variant.id, col(capture.compiled).is_not(None))
     found = session.exec(observed.order_by(col(capture.id).desc())).first()
@@ -125,24 +115,18 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A generated kernel or a library call of a compiled model. Time and rates are for one call.
-
-    Attributes:
-        fused: names of the aten operators that a generated kernel computes.
-        modules: paths of the modules that the kernel was fused from; ``*`` stands for several numbers.
-        roofline_share: the time at the card's peak rates, as a share of the time. Above 1: the data was in the cache.
-    """
+    """A generated kernel or a library call of a compiled model. Time and rates are for one call."""
 
     operator_id: str
     operator: str
-    fused: tuple[str, ...]
-    modules: tuple[str, ...]
+    fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
+    modules: tuple[str, ...]  # paths of the modules that the kernel was fused from; * stands for several numbers
     calls: int
     time_us: float | None
     time_share: float | None
     bytes_per_s: float | None
     flops_per_s: float | None
-    roofline_share: float | None
+    roofline_share: float | None  # the time at the card's peak rates / the time; above 1: the data was in the cache
 
     @property
     def improvable(self) -> bool:
@@ -191,7 +175,7 @@ def compiled_job(
     calls = select(tables.Call.operator_id, tables.Call.module_path).where(tables.Call.capture_id == capture.id)
     for operator_id, path in session.exec(calls.order_by(col(tables.Call.call_index))):
         paths[operator_id] += paths_of(path)
-    stored = fetch_values(session, (_OPERATOR.id, _OPERATOR.parameters), paths)
+    stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), paths)
     total_us = sum(row.total_us for row in tuples)
     rows = []
     for row in sorted(tuples, key=lambda row: (-row.total_us, -row.calls * row.estimated_us)):
@@ -232,14 +216,10 @@ def shortened(paths: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass
 class Group:
-    """Calls of A and B that compute the same part of a model. No call is in two groups.
+    """Calls of A and B that compute the same part of a model. No call is in two groups."""
 
-    Attributes:
-        modules: module paths as in `KernelRow`. a, b: (tuple id, data class) -> number of calls.
-    """
-
-    modules: tuple[str, ...]
-    a: Counter[tuple[str, str]]
+    modules: tuple[str, ...]  # as in `KernelRow`
+    a: Counter[tuple[str, str]]  # (tuple id, data class) -> number of calls
     b: Counter[tuple[str, str]]
 
 
@@ -282,10 +262,7 @@ def _full_paths(paths: Iterable[str]) -> dict[str, str]:
 
 def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
     """Return the group of each launch of two compiled models: by the kernel's source, else by the module paths.
-
-    Args:
-        sources: tuple id -> the hash of the kernel's source; absent for library calls.
-    """
+    `sources`: tuple id -> the hash of the kernel's source; absent for library calls."""
     of_a, of_b = ({sources.get(call.operator_id, call.operator_id) for call in calls} for calls in (a, b))
 
     def group(call: PlacedCall) -> str | None:

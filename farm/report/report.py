@@ -177,11 +177,8 @@ class Report:
 
 
 def build(session: Session, job_id: str, number: int | None = None) -> Report:
-    """Compute the report of a job, for round `number` or (None) the newest round.
-
-    Raises:
-        NoSuchJob: there is no job with that id, or the job has no such round.
-    """
+    """Compute the report of a job, for round `number` or (None) the newest round. Raises `NoSuchJob` without such a
+    round."""
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
@@ -385,7 +382,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         if verdict.parts:
             tuples = f"{verdict.measured} of {verdict.parts} tuples"
             yield "coverage", f"{percent(verdict.coverage)} of the estimated cost; {tuples}"
-        yield "intervals", f"95 %. {_systematic(verdict)}"
+        yield "intervals", f"95 %. {_systematic(verdict)}{_between_jobs(verdict)}"
     if tokens := str(report.per_token):
         yield "tokens", tokens
     if report.all_layers is not None:
@@ -460,6 +457,13 @@ def _neighbours(verdict: Verdict) -> str:
     return (
         f"timing each tuple among its neighbours instead of alone changes the sum by {share * 100:+z.1f} %; {weights}"
     )
+
+
+def _between_jobs(verdict: Verdict) -> str:
+    if not verdict.between_jobs_time:
+        return ""
+    shares = f"± {percent(verdict.between_jobs_time)} in time and ± {percent(verdict.between_jobs_energy)} in energy"
+    return f" The gaps also include {shares}, by which the gaps of one model differ between jobs."
 
 
 def _systematic(verdict: Verdict) -> str:

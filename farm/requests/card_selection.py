@@ -14,13 +14,8 @@ AnyCard = TypeVar("AnyCard", bound=CardLike)
 
 
 def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
-    """Return the cards that the ``--card`` options select (see `matching_cards`).
-
-    Default: all cards of the most frequent model, GPUs before CPUs. Models are not mixed, because their sums differ.
-
-    Raises:
-        NoSuchCard: no card matches; the error lists the cards.
-    """
+    """Return the cards that the ``--card`` options select (see `matching_cards`); raise `NoSuchCard` if there are none.
+    Default: all cards of the most frequent model, GPUs before CPUs. Models are not mixed, because their sums differ."""
     if not wanted:
         groups = list(by_model(cards).values())
         if not groups:

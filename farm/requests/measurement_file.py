@@ -99,15 +99,9 @@ def _entry_models() -> dict[str, type[BaseModel]]:
 
 
 def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
-    """Read measurement files. Return their requests in order, without duplicates, one for each combination of values.
-
-    Args:
-        paths: the files; "-" is standard input.
-        check_model: called with each model's name. If it raises a `FarmError`, file and line are added to the error.
-
-    Raises:
-        MeasurementFileError: a file cannot be read or is malformed; the message starts with ``file:line: key``.
-    """
+    """Read measurement files ("-": standard input). Return their requests in order, without duplicates, one for each
+    combination of values. `check_model` is called with each model's name. Raises `MeasurementFileError` with
+    ``file:line: key`` if a file cannot be read or is malformed, or if `check_model` raises a `FarmError`."""
     found: dict[str, PartialRequest] = {}
     for path in dict.fromkeys(map(str, paths)):
         for request in parse(_read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model):

@@ -13,16 +13,16 @@ from farm.errors import UsageError
 from farm.models import catalog
 from farm.requests.card_selection import CardLike
 from farm.types.protocol import Variant
+from farm.types.tuple import DTYPES
 
 # The largest input per sample in the catalog: 16 video frames with 3 colour planes.
 _MOST_PLANES = 3 * 16
 _MOST_OF_A_TOKEN = 16  # values per token: ids, masks and decoder inputs
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Room:
-    """The least memory that a variant needs. Unit: bytes."""
+    """The least memory that a variant needs on each card. Unit: bytes."""
 
     parameters: int  # parameters and buffers
     inputs: int  # inputs of the whole batch
@@ -31,10 +31,7 @@ class Room:
 
 
 def check_fits(variant: Variant, card: CardLike) -> None:
-    """
-    Raises:
-        UsageError: inputs and parameters need more memory than the card has. If that is unknown, nothing is raised.
-    """
+    """Raise `UsageError` if inputs and parameters surely need more memory than the card has."""
     if not card.memory_bytes or _surely_fits(variant, card.memory_bytes):
         return
     room = room_of(variant)
@@ -57,13 +54,7 @@ def check_fits(variant: Variant, card: CardLike) -> None:
 
 
 def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
-    """
-    Args:
-        least_bytes: lower bound of the step's peak memory, computed before it runs.
-
-    Raises:
-        UsageError: the card has less memory than this.
-    """
+    """Raise `UsageError` if the card has less memory than the step's peak needs at least, computed before it runs."""
     if 0 < card.memory_bytes < least_bytes:
         raise UsageError(
             f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: the step holds at least "
@@ -79,21 +70,19 @@ def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
     if parameters is None or variant.cache:  # own or timm model, or its cache size is unknown before it is built
         return False
     values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
-    return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
+    return values * DTYPES[variant.dtype][0] <= memory_bytes
 
 
 def room_of(variant: Variant) -> Room:
-    """Compute the memory of a variant's parameters and inputs, with the model on the meta device. Imports torch.
-
-    Raises:
-        UsageError: the model cannot be built, see `farm.models.catalog`.
-    """
+    """Compute the memory of a variant's parameters and inputs, with the model on the meta device. Imports torch. Raises
+    `UsageError` if the model cannot be built."""
     model = catalog.build(dataclasses.replace(variant, batch=1))
     # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not fit in memory.
     one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
+    parts = variant.cards if variant.data_parallel == 1 or variant.sharding == "fsdp" else 1
     return Room(
-        _bytes_of([*model.parameters(), *model.buffers()]) - cache,
+        (_bytes_of([*model.parameters(), *model.buffers()]) - cache) // parts,
         one + (variant.batch - 1) * (two - one),
         two - one,
         variant.batch * cache,
@@ -105,21 +94,15 @@ _room_of_one = functools.lru_cache(maxsize=16)(room_of)  # so a curve over batch
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The memory that one pass needs, and the memory of a card. Library workspaces are not included. Unit: bytes.
-
-    Attributes:
-        needed_bytes: None if it is certainly less than the card has. Then the values below are not computed.
-        weights_bytes: parameters and buffers.
-        cache_bytes: the cached keys and values of a prefill or decode.
-        activations_bytes: the inputs, and the tensors of the largest call. None for a training step: then
-            `needed_bytes` is a lower bound of the peak memory.
-    """
+    """The memory that one pass needs, and the memory of a card. Library workspaces are not included. Unit: bytes."""
 
     card_bytes: int
+    # None if it is certainly less than the card has; then the values below are not computed. For a training step, it is
+    # a lower bound of the peak memory, and the values below are None.
     needed_bytes: int | None = None
-    weights_bytes: int | None = None
-    cache_bytes: int | None = None
-    activations_bytes: int | None = None
+    weights_bytes: int | None = None  # parameters and buffers
+    cache_bytes: int | None = None  # the cached keys and values of a prefill or decode
+    activations_bytes: int | None = None  # the inputs, and the tensors of the largest call
 
     @property
     def cards(self) -> int:
@@ -135,16 +118,10 @@ class MemoryNeed:
 
 
 def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest_call_bytes: int) -> MemoryNeed:
-    """
-    Args:
-        card_bytes: the card's memory; must not be 0.
-        all_calls_bytes: sum of the tensors of all calls; an upper bound, because calls share tensors.
-        largest_call_bytes: activations of the largest call.
-
-    Raises:
-        FarmError: the model cannot be built or extracted.
-    """
-    parameters = (catalog.find(variant.model).parameters or 0) * _ITEM_BYTES[variant.dtype]
+    """Compute the memory that one pass needs on a card of `card_bytes` (not 0). `all_calls_bytes`: sum of the tensors
+    of all calls, an upper bound, because calls share tensors. Raises `FarmError` if the model cannot be built or
+    extracted."""
+    parameters = (catalog.find(variant.model).parameters or 0) * DTYPES[variant.dtype][0]
     if parameters + all_calls_bytes <= card_bytes:
         return MemoryNeed(card_bytes)
     if variant.step:
@@ -181,14 +158,8 @@ _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 
 
 def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
-    """
-    Args:
-        option: the command-line option, for error messages.
-        per_second: the text is a bandwidth; it may end with `/s`.
-
-    Raises:
-        UsageError: the text is not an amount of memory, or it is below 1 byte.
-    """
+    """Parse an amount of memory, or a bandwidth, which may end with `/s`. Raises `UsageError` with the name of the
+    option if the text is neither, or if it is below 1 byte."""
     found = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
     amount = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
     if not math.isfinite(amount) or amount < 1:
@@ -209,11 +180,7 @@ class Amount:
 
 
 def amounts_of(option: str, text: str) -> list[Amount]:
-    """Parse a list of amounts and shares, such as ``75%,8GB``.
-
-    Raises:
-        UsageError: an entry is neither an amount of memory nor a share.
-    """
+    """Parse a list of amounts and shares, such as ``75%,8GB``. Raises `UsageError` if an entry is neither."""
     found = []
     for word in text.split(","):
         if (percent := _SHARE.fullmatch(word)) and float(percent[1]) > 0:

@@ -57,10 +57,7 @@ def default_data(card_kind: str, alone: bool = True) -> str:
 
 def default_dtype(model: str, card_kind: str) -> str:
     """The default dtype: bfloat16 for models that generate text, except on CPUs, which rarely have bfloat16 arithmetic.
-
-    Raises:
-        UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
-    """
+    Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses it."""
     from farm.models.catalog import find
 
     return "bfloat16" if find(model).generates and card_kind != "cpu" else "float32"
@@ -96,15 +93,10 @@ GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 
 @dataclass(frozen=True, init=False)
 class PartialRequest:
-    """The fields that a user gave for one job. Other fields are None. A complete request has ``model`` or ``sweep``.
+    """The fields that a user gave for one job. Other fields are None. A complete request has ``model`` or ``sweep``."""
 
-    Attributes:
-        given: field name -> value: the fields in `GIVEN`, ``model`` and ``sweep``.
-        where: file and line of the request ("jobs.yml:12"), for messages; "" for the command line.
-    """
-
-    given: Mapping[str, Any]
-    where: str
+    given: Mapping[str, Any]  # field name -> value: the fields in `GIVEN`, `model` and `sweep`
+    where: str  # file and line of the request ("jobs.yml:12"), for messages; "" for the command line
 
     def __init__(self, *, where: str = "", **given: Any) -> None:
         if unknown := given.keys() - GIVEN.keys() - {"model", "sweep"}:
@@ -131,15 +123,9 @@ class PartialRequest:
 
 
 def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Request:
-    """Add the defaults of a kind of card. Return the complete request.
-
-    Args:
-        target: the verdict's target, if the user gave none.
-
-    Raises:
-        UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
-        UsageError: a value is not an allowed choice or is out of range; the message names it.
-    """
+    """Add the defaults of a kind of card, and `target` if the user gave none. Return the complete request. Raises
+    `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses it, and `UsageError` with the
+    name of a value that is not allowed."""
     sweep: Sweep | None = partial.sweep
     defaults = DEFAULTS[card_kind]
     split = any((partial.given.get(name) or 1) > 1 for name in ("tensor_parallel", "data_parallel", "distributed"))
@@ -195,11 +181,8 @@ def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
 
 
 def operator_names(text: str) -> tuple[str, ...]:
-    """Split "Conv2d, Linear" into names, without duplicates.
-
-    Raises:
-        UsageError: "all" or "auto" together with names, or no name at all.
-    """
+    """Split "Conv2d, Linear" into names, without duplicates. Raises `UsageError` if there is no name, or for "all" or
+    "auto" together with names."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if len(names) > 1 and (mixed := {"all", "auto"}.intersection(names)):
         raise UsageError(
@@ -211,11 +194,8 @@ def operator_names(text: str) -> tuple[str, ...]:
 
 
 def check_kernel_names(names: Iterable[str]) -> None:
-    """Check that a compiled model can have operators with these short names: kinds of kernels, and aten operators.
-
-    Raises:
-        UnknownOperator: a compiled model has no operator with one of the names.
-    """
+    """Raise `UnknownOperator` if a compiled model has no operator (a kind of kernels, or aten) with one of these
+    names."""
     names = sorted({*names})
     if not names:
         return
@@ -234,14 +214,8 @@ def check_kernel_names(names: Iterable[str]) -> None:
 
 
 def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:
-    """Check that PyTorch has operators with these short names, such as Conv2d.
-
-    Args:
-        variants: for a wrong name, operators of these models are suggested first.
-
-    Raises:
-        UnknownOperator: PyTorch has no operator with one of the names.
-    """
+    """Raise `UnknownOperator` if PyTorch has no operator with one of these short names, such as Conv2d. The error
+    suggests operators of the models `variants` first."""
     from farm.operators.sweep import RECIPES
 
     names = sorted({*names} - RECIPES.keys())  # every PyTorch has these operators; the other names need its import

@@ -39,35 +39,21 @@ _APART_BYTES = 512  # alignment of the caching allocator
 
 
 class SlowMemory(ABC):
-    """Allocates slow memory and frees it when this object is deleted.
+    """Allocates slow memory and frees it when this object is deleted."""
 
-    Attributes:
-        name: the kind of memory, for the reading.
-    """
-
-    name: str
+    name: str  # the kind of memory, for the reading
 
     @abstractmethod
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        """Allocate uninitialized memory that the card's operators can use like fast memory.
-
-        Raises:
-            Unmeasurable: out_of_memory, with the limit.
-        """
+        """Allocate uninitialized memory that the card's operators can use like fast memory. Raises `Unmeasurable`
+        (out_of_memory) with the limit."""
 
     def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - optional
-        """Check before allocating that there is room for tensors of these sizes.
-
-        Raises:
-            Unmeasurable: out_of_memory.
-        """
+        """Raise `Unmeasurable` (out_of_memory) if there is no room for tensors of these sizes; allocate nothing."""
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor.
-
-        Raises:
-            Unmeasurable: out_of_memory; the message states the available memory.
-        """
+        """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor. Raises as
+        `storage`."""
         return bytes_of(self.storage(size_bytes))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -82,20 +68,12 @@ class SlowMemory(ABC):
 
 
 def slow_memory_of(device: torch.device) -> SlowMemory:
-    """Return the slow memory of a device.
-
-    Raises:
-        Unmeasurable: not_available: the device has no slow memory.
-    """
+    """Return the slow memory of a device; raises `Unmeasurable` (not_available) if it has none."""
     return _of_gpu(device) if device.type == "cuda" else FarNode()
 
 
 def take_from_peer(device: torch.device) -> None:
-    """Use another GPU's memory as the slow memory of this process from now on.
-
-    Raises:
-        Unmeasurable: not_available: the card cannot access another GPU's memory.
-    """
+    """Use another GPU's memory as the slow memory of this process from now on; raises as `PeerMemory`."""
     global _of_gpu
     PeerMemory(device)
     _of_gpu = PeerMemory
@@ -107,10 +85,7 @@ class PinnedMemory(SlowMemory):
     name = "pinned host memory"
 
     def __init__(self, device: torch.device) -> None:
-        """
-        Raises:
-            Unmeasurable: not_available: the card cannot map host memory.
-        """
+        """Raises `Unmeasurable` (not_available) if the card cannot map host memory."""
         if not _maps_host_memory(device.index or 0):
             raise Unmeasurable("not_available", "This card cannot map the host's memory, so it has no slow memory.")
         self._device = torch.device("cuda", device.index or 0)
@@ -141,10 +116,7 @@ class PeerMemory(SlowMemory):
     name = "memory of another GPU"
 
     def __init__(self, device: torch.device) -> None:
-        """
-        Raises:
-            Unmeasurable: not_available: there is no second GPU, or the first cannot access its memory.
-        """
+        """Raises `Unmeasurable` (not_available) if there is no second GPU, or the first cannot access its memory."""
         if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
             raise Unmeasurable(
                 "not_available",
@@ -162,12 +134,11 @@ class PeerMemory(SlowMemory):
             there = torch.empty(size_bytes + _APART_BYTES, dtype=torch.uint8, device=self._peer)
         except torch.OutOfMemoryError as error:
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._peer)
-            raise Unmeasurable(
-                "out_of_memory",
+            text = (
                 f"{count_of(size_bytes, 'B')} cannot be allocated on the other GPU: {count_of(free_bytes, 'B')} of its "
-                f"{count_of(all_bytes, 'B')} are free.",
-                "Choose a smaller batch.",
-            ) from error
+                f"{count_of(all_bytes, 'B')} are free."
+            )
+            raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.") from error
         self._held.append(there)
         # The address must differ from the block's address, by which the caching allocator finds the block to free.
         return _storage_at(there.data_ptr() + _APART_BYTES, size_bytes, self._device)
@@ -184,12 +155,11 @@ def _storage_at(address: int, size_bytes: int, device: torch.device) -> torch.Un
 def cannot_pin(size_bytes: int) -> Unmeasurable:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     limit_text = "unlimited" if limit == resource.RLIM_INFINITY else count_of(limit, "B")
-    return Unmeasurable(
-        "out_of_memory",
+    text = (
         f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(free_bytes(_HOST), 'B')} are "
-        f"available, and the limit of locked memory (`ulimit -l`) is {limit_text}.",
-        "Raise the limit, free memory on the host, or choose a smaller batch.",
+        f"available, and the limit of locked memory (`ulimit -l`) is {limit_text}."
     )
+    return Unmeasurable("out_of_memory", text, "Raise the limit, free memory on the host, or choose a smaller batch.")
 
 
 def _maps_host_memory(index: int) -> bool:
@@ -211,10 +181,7 @@ class FarNode(SlowMemory):
     """Memory of the NUMA node that is farthest from the cores of this process."""
 
     def __init__(self, nodes: Path = NODES) -> None:
-        """
-        Raises:
-            Unmeasurable: not_available: there is only one node, or no libnuma.
-        """
+        """Raises `Unmeasurable` (not_available) if there is only one node, or no libnuma."""
         node = farthest_node(nodes)
         if node is None:
             raise Unmeasurable("not_available", ONE_NODE)
@@ -254,17 +221,13 @@ class Mover:
 
     `come` copies back only what `go` copied out. If the period crosses the end of the step, the first run therefore
     skips `come`.
-
-    Attributes:
-        room: the tensor's bytes in fast memory; None if the tensor is not in fast memory, so that it is not moved.
-        away: True while slow memory has the tensor's only valid values.
     """
 
     def __init__(self, move: Move, host: torch.Tensor, device: torch.device) -> None:
         """``host`` is slow memory of the tensor's size, from `SlowMemory.host_bytes`."""
         self.move, self._host, self._device = move, host, device
-        self.room: torch.Tensor | None = None
-        self.away = False
+        self.room: torch.Tensor | None = None  # its bytes in fast memory; None if they are elsewhere: it is not moved
+        self.away = False  # True while slow memory has the tensor's only valid values
         self._done = [torch.cuda.Event() for _ in (OUT, BACK)] if device.type == "cuda" else []
 
     def found(self, storage: torch.UntypedStorage | None) -> None:
@@ -318,13 +281,8 @@ def wire_beside(
     step_us: Callable[[Callable[[], None] | None], float], memory: SlowMemory, device: torch.device
 ) -> Wire:
     """Measure the bandwidth of copies of 64 MiB: out, back and both at once; without a step and during a step.
-
-    Args:
-        step_us: returns the time of the step in us, and calls its argument repeatedly during the step.
-
-    Raises:
-        Unmeasurable: out_of_memory: there is no memory for the copies.
-    """
+    ``step_us`` returns the time of the step in us, and calls its argument repeatedly during the step. Raises
+    `Unmeasurable` (out_of_memory)."""
     without_us = step_us(None)
     ends = []  # target and source, for each direction
     for way in (OUT, BACK):

@@ -29,8 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.encoding import storage_key, tensors_in
-from farm.operators.rebuild import Rebuilt
-from farm.operators.replay import new_storages
+from farm.operators.rebuild import Rebuilt, new_storages
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.types.protocol import Placement
 from farm.types.reading import Details
@@ -56,14 +55,8 @@ class Outputs:
 
 
 def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:
-    """Put tensors of an operator in slow memory, as a placement selects them.
-
-    Args:
-        memory: the slow memory to use. Default: the slow memory of the operator's device.
-
-    Raises:
-        Unmeasurable: rejected (the operator has no such input), not_available or out_of_memory.
-    """
+    """Put tensors of an operator in slow memory, as a placement selects them; by default in that of the operator's
+    device. Raises `Unmeasurable`: rejected (the operator has no such input), not_available or out_of_memory."""
     memory = memory or slow_memory_of(rebuilt.device)
     if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
         count = len(rebuilt.storages)
@@ -77,14 +70,8 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
 
 
 def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
-    """Find out how to write outputs of an operator to slow memory.
-
-    Args:
-        wanted: the numbers of the outputs.
-
-    Raises:
-        Unmeasurable: not_available: the operator has no such output, or cannot write it to memory of the caller.
-    """
+    """Find out how to write the ``wanted`` outputs (numbers) of an operator to slow memory. Raises `Unmeasurable`
+    (not_available) if the operator has no such output, or cannot write it to memory of the caller."""
     with _Watching() as watched:
         output = rebuilt.run()
     outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))
@@ -231,7 +218,6 @@ _RULES: Mapping[Any, Callable[..., Write | None]] = {
     ),
 }
 
-
 _SEGMENT_BYTES = 20 * 2**20  # the caching allocator's request for a tensor between 1 and 10 MiB
 _ALIGNED_BYTES = 2 * 2**20
 _SETTLES = 3
@@ -310,9 +296,8 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     sizes = [size for _, size in first.requests]
     del there, first
     if None in places:
-        raise Unmeasurable(
-            "not_available", "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
-        )
+        text = "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
+        raise Unmeasurable("not_available", text)
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
     def separated(output: object, one: Rebuilt) -> bool:

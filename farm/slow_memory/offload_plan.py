@@ -130,10 +130,7 @@ def plan_offload(
     moves_bytes_per_s: float | None = None,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> OffloadPlans:
-    """Plan a step for each amount of fast memory.
-
-    Args:
-        moves_bytes_per_s: bandwidth of moves in each direction; None: no tensor is moved.
+    """Plan a step for each amount of fast memory. Without ``moves_bytes_per_s``, no tensor is moved.
 
     Raises:
         UsageError: an amount is less than the largest operator needs, SciPy is not installed, or the solver found no
@@ -301,17 +298,13 @@ class Constraint:
 
 
 def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: float) -> Any:
-    """Raises:
-    UsageError: SciPy is not installed.
-    """
+    """Solve an integer program whose variables are 0 or 1; raises `UsageError` if SciPy is not installed."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
     except ImportError as error:
-        raise UsageError(
-            "Plans for slow memory need SciPy, which is not installed.",
-            "Install it with `pip install 'operator-farm[placement]'`.",
-        ) from error
+        text = "Plans for slow memory need SciPy, which is not installed."
+        raise UsageError(text, "Install it with `pip install 'operator-farm[placement]'`.") from error
     places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
     factors = [factor for row in rows for factor in row.factors.values()]
     matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))

@@ -49,9 +49,8 @@ _last_step: dict[tuple[str, str], CapturedPass] = {}  # the last extracted step,
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
     """Capture a training step on this card; on a GPU, during graph capture. `compare` later runs the same step.
 
-    Raises:
-        Unmeasurable: not_available (the card has no slow memory), rejected (no tuple describes a call), out_of_memory.
-        FarmError: see `farm.training.extract.build_step`.
+    Raises `Unmeasurable`: not_available (the card has no slow memory), rejected (no tuple describes a call) or
+    out_of_memory; and as `farm.training.extract.build_step`.
     """
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
@@ -72,10 +71,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
 def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
     """Measure the bandwidth of copies without a step and during the extracted step, and the step's time with copies.
-
-    Raises:
-        Unmeasurable: see `extract_step`.
-    """
+    Raises as `extract_step`."""
     capture = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     with applied(protocol), _translated_out_of_memory():
         one_stream(device)
@@ -195,10 +191,7 @@ class PlannedStep:
     def __init__(
         self, player: Player, slow: frozenset[int], memory: Callable[[], SlowMemory], moves: Sequence[Move] = ()
     ) -> None:
-        """
-        Raises:
-            Unmeasurable: out_of_memory: there is not enough slow memory.
-        """
+        """Raises `Unmeasurable` (out_of_memory) if there is not enough slow memory."""
         self.graphs: list[torch.cuda.CUDAGraph] = []  # created first, so that graphs are freed before pools
         self._sequence: list[Callable[[], None]] = []  # replays of graphs, with copies between them
         self._capture, self._slow, self._make_memory, self._device = player.capture, slow, memory, player.device

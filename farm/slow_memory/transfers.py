@@ -104,15 +104,11 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
 
 @dataclass(frozen=True)
 class Copied:
-    """The bandwidth of consecutive copies, in one direction or both at once; None for a direction without copies.
-
-    Attributes:
-        step_us: the time of the step that ran at the same time; None if no step ran.
-    """
+    """The bandwidth of consecutive copies, in one direction or both at once; None for a direction without copies."""
 
     out_bytes_per_s: float | None
     back_bytes_per_s: float | None
-    step_us: float | None = None
+    step_us: float | None = None  # of the step that ran at the same time
 
     @property
     def rates(self) -> list[float]:
@@ -121,16 +117,11 @@ class Copied:
 
 @dataclass(frozen=True)
 class Wire:
-    """Copies between a card's memory and slow memory, alone and during a step with all tensors in fast memory.
+    """Copies between a card's memory and slow memory, alone and during a step with all tensors in fast memory."""
 
-    Attributes:
-        step_us: the time of the step without copies.
-        beside: copies during the step; empty on a CPU, which copies between its calls.
-    """
-
-    step_us: float
+    step_us: float  # without copies
     alone: tuple[Copied, ...]
-    beside: tuple[Copied, ...]
+    beside: tuple[Copied, ...]  # copies during the step; empty on a CPU, which copies between its calls
 
     @property
     def bytes_per_s(self) -> float:
@@ -163,14 +154,9 @@ class Run:
 
 @dataclass(frozen=True)
 class AsRun:
-    """The results of running a step on a card: with all tensors in fast memory, and under each plan.
+    """The results of running a step on a card: with all tensors in fast memory, and under each plan."""
 
-    Attributes:
-        slow_memory: the name of the slow memory.
-        plans: one result for each plan, in order; a text with the reason if the plan could not be run.
-    """
-
-    slow_memory: str
+    slow_memory: str  # name of the slow memory
     fast: Run
-    plans: tuple[Run | str, ...]
+    plans: tuple[Run | str, ...]  # in order; a text with the reason if the plan could not be run
     took_s: float

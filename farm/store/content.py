@@ -21,6 +21,7 @@ from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
+from farm.store.columns import columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import Job, ReadingRow
 from farm.types.fields import names_of
@@ -40,10 +41,8 @@ CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_mod
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not in the table yet.
-
-    Rows are inserted in the order of their ids. Otherwise two writers of the same rows could deadlock.
-    """
+    """Insert the rows whose key is not in the table yet. Rows are inserted in the order of their ids. Otherwise two
+    writers of the same rows could deadlock."""
     if not rows:
         return
     # Import only the dialect that the engine uses: the other would add 5 % to the start time of every worker.
@@ -109,11 +108,7 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
 
 
 def share_tokens(session: Session, tokens_id: str) -> None:
-    """If this process has the token ids of a text, store them in the database; otherwise load them from the database.
-
-    Raises:
-        Unreadable: see `find_tokens`.
-    """
+    """Store the token ids of a text if this process has them; otherwise load them from the database (`find_tokens`)."""
     if holds_tokens(tokens_id):
         store_tokens(session, tokens_of_text(tokens_id))
     else:
@@ -139,9 +134,7 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
 
 def find_capture(session: Session, like: tables.Capture) -> int | None:
     """Return the id of the capture with the variant, device type, grad mode, torch version and launch of ``like``.
-
-    Prefer an observed capture to a predicted one. Imported captures are not used. None if there is no capture.
-    """
+    Prefer an observed capture to a predicted one. Imported captures are not used. None if there is no capture."""
     same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
     own = col(tables.Capture.origin).in_(("observed", "predicted"))
     return session.exec(select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))).first()
@@ -184,7 +177,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     """Return the columns of a reading, without ids and origin."""
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"}
     row |= {"details": reading.details.to_json(), "method": reading.details.method}
-    columns = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
+    columns = columns_of(tables.ReadingRow)
     # A required number stays even if it is not finite: the database then refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
@@ -235,10 +228,8 @@ def storable_text(text: str) -> str:
 def store_values(
     session: Session, capture_id: int, seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]]
 ) -> None:
-    """Store the observed input values of each call. Calls are matched by module path, operator and order.
-
-    A call without a match, or with another number of activations, gets an empty list: its values are unknown.
-    """
+    """Store the observed input values of each call. Calls are matched by module path, operator and order. A call
+    without a match, or with another number of activations, gets an empty list: its values are unknown."""
     met: Counter[tuple[str, str]] = Counter()
     rows = []
     query = _calls(capture_id, tables.Operator.spec, tables.Call.call_index)
@@ -321,9 +312,7 @@ def store_observed(
     database: Database, capture_id: int, observed: Mapping[str, Any] | None, found: Verification, *, card_id: str
 ) -> int | None:
     """Store the verification of a predicted capture. If the observed calls differ, store them as a capture too.
-
-    ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None.
-    """
+    ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None."""
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
         verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
@@ -402,6 +391,7 @@ def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids:
 
 #: Flags of doubtful readings: a repetition may be better.
 DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
+UNSOUND = DOUBTFUL | {"busy_host"}  # by other programs, also on a CPU
 
 
 def sound(reading: ReadingRow) -> bool:
@@ -416,10 +406,8 @@ def tells_others(flags: Iterable[str] | None) -> bool:
 
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
-    """True if a reading is precise enough, or if its window was as long as the longest wanted window.
-
-    False for readings that are not `sound`, and for readings of a study, which has its own windows.
-    """
+    """True if a reading is precise enough, or if its window was as long as the longest wanted window. False for
+    readings that are not `sound`, and for readings of a study, which has its own windows."""
     if not sound(reading) or "study" in reading.flags or ("rough" in reading.flags and not wanted.rough):
         return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001

@@ -127,8 +127,6 @@ class StepRecorder(Recorder):
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
 
-    # ------------------------------------------------------------------------------------------------ stages
-
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
         original = torch.autograd.Function.__dict__["apply"]
@@ -152,8 +150,6 @@ class StepRecorder(Recorder):
     def _enter(self, node: Any) -> None:
         self.node = node
         self.first_node = self.first_node or node
-
-    # ------------------------------------------------------------------------------------------------ owners
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.open is not None:
@@ -248,8 +244,6 @@ class StepRecorder(Recorder):
         if owner is None:
             return None
         return ("loss" if self.owners[owner].stage == "loss" else "backward"), owner
-
-    # ------------------------------------------------------------------------------------------------ operators
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():

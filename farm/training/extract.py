@@ -69,10 +69,8 @@ class Extraction:
                 step = "Remove torch.autocast from the model, and choose one dtype for all of it: --dtype bfloat16."
             return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
         if not self.capture.calls:
-            return CaptureError(
-                f"{name} has no operators to measure: no call on its example input computes or copies data.",
-                "Give an example input that the model computes with.",
-            )
+            text = f"{name} has no operators to measure: no call on its example input computes or copies data."
+            return CaptureError(text, "Give an example input that the model computes with.")
         return None
 
 
@@ -152,10 +150,8 @@ def _costs(captured: CapturedPass) -> dict[str, Cost]:
         try:
             costs[id_] = cost(spec)
         except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
-            raise CaptureError(
-                f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input.",
-                "Replace this operator in the model by one with a known output size.",
-            ) from error
+            text = f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input."
+            raise CaptureError(text, "Replace this operator in the model by one with a known output size.") from error
     return costs
 
 
@@ -174,15 +170,11 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     """Captures one training step of a variant as a kind of device would run it, in train mode; nothing is computed.
 
     Without a CUDA context it records the operators of the CPU, with the optimizer implementation that a GPU uses.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
-        CaptureError: the step does not run.
+    Raises `CaptureError` if the step does not run, and as `farm.models.catalog` and `farm.training.step`.
     """
     if variant.phase == "decode":
-        raise UsageError(
-            "A training step cannot use the phase decode (one token with a cache).", "Give --phase prefill."
-        )
+        text = "A training step cannot use the phase decode (one token with a cache)."
+        raise UsageError(text, "Give --phase prefill.")
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
@@ -216,13 +208,8 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 
 @torch.enable_grad()
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
-    """Builds a variant's training step on a device with seeded random weights and runs it once.
-
-    For a CUDA graph, Adam and AdamW keep their step count on the card.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `extract_step`.
-    """
+    """Builds a variant's training step on a device with seeded random weights and runs it once; raises as
+    `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
     model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
     checkpoint_modules(model, variant.recompute)
     step = TrainingStep(

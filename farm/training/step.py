@@ -151,20 +151,12 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
     return adam(parameters, lr=LEARNING_RATE, capturable=capturable, **chosen)
 
 
-# ------------------------------------------------------------------------------------------------ recomputation
-
-
 def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
     """Recomputes modules in the backward instead of storing their activations, until the returned stack is closed.
 
+    ``recompute`` has the paths of the modules, separated by commas; "blocks" means the result of `blocks_of`, "" none.
     The state of the random generator is not restored for the second run: a CUDA graph cannot record that, and dropout
-    costs the same whichever values it drops.
-
-    Args:
-        recompute: the paths of the modules, separated by commas; "blocks" means the result of `blocks_of`, "" none.
-
-    Raises:
-        UsageError: there is no such module.
+    costs the same whichever values it drops. Raises `UsageError` if there is no such module.
     """
     from torch.utils.checkpoint import checkpoint
 
@@ -184,13 +176,10 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The paths of a model's blocks in order, over all its stages.
+    """The paths of a model's blocks in order, over all its stages; raises `UsageError` if there are none.
 
     Among lists of modules of one class, choose the list with the most parameters, such as a decoder's layers. Blocks
     are all modules of its class.
-
-    Raises:
-        UsageError: there is no such list.
     """
 
     lists: list[tuple[int, type[nn.Module]]] = []
@@ -205,9 +194,6 @@ def blocks_of(model: nn.Module) -> list[str]:
     kind = max(lists, key=lambda found: found[0])[1]
     paths = [name for name, module in model.named_modules() if type(module) is kind]
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
-
-
-# ------------------------------------------------------------------------------------------------ losses
 
 
 def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) -> Loss:

@@ -29,39 +29,22 @@ _KINDS = {str: "text", int: "integer", float: "number", bool: "boolean", tuple: 
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field.
+    """One declared field."""
 
-    Attributes:
-        name: the name of the attribute, database column, export column and measurement-file key.
-        type: ``str``, ``int``, ``float``, ``bool`` or another plain type; without ``None``.
-        default: `dataclasses.MISSING` if the field must be given.
-        description: text for users; begins in lower case.
-        unit: the unit of a number; "" if it has none.
-        note: addition for the data dictionary, such as the meaning of 0.
-        usual: the default that users get, for the help text.
-        choices: the accepted values; (): any value. "" means "not given".
-        minimum: the smallest accepted integer.
-        option: flags of the command-line option; () if there is none.
-        metavar: placeholder for the value in the help text.
-        given: True if users give the value; False if the farm computes it.
-        several: True if the option accepts several values, separated by commas; each value creates a job.
-        always: True if JSON contains the field even at its default; see `Record.to_json`.
-    """
-
-    name: str
-    type: Any
-    default: Any
-    description: str = ""
-    unit: str = ""
-    note: str = ""
-    usual: str = ""
-    choices: tuple[str, ...] = ()
-    minimum: int | None = None
-    option: tuple[str, ...] = ()
-    metavar: str | None = None
-    given: bool = True
-    several: bool = False
-    always: bool = False
+    name: str  # of the attribute, database column, export column and measurement-file key
+    type: Any  # str, int, float, bool or another plain type; without None
+    default: Any  # `dataclasses.MISSING` if the field must be given
+    description: str = ""  # text for users; begins in lower case
+    unit: str = ""  # of a number
+    note: str = ""  # addition for the data dictionary, such as the meaning of 0
+    usual: str = ""  # the default that users get, for the help text
+    choices: tuple[str, ...] = ()  # the accepted values; (): any value. "" means "not given"
+    minimum: int | None = None  # the smallest accepted integer
+    option: tuple[str, ...] = ()  # flags of the command-line option; () if there is none
+    metavar: str | None = None  # placeholder for the value in the help text
+    given: bool = True  # True if users give the value; False if the farm computes it
+    several: bool = False  # True if the option accepts several values, separated by commas; each value creates a job
+    always: bool = False  # True if JSON contains the field even at its default; see `Record.to_json`
 
     @property
     def kind(self) -> str:
@@ -82,12 +65,8 @@ class Field:
 
 
 def declared(default: Any, description: str, option: str = "", **more: Any) -> Any:
-    """Declare a field of a frozen dataclass.
-
-    Args:
-        option: flags of its command-line option, separated by blanks; "" if it has none.
-        more: see `Field`.
-    """
+    """Declare a field of a frozen dataclass. `option` has the flags of its command-line option, separated by blanks; ""
+    if it has none. `more`: see `Field`."""
     metadata = {"description": description, "option": tuple(option.split()), **more}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -145,10 +124,7 @@ class Record:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - not a field
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            UsageError: a value is not an allowed choice or is out of range; the message names the field.
-        """
+        """Raise `UsageError` with the name of a field whose value is not an allowed choice or is out of range."""
         for one in fields_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if one.choices and value not in one.choices and not self._accepts(one.name, value):
@@ -168,10 +144,8 @@ class Record:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON by field name. A field at its default is left out unless it is `original`.
-
-        So adding a field does not change the JSON and the ids of existing records.
-        """
+        """Plain JSON by field name. A field at its default is left out unless it is `original`. So adding a field does
+        not change the JSON and the ids of existing records."""
         values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]  # type: ignore[arg-type]
         return {
             one.name: value.to_json() if isinstance(value, Record) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -83,6 +84,11 @@ def span(seconds: float | None) -> str:
             rest = whole % size // smaller
             return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
     return f"{whole} s"
+
+
+def day(seconds: float | None) -> str:
+    """Format a date and time: ``2026-11-25 18:03 UTC``; None as a dash."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else NOTHING
 
 
 def part_of(part: int, whole: int) -> str:

@@ -108,10 +108,8 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
 
 
 def _call_words(spec: OperatorTuple) -> Iterator[str]:
-    """Yield the arguments that are not tensors. Arguments that are None or False are left out.
-
-    For a generated kernel, yield the names of the operators that it computes.
-    """
+    """Yield the arguments that are not tensors. Arguments that are None or False are left out. For a generated kernel,
+    yield the names of the operators that it computes."""
     if spec.kind == "kernel":
         yield "+".join(fused_names(spec.parameters["fused"]))
         return

@@ -59,10 +59,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks.
-
-    Figures are for one pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`.
-    """
+    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks. Figures are for one
+    pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`."""
 
     time_us: float = declared(
         MISSING, "time of one pass in bursts at full clocks, if the loop reaches the power limit", unit="µs"
@@ -83,10 +81,8 @@ class Burst:
 
 @dataclass(frozen=True)
 class InContext:
-    """The time of an operator in a loop, and how much longer it takes among other operators. Unit: µs per pass.
-
-    Both are measured on the same memory at the same clocks (`farm.benchmark.cache`).
-    """
+    """The time of an operator in a loop, and how much longer it takes among other operators. Unit: µs per pass. Both
+    are measured on the same memory at the same clocks (`farm.benchmark.cache`)."""
 
     alone_us: float  # time in a loop, with as much of weights and inputs in the cache as possible
     effect_us: float  # time that the other operators add
@@ -96,10 +92,8 @@ class InContext:
 
 @dataclass(frozen=True)
 class Place:
-    """The time that a call takes longer at its place in a model than in a loop on warm data: mean over the calls.
-
-    See `farm.benchmark.call_context`.
-    """
+    """The time that a call takes longer at its place in a model than in a loop on warm data: mean over the calls. See
+    `farm.benchmark.call_context`."""
 
     effect_us: float
     half_width_us: float  # of the 95 % interval
@@ -109,9 +103,7 @@ class Place:
 @dataclass(frozen=True)
 class CanaryNote:
     """The last measurement of the reference operator before a reading, in the same process (`farm.benchmark.checks`).
-
-    Figures are for one pass. Changes are relative to the first undisturbed canary of the process.
-    """
+    Figures are for one pass. Changes are relative to the first undisturbed canary of the process."""
 
     number: int  # number of the canary in its process, from 1
     time_us: float
@@ -272,6 +264,7 @@ class Details(_Stored):
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
     study: Mapping[str, Any] | None = None  # its study: id, name, circumstances
+    revision: str | None = None  # of an own model or a test: commit, its time in s, and dirty or clean
 
     other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
@@ -415,40 +408,6 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     )
 
 
-#: Flag -> its meaning, for users; `docs/method.md` has the same text.
-FLAGS: dict[str, str] = {
-    "not_converged": "the window reached its maximum length before the interval was narrow enough",
-    "few_passes": "fewer than three rounds: the interval is as wide as the figure",
-    "no_energy": "the card reports no power: time only",
-    "lesser_power_source": "power from samples instead of the energy counter",
-    "power_disagrees": "counter and integrated instant power differ by more than 2 %",
-    "drifting": "the power of the two halves of the window differs by more than 3 %, also after repetition",
-    "starved": "the card waited for the host for more than 0.5 % of the window, also after repetition",
-    "unsettled": "the temperature was still changing when the window had to open, or the wait was too short to decide",
-    "rough": "the job needed only a rough figure, so the window was short and did not wait for the temperature",
-    "lacks_sensors": (
-        "the card does not report a value that the checks of a reading need: processes, throttle reasons, "
-        "temperature, clock or instant power (lacks in the details)"
-    ),
-    "not_cold": "under stream: there are too few copies to exceed the cache",
-    "values_moved": "the operator writes its input, and the values there grew, shrank or overflowed from pass to pass",
-    "canary_off": (
-        "the time of the canary operator had changed by more than 3 % before the reading; in a report also: "
-        "before the next measurement of the canary"
-    ),
-    "throttled_power": "the power limit lowered the clocks; a burst reading is stored beside it",
-    "throttled_thermal": "heat lowered the clocks, also after repetition",
-    "throttled_other": "hardware slowdown, power brake or sync boost",
-    "shared": "another process computed on the card",
-    "busy_host": (
-        "on a CPU: it did other work during more than half of the window (waited_share in the details of every reading "
-        "on a CPU). Not checked for a GPU: a host too busy to feed it shows as starved"
-    ),
-    "study": "taken by a study of the method under its own conditions; never reused",
-    "simulated": "not a measurement; never reused",
-}
-
-
 # ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with the capture
 
 
@@ -462,21 +421,13 @@ class Launches:
 
 @dataclass(frozen=True)
 class InModelTimes:
-    """The time of each call in the running model: the median over several passes.
+    """The time of each call in the running model: the median over several passes."""
 
-    Attributes:
-        calls_us: tuple id -> the times of its calls, in order; None if the kernels of a call are unknown.
-        source: ``kernels`` (the sum of a call's kernel times, without gaps) or ``ranges`` (wall-clock time).
-        passes: number of passes.
-        attributed_share: share of the kernel time that could be assigned to calls, 0 to 1; 1 for ranges.
-        sum_us: sum over the calls with known times.
-    """
-
-    calls_us: Mapping[str, tuple[float | None, ...]] | None = None
-    source: str | None = None
+    calls_us: Mapping[str, tuple[float | None, ...]] | None = None  # by tuple id; None: kernels of a call unknown
+    source: str | None = None  # kernels (the sum of a call's kernel times, without gaps) or ranges (wall-clock time)
     passes: int | None = None
-    attributed_share: float | None = None
-    sum_us: float | None = None
+    attributed_share: float | None = None  # share of the kernel time that was assigned to calls, 0 to 1; 1 for ranges
+    sum_us: float | None = None  # sum over the calls with known times
 
 
 @dataclass(frozen=True)
@@ -491,65 +442,39 @@ class OtherCalls:
 
 @dataclass(frozen=True)
 class Eagerly:
-    """The differences between an eager pass and the measured run.
-
-    Attributes:
-        kernels: name -> launches in the measured run and in the eager pass, if they differ. Older records have
-            ``{"launched": 0, "eager": 12}`` as value.
-        kernel_time_us, eager_kernel_time_us: time of all kernels of a pass, in the measured run and eagerly.
-    """
+    """The differences between an eager pass and the measured run."""
 
     operators: tuple[OtherCalls, ...] = ()
+    # Name -> launches in the measured run and eagerly, if they differ. Older records: {"launched": 0, "eager": 12}.
     kernels: Mapping[str, tuple[int, int] | Mapping[str, int]] = field(default_factory=dict)
-    kernel_time_us: float | None = None
+    kernel_time_us: float | None = None  # of all kernels of a pass in the measured run
     eager_kernel_time_us: float | None = None
 
 
 @dataclass(frozen=True)
 class Verification(_Stored):
-    """The comparison of a capture with a pass of the model on a card. None: not examined.
+    """The comparison of a capture with a pass of the model on a card. None: not examined."""
 
-    Attributes:
-        launch: launch of the examined run, ``graph`` or ``eager``; None in old records, which are eager.
-        not_captured: why the run is eager although a graph was requested.
-        eagerly: the differences of an eager pass; None if there are none.
-        matches: True if prediction and observation agree and the observation changed nothing.
-        observer_effect: the differences between the observed and the unobserved pass, in words.
-        missing: tuple id -> predicted calls that did not occur.
-        unexpected: tuple id -> calls that were not predicted.
-        gaps, overlaps: gaps and overlaps in the observed capture, in words.
-        unobserved_kernels: number of kernels launched in the unobserved pass.
-        kernels: name -> launches, for the heaviest of these kernels.
-        tuple_kernels: tuple id -> kernel -> launches in one pass of the rebuilt tuple.
-        in_model: the time of each call in the running model.
-        numerics: the numeric flags (``tf32`` ...), which decide kernels and times.
-        differences: differences from the prediction, in words; only some of all `difference_count`.
-        card: the id of the card.
-        read_at_s: when it was stored, by the database's clock, in s since 1970.
-        simulated: True if no model ran.
-        other: keys of other versions.
-    """
-
-    launch: str | None = None
-    not_captured: str | None = None
-    eagerly: Eagerly | None = None
-    matches: bool | None = None
-    observer_effect: tuple[str, ...] | None = None
-    missing: Mapping[str, int] | None = None
-    unexpected: Mapping[str, int] | None = None
-    gaps: tuple[str, ...] | None = None
+    launch: str | None = None  # of the examined run, graph or eager; None in old records, which are eager
+    not_captured: str | None = None  # why the run is eager although a graph was requested
+    eagerly: Eagerly | None = None  # the differences of an eager pass; None if there are none
+    matches: bool | None = None  # True if prediction and observation agree and the observation changed nothing
+    observer_effect: tuple[str, ...] | None = None  # differences of the observed from the unobserved pass, in words
+    missing: Mapping[str, int] | None = None  # tuple id -> predicted calls that did not occur
+    unexpected: Mapping[str, int] | None = None  # tuple id -> calls that were not predicted
+    gaps: tuple[str, ...] | None = None  # in the observed capture, in words
     overlaps: tuple[str, ...] | None = None
-    unobserved_kernels: int | None = None
-    kernels: Mapping[str, Launches] | None = None
-    tuple_kernels: Mapping[str, Mapping[str, int]] | None = None
-    in_model: InModelTimes | None = None
-    numerics: Mapping[str, bool] | None = None
-    differences: tuple[str, ...] | None = None
+    unobserved_kernels: int | None = None  # number of kernels launched in the unobserved pass
+    kernels: Mapping[str, Launches] | None = None  # name -> launches, for the heaviest of these kernels
+    tuple_kernels: Mapping[str, Mapping[str, int]] | None = None  # tuple id -> kernel -> launches, rebuilt tuple
+    in_model: InModelTimes | None = None  # the time of each call in the running model
+    numerics: Mapping[str, bool] | None = None  # the numeric flags (tf32 ...), which decide kernels and times
+    differences: tuple[str, ...] | None = None  # from the prediction, in words; only some of `difference_count`
     difference_count: int | None = None
-    card: str | None = None
-    read_at_s: float | None = None
-    simulated: bool | None = None
-    other: Mapping[str, Any] = field(default_factory=dict)
+    card: str | None = None  # the id of the card
+    read_at_s: float | None = None  # when it was stored, by the database's clock, in s since 1970
+    simulated: bool | None = None  # True if no model ran
+    other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
 
 #: Field -> type, for the fields of details and verifications that are records.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -95,66 +95,54 @@ class Request(ContentAddressed):
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job's stored JSON also has its cards
 
     def __post_init__(self) -> None:
+        """Raise `UsageError` if a value is not allowed, or if two values contradict each other."""
         super().__post_init__()
+        for problem, next_step in self._problems():
+            raise UsageError(problem, next_step)
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each contradiction, and what to do."""
+        data, step = self.protocol.data, bool(self.variant and self.variant.step)
+        compiled = bool(self.variant and self.variant.compile)
         if (self.variant is None) == (self.sweep is None):
-            raise UsageError(
-                "A job needs either a model or a sweep.", "Name a model, or a sweep in a measurement file."
-            )
+            yield "A job needs either a model or a sweep.", "Name a model, or a sweep in a measurement file."
         if not 0 < self.target <= 1:
-            raise UsageError(
-                f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, for example."
-            )
-        recorded = self.variant is None or not (self.variant.step or self.variant.cards > 1)
-        if self.protocol.data == "seen" and not recorded:
-            raise UsageError(
-                "--data seen does not work for a training step or several cards: input values are "
-                "recorded in a forward pass only, on one card.",
-                "Omit --data to use standard normal values, or name a value profile: --data zeros-50+.",
-            )
-        self._check_compiled()
-        self._check_precision()
-        if self.variant is not None and self.protocol.placement:
-            raise UsageError(
-                "A placement names the tensors of one tuple; a model has many tuples.",
-                "Give --placements all, each or none.",
-            )
-        if not self.operators:
-            raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
-
-    def _check_compiled(self) -> None:
-        compiled = self.variant is not None and bool(self.variant.compile)
-        if compiled and self.protocol.data not in ("copied", "zeros"):
-            raise UsageError(
-                f"--data {self.protocol.data} does not work with --compile: the kernels get copies of the values in "
-                "the running model.",
-                "Omit --data, or give --data copied.",
-            )
-        if not compiled and self.protocol.data == "copied":
-            raise UsageError("--data copied needs a compiled model.", "Give --compile, or --data seen.")
+            yield f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, for example."
+        if data == "seen" and (step or (self.variant is not None and self.variant.cards > 1)):
+            why = "input values are recorded in a forward pass only, on one card"
+            problem = f"--data seen does not work for a training step or several cards: {why}."
+            yield problem, "Omit --data to use standard normal values, or name a value profile: --data zeros-50+."
+        if compiled and data not in ("copied", "zeros"):
+            why = "the kernels get copies of the values in the running model"
+            yield f"--data {data} does not work with --compile: {why}.", "Omit --data, or give --data copied."
+        if not compiled and data == "copied":
+            yield "--data copied needs a compiled model.", "Give --compile, or --data seen."
         if compiled and self.placements != "none":
-            raise UsageError(
-                "--placements does not work with --compile: the farm cannot put tensors of kernels in slow memory.",
-                "Omit --placements, or --compile.",
-            )
+            why = "the farm cannot put tensors of kernels in slow memory"
+            yield f"--placements does not work with --compile: {why}.", "Omit --placements, or --compile."
         if compiled and self.operators == ("auto",):
-            raise UsageError(
-                "--operators auto does not work with --compile: the kernels are known only after compiling.",
-                "Give --operators all, or kinds of kernels: pointwise,reduction.",
-            )
+            problem = "--operators auto does not work with --compile: the kernels are known only after compiling."
+            yield problem, "Give --operators all, or kinds of kernels: pointwise,reduction."
+        yield from self._problems_of_precision()
+        if self.variant is not None and self.protocol.placement:
+            problem = "A placement names the tensors of one tuple; a model has many tuples."
+            yield problem, "Give --placements all, each or none."
+        if not self.operators:
+            yield "No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear."
 
-    def _check_precision(self) -> None:
+    def _problems_of_precision(self) -> Iterator[tuple[str, str]]:
         for option, value, most, example in (
             ("--within", self.within, 1.0, "--within 1%"),
             ("--budget", self.budget_s, math.inf, "--budget 60s"),
         ):
             if not 0 <= value < most:
-                raise UsageError(f"{option} is {value:g}; it must be above 0 and below {most:g}.", f"Give {example}.")
+                yield f"{option} is {value:g}; it must be above 0 and below {most:g}.", f"Give {example}."
             if value and self.variant is None:
-                raise UsageError(f"{option} is about the sum of a model; a sweep has none.", f"Omit {option}.")
+                yield f"{option} is about the sum of a model; a sweep has none.", f"Omit {option}."
             if value and self.placements != "none":
-                raise UsageError(f"{option} does not work with --placements.", f"Omit {option} or --placements.")
+                yield f"{option} does not work with --placements.", f"Omit {option} or --placements."
         if self.within and self.budget_s:
-            raise UsageError("--within and --budget both decide how precise the tuples are.", "Give one of them.")
+            yield "--within and --budget both decide how precise the tuples are.", "Give one of them."
 
     @property
     def title(self) -> str:
@@ -169,11 +157,7 @@ class Request(ContentAddressed):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:
-        """The inverse of `to_json`. Other keys are ignored.
-
-        Raises:
-            Unreadable: the JSON is not a request; the message names the first problem.
-        """
+        """The inverse of `to_json`. Other keys are ignored. Raises `Unreadable`, which names the first problem."""
         try:
             return adapter(Request).validate_python(data)  # type: ignore[no-any-return]
         except (ValueError, FarmError) as error:

@@ -108,10 +108,7 @@ class Tokens:
     def of_compressed(
         cls, batch: int, length: int, row_lengths: Sequence[int], padding: str, compressed: bytes
     ) -> Self:
-        """
-        Raises:
-            TokensRejected: the data is not an input of this size. At most this size is decompressed.
-        """
+        """Decompress at most this size. Raises `TokensRejected` if the data is not an input of this size."""
         check_size(batch, length)
         size = batch * length * 4
         try:
@@ -125,10 +122,7 @@ class Tokens:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """
-        Raises:
-            TokensRejected: `data` is not JSON as `to_json` writes it.
-        """
+        """The inverse of `to_json`. Raises `TokensRejected` for any other data."""
         from pydantic import Base64Bytes, StrictInt, ValidationError, create_model  # late: only stored ids need it
 
         sizes = {"batch": StrictInt, "length": StrictInt, "row_lengths": list[StrictInt], "padding": str}
@@ -145,10 +139,7 @@ _SIZES = ("batch", "length", "row_lengths", "padding")
 
 
 def check_size(batch: int, length: int) -> None:
-    """
-    Raises:
-        UsageError: a size is below 1, or the input is too large.
-    """
+    """Raise `UsageError` if a size is below 1, or if the input is too large."""
     for what, value, step in (
         ("batch", batch, "Give -b 1 or more."),
         ("length", length, "Give --length 128, for example."),

@@ -338,11 +338,8 @@ def _reject(where: str, problem: str) -> TupleRejected:
 
 
 def parse(data: Any) -> OperatorTuple:
-    """Validate ``data`` (the result of ``json.loads``) and return the tuple that it describes.
-
-    Raises:
-        TupleRejected: `data` is not a tuple; the message names the wrong key. No other error is raised.
-    """
+    """Validate ``data`` (the result of ``json.loads``) and return the tuple that it describes. Raises only
+    `TupleRejected`, with the name of the wrong key."""
     try:
         return _parse(data)
     except TupleRejected:

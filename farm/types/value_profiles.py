@@ -66,21 +66,15 @@ def is_class(name: str) -> bool:
 
 
 def fillings(name: str, activations: int) -> list[Filling]:
-    """Return one filling per activation of a tuple, in the order of its tensors.
-
-    Raises:
-        ValueError: the name is not a class, or has another number of words than activations.
-    """
+    """Return one filling per activation of a tuple, in the order of its tensors. Raises ValueError if the name is not a
+    class, or has another number of words than activations."""
     matches = (_matched(_WORD, word) for word in _words(name, name.partition("/")[0], activations))
     return [Filling(int(match[1] or 0) / 100, bool(match[2]), int(match[3] or 0) / 100) for match in matches]
 
 
 def held_fillings(name: str, held: int) -> list[HeldFilling]:
     """Return one filling for each buffer or parameter that is an argument of the tuple, in the order of its tensors.
-
-    Raises:
-        ValueError: the name is not a class, or has another number of words than such arguments.
-    """
+    Raises ValueError if the name is not a class, or has another number of words than such arguments."""
     found = []
     for word in _words(name, name.partition("/")[2] or NORMAL, held):
         match = _matched(_HELD, word)

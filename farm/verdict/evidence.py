@@ -17,6 +17,7 @@ from sqlmodel import Session, col, select
 
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
+from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, sound
 from farm.store.database import among, fetch, values
 from farm.store.tables import ItemState
@@ -25,18 +26,12 @@ from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Verification, canary_of
 from farm.types.request import named
 from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
-from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Part, ReadingView, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import TupleRow, Verdict
 
-_ITEM = tables.Item.__table__.columns  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.columns  # type: ignore[attr-defined]
-_READING = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
-_OF_READING = """
-id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
-sm_clock_mhz temperature_c throttle_reasons flags details cost_s
-"""
+_OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
 
@@ -46,14 +41,14 @@ class Evidence:
 
     def __init__(self, session: Session, job: tables.Job, number: int) -> None:
         self.session, self.job, self.number = session, job, number
-        self.its = _ITEM.job_id == job.id, _ITEM.round <= number
+        self.its = ITEM.job_id == job.id, ITEM.round <= number
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
 
     @cached_property
     def items(self) -> Sequence[Any]:
         """The items of all rounds up to this one, ordered by id."""
-        return values(self.session, [_ITEM[name] for name in _OF_ITEM.split()], *self.its, in_order_of=_ITEM.id)
+        return values(self.session, [ITEM[name] for name in _OF_ITEM.split()], *self.its, in_order_of=ITEM.id)
 
     @cached_property
     def readings(self) -> dict[str, Any]:
@@ -63,12 +58,13 @@ class Evidence:
     @cached_property
     def origins_of_readings(self) -> dict[str, Any]:
         """Reading id -> its card, software and card time. Loads much less than `readings`."""
-        return self.__dict__.get("readings") or self.columns_of_readings("id card_id software_id cost_s")
+        names = ("id", "card_id", "software_id", "cost_s")
+        return self.__dict__.get("readings") or self.columns_of_readings(names)
 
-    def columns_of_readings(self, names: str, *of: Any) -> dict[str, Any]:
+    def columns_of_readings(self, names: Sequence[str], *of: Any) -> dict[str, Any]:
         """Return reading id -> the named columns, for the items' readings that meet the conditions `of`."""
-        its = sqlalchemy.select(_ITEM.reading_id).where(*self.its, *of)
-        found = values(self.session, [_READING[name] for name in names.split()], _READING.id.in_(its))
+        its = sqlalchemy.select(ITEM.reading_id).where(*self.its, *of)
+        found = values(self.session, [READING[name] for name in names], READING.id.in_(its))
         return {row.id: row for row in found}
 
     @cached_property
@@ -131,17 +127,17 @@ class Evidence:
         return parts
 
     def _operators(self) -> dict[str, Any]:
-        its = select(_ITEM.subject_id).where(*self.its, _ITEM.role == "tuple")
+        its = select(ITEM.subject_id).where(*self.its, ITEM.role == "tuple")
         if self.capture_id is not None:
             its = select(tables.Call.operator_id).where(tables.Call.capture_id == self.capture_id)
-        wanted = (_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label, _OPERATOR.flops, _OPERATOR.bytes_moved)
-        return {row.id: row for row in values(self.session, wanted, _OPERATOR.id.in_(its))}
+        wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.label, OPERATOR.flops, OPERATOR.bytes_moved)
+        return {row.id: row for row in values(self.session, wanted, OPERATOR.id.in_(its))}
 
     @cached_property
     def wholes(self) -> Sequence[Whole]:
         """The whole model on each card, and with the other launch if the card has such a reading."""
         launch, wholes = self.protocol.launch, []
-        found = self.columns_of_readings(_OF_READING, _ITEM.role == "whole")
+        found = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
         for item in (item for item in self.items if item.role == "whole"):
             row = found.get(item.reading_id or "")
             if row is None:
@@ -193,10 +189,8 @@ class Evidence:
 
     @cached_property
     def seen(self) -> Verification:
-        """The verification of the round's capture on a card, without the parts that are not valid for this job.
-
-        Kernels and times of calls depend on the card model and the numeric flags; the rest does not.
-        """
+        """The verification of the round's capture on a card, without the parts that are not valid for this job. Kernels
+        and times of calls depend on the card model and the numeric flags; the rest does not."""
         capture = self.session.get(tables.Capture, self.capture_id) if self.capture_id else None
         found = Verification.from_json(capture.verification if capture else None)
         protocol = self.job.request.get("protocol") or {}
@@ -226,14 +220,12 @@ class Evidence:
         return self._of_one_software(verdict)
 
     def _of_one_software(self, verdict: Verdict) -> Verdict:
-        """Remove the outcome if the readings are of different software, because such readings are never summed.
-
-        A job is planned for one software. If a host gets another torch during the job, its later readings differ.
-        """
+        """Remove the outcome if the readings are of different software, because such readings are never summed. A job
+        is planned for one software. If a host gets another torch during the job, its later readings differ."""
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
         ids = (view.reading_id for view in views if view is not None)
-        query = sqlalchemy.select(_READING.software_id)
-        numbers = Counter(software_id for (software_id,) in among(self.session, query, _READING.id, ids))
+        query = sqlalchemy.select(READING.software_id)
+        numbers = Counter(software_id for (software_id,) in among(self.session, query, READING.id, ids))
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
@@ -300,9 +292,7 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
 
 def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
     """Return the ids of readings with a good canary before them and a changed canary after them, in the same process.
-
-    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change.
-    """
+    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change."""
     noted = {
         row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)
         for row in rows

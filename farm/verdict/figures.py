@@ -51,11 +51,8 @@ def share_of(value: float | None, total: float | None) -> float | None:
 
 
 def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """Return the keys ``name_unit`` and ``name_half_width_unit`` with a figure's values (None without a figure).
-
-    Args:
-        unit: "" for a figure without a unit. Then the keys are ``name`` and ``name_half_width``.
-    """
+    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and ``name_half_width``)
+    with a figure's values; None without a figure."""
     end = f"_{unit}" if unit else ""
     value, half_width = (figure.value, figure.half_width) if figure else (None, None)
     return {f"{name}{end}": value, f"{name}_half_width{end}": half_width}
@@ -117,6 +114,8 @@ class ReadingView:
 _OF_ALL_CARDS = ("energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w")
 _OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # these columns have another name or type in a row
 _SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
+#: The columns of a reading that `ReadingView.of` needs.
+VIEW_COLUMNS = ("id", *_SAME, "throttle_reasons", "flags", "details")
 
 
 def _times(value: float | None, factor: float) -> float | None:
@@ -194,10 +193,8 @@ class HasValue(Protocol):
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tokens per second and energy per token; None if the time or energy is unknown.
-
-    `tokens` is the number of tokens of one pass: all tokens of a prompt or text; in a decode, one per sequence.
-    """
+    """Tokens per second and energy per token; None if the time or energy is unknown. `tokens` is the number of tokens
+    of one pass: all tokens of a prompt or text; in a decode, one per sequence."""
 
     tokens: int
     tokens_per_s: float | None

@@ -89,11 +89,8 @@ def _shortfalls(found: Verdict) -> Iterator[str]:
 
 
 def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Iterator[str]:
-    """Yield sentences that say what limits a verdict, for every outcome.
-
-    Args:
-        judged: False if the gaps do not affect the outcome, because too few types were requested.
-    """
+    """Yield sentences that say what limits a verdict, for every outcome. Not `judged`: the gaps do not affect the
+    outcome, because too few types were requested."""
     compared = _compared(found)
     # The interval of a gap from turns includes what disturbed the single readings.
     if not any(pair.paired is not None and gap.half_width <= 1 - found.target for _, pair, gap in compared):
@@ -157,8 +154,9 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
     if gap.half_width > max(allowed, abs(gap.value)):
         whole = pair.whole.value if pair.whole else math.inf
         why = (
-            "Most of this comes from the neighbouring operators or the power limit: longer windows do not reduce it."
-            if pair.common / whole > gap.half_width / 2
+            "Most of this comes from the neighbouring operators or the power limit, or is the difference between jobs: "
+            "longer windows do not reduce it."
+            if math.hypot(pair.common / whole, pair.between) > gap.half_width / 2
             else "Longer windows or an idle card reduce it (option --window)."
         )
         yield f"The {name} gap is uncertain by ± {_percent(gap.half_width)}. {why}"

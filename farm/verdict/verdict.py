@@ -28,14 +28,16 @@ class Comparison:
     """The sum of the tuples (`total`) and the whole model, in one quantity such as time. `gap` is relative and signed.
 
     `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all tuples share, caused
-    by neighbours in the model or by clocks at the power limit. It is not stored. `held` is False if the readings do not
-    represent the model, for example on a busy host. Then there is no gap. `paired` is the half-width of the gap if
-    tuples and whole were timed in turn: their errors are then not independent. None: the errors are independent.
+    by neighbours in the model or by clocks at the power limit. `between` is the half-width of the gap for differences
+    between jobs. Both are not stored. `held` is False if the readings do not represent the model, for example on a busy
+    host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole were timed in turn: their
+    errors are then not independent. None: the errors are independent.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
+    between: float = 0.0
     held: bool = True
     paired: float | None = None
 
@@ -44,7 +46,7 @@ class Comparison:
         if self.whole is None or not self.whole.value or not self.held:
             return None
         gap = self.total.deviation_from(self.whole)
-        return gap if self.paired is None else Figure(gap.value, self.paired)
+        return Figure(gap.value, math.hypot(gap.half_width, self.between) if self.paired is None else self.paired)
 
     @property
     def accuracy(self) -> float | None:
@@ -140,6 +142,8 @@ class Verdict:
     context_energy_mj: float | None = None
     weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
     temperature_energy_mj: float | None = None  # part of the sum: energies restated to the temperature of the whole
+    between_jobs_time: float = 0.0  # relative half-widths of the gaps for differences between jobs
+    between_jobs_energy: float = 0.0
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
@@ -275,11 +279,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelAudit:
-    """The kernels of the whole compared with those of its tuples.
-
-    `explained` is the share of the whole's kernel time in launches that the tuples make too.
-    Each list holds at most the 30 heaviest kernels; the counts include all.
-    """
+    """The kernels of the whole compared with those of its tuples. `explained` is the share of the whole's kernel time
+    in launches that the tuples make too. Each list holds at most the 30 heaviest kernels; the counts include all."""
 
     explained: float
     time_us: float  # time of all kernels of one unobserved pass
@@ -300,14 +301,8 @@ class KernelAudit:
 
 
 def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
-    """Compare the kernels of a whole with those of its parts.
-
-    Args:
-        seen: the verification of the whole on a card, with `kernels` and `tuple_kernels`.
-
-    Returns:
-        None if the kernels of the whole or those of all parts are unknown.
-    """
+    """Compare the kernels of a whole (from the verification on a card) with those of its parts. None if the kernels of
+    the whole or those of all parts are unknown."""
     whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
     unknown = known = 0

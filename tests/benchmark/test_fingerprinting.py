@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.card_agreement import pooled, w_per_c
 from farm.benchmark import fingerprinting
-from farm.benchmark.fingerprinting import pooled, w_per_c
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import FINGERPRINT_VERSION

@@ -37,7 +37,7 @@ from tests.tls import TlsProxy
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = ["compose.yml", "compose.worker.yml"]
-SCRIPTS = ["make-secrets", "postgres/10-roles.sh", "slurm/farm-worker.sbatch"]
+SCRIPTS = ["ci/compare-revisions", "make-secrets", "postgres/10-roles.sh", "slurm/farm-worker.sbatch"]
 
 
 @pytest.fixture(scope="session")
@@ -298,6 +298,15 @@ def test_compose_files_hang_together(name):
 @pytest.mark.parametrize("name", COMPOSE)
 def test_compose_files_are_what_their_specification_allows(name):
     checked("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / name)
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), [("github-actions", "github/action.yml"), ("gitlab-ci", "gitlab/farm.gitlab-ci.yml")]
+)
+def test_the_examples_for_ci_systems_are_what_their_schemas_allow(schema, name):
+    """tests/api/test_pytest_plugin.py runs the step of the action."""
+    transform = ["--data-transform", "gitlab-ci"] if schema == "gitlab-ci" else []
+    checked("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *transform, DEPLOY / name)
 
 
 def test_the_broker_hosts_image_is_built_without_cuda_as_its_name_says():

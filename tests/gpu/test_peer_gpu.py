@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.studies import STUDIES, results
+from benchmarks.studies.in_situ import changes_of, time_changes, together
 from benchmarks.studies.laboratory import StudyOptions
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
 from farm.benchmark.torch_device import capture_graph
@@ -26,7 +27,6 @@ from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.settings import settings
 from farm.slow_memory import memory_tier
-from farm.slow_memory.in_situ import changes_of, time_changes, together
 from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
 from farm.slow_memory.offload import offload
 from farm.types.protocol import Protocol, Stopping, Subject, Variant

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.replay_tuples import mismatches
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
-from farm.operators.replay import mismatches
 from tests.operators import families
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")

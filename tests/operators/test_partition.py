@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.replay_tuples import mismatches
 from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
-from farm.operators.replay import mismatches
 from farm.types.label import LENGTH, label_of
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)

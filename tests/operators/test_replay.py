@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from farm.operators.capture import capture
-from farm.operators.replay import offloadable, placements_of
+from farm.operators.rebuild import offloadable, placements_of
 
 
 def tuple_of(module, *inputs):

@@ -196,6 +196,7 @@ def test_json_holds_everything_with_units_in_the_key_names(database):
     bare = re.compile(r"(^|_)(time|energy|power|half_width|clock)$")
     # Relative figures have no unit.
     relative = {"accuracy_time", "accuracy_energy", "systematic_time", "systematic_energy"}
+    relative |= {"between_jobs_time", "between_jobs_energy"}
     relative |= {f"gap_{name}" for name in ("time", "energy", "power")}
     relative |= {f"gap_{name}_half_width" for name in ("time", "energy", "energy_above_idle", "power")}
     relative |= {"accuracy_power", "time_half_width", "energy_half_width"}  # the last two: the request's stopping rule

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.studies.in_situ import ChangedCall, changes_of, time_changes, together
 from farm.operators.capture import capture
-from farm.slow_memory.in_situ import ChangedCall, changes_of, time_changes, together
 from farm.slow_memory.memory_tier import SlowMemory
 
 CPU = torch.device("cpu")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.studies import in_situ
 from benchmarks.studies.conditions import placement
 from benchmarks.studies.laboratory import StudyOptions
 from farm.errors import FarmError
-from farm.slow_memory import in_situ
 from farm.types.protocol import Protocol, Subject, Variant
 from tests.slow_memory.test_in_situ import CPU, Fake
 

@@ -1,11 +1,21 @@
 """Which state of an operator belongs into a sum: alone or among others, its weights fetched or in the cache."""
 
 import dataclasses
+import math
 
 import pytest
 
 from farm.types.reading import Burst, Details, InContext, Place
-from farm.verdict.aggregate import PLACE_UNSURE, PLACE_UNSURE_US, POWER_PER_C, aggregate, choose, weights_in_cache
+from farm.verdict.aggregate import (
+    BETWEEN_JOBS,
+    BUILD_UNSURE_US,
+    PLACE_UNSURE,
+    PLACE_UNSURE_US,
+    POWER_PER_C,
+    aggregate,
+    choose,
+    weights_in_cache,
+)
 from farm.verdict.figures import Part, ReadingView, Whole
 
 CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
@@ -28,7 +38,7 @@ def test_a_reading_without_a_context_stands_as_it_is():
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
     chosen = choose(reading(details=Details(context=CONTEXT)), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
-    assert chosen.time.half_width == pytest.approx((1.0**2 + 0.5**2) ** 0.5)
+    assert chosen.time.half_width == pytest.approx(math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10))  # of 100 us
     # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect to as much as it is,
     # at 400 W.
     assert chosen.energy.value == pytest.approx(40 + 1.25)
@@ -77,7 +87,11 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
-    assert verdict.time.total.half_width == pytest.approx(3 * (1.0**2 + 0.5**2) ** 0.5 + 3 * 5)
+    own = math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10)
+    assert verdict.time.total.half_width == pytest.approx(3 * math.hypot(own, 5))
+    apart = math.hypot(verdict.time.total.deviation_from(verdict.time.whole).half_width, BETWEEN_JOBS["time"])
+    assert verdict.time.gap.half_width == pytest.approx(apart), "a gap includes what differs between jobs"
+    assert (verdict.between_jobs_time, verdict.between_jobs_energy) == (BETWEEN_JOBS["time"], BETWEEN_JOBS["energy"])
     assert verdict.context_time_us == pytest.approx(15)
     assert verdict.context_energy_mj == pytest.approx(3.75)
     assert verdict.weights_in_cache == pytest.approx(0)
@@ -87,6 +101,7 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
         [Part("a", "", "", 3, reading=reading())], [Whole("GPU-1", whole(1))], target=0.9, launch="graph"
     )
     assert (without.context_time_us, without.weights_in_cache) == (None, None)
+    assert without.between_jobs_time == 0, "it was measured for tuples among other operators"
 
 
 def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows():

@@ -77,14 +77,9 @@ class _Corpus:
 def token_ids(
     kind: str, vocabulary: int, batch: int, length: int, *, padded: bool = False, specials: Specials | None = None
 ) -> Tokens:
-    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine.
-
-    Args:
-        padded: rows contain whole paragraphs and are padded to ``length``; see `row_spans`.
-
-    Raises:
-        UsageError: there is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text.
-    """
+    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine. If
+    ``padded``, rows contain whole paragraphs and are padded to ``length`` (`row_spans`). Raises `UsageError` if there
+    is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text."""
     import numpy as np
 
     if kind not in KINDS:
@@ -100,10 +95,8 @@ def token_ids(
 def room_for_text(length: int, around: int) -> int:
     """The number of text tokens in a row; `UsageError` if there is no room for any."""
     if length <= around:
-        raise UsageError(
-            f"A row of {length} tokens has no room for a text, because {around} of its tokens are special tokens.",
-            f"Give a length of {around + 1} or more.",
-        )
+        problem = f"A row of {length} tokens has no room for a text, because {around} of its tokens are special tokens."
+        raise UsageError(problem, f"Give a length of {around + 1} or more.")
     return length - around
 
 
@@ -133,15 +126,11 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
 
     free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
     if not len(free):
-        raise UsageError(
-            f"A vocabulary of {vocabulary} ids has only special ids and none for a text.",
-            "Give the size of the model's vocabulary.",
-        )
+        problem = f"A vocabulary of {vocabulary} ids has only special ids and none for a text."
+        raise UsageError(problem, "Give the size of the model's vocabulary.")
     if outside := [number for number in sorted(specials.all) if not 0 <= number < vocabulary]:
-        raise UsageError(
-            f"The special id {outside[0]} is outside the vocabulary of {vocabulary} ids.",
-            "Give the special ids of the model.",
-        )
+        problem = f"The special id {outside[0]} is outside the vocabulary of {vocabulary} ids."
+        raise UsageError(problem, "Give the special ids of the model.")
     # In a vocabulary smaller than that of the corpus, several tokens share one id.
     common, others = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
     passes, place = np.divmod(places, len(text.ranks))
@@ -166,10 +155,8 @@ def _step(size: int) -> int:
 def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[tuple[int, int]]:
     """The begin and end of the text of each row, as token positions in an endlessly repeated text.
 
-    Args:
-        ends: the ends of the text's paragraphs.
-        padded: as many whole paragraphs as fill half of a row on average (at least one), cut to the room. Otherwise
-            every row is full and continues the one before.
+    ``ends`` are the ends of the text's paragraphs. If ``padded``, a row has as many whole paragraphs as fill half of it
+    on average (at least one), cut to the room. Otherwise every row is full and continues the one before.
     """
     if not padded:
         return [(row * room, (row + 1) * room) for row in range(batch)]
@@ -193,12 +180,8 @@ _held: dict[str, Tokens] = {}
 
 
 def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Store the token ids of a text in this process, and return their content id.
-
-    Args:
-        alone: first remove the texts that this process has stored. A long-lived process sets it, because each request
-            contains the token ids.
-    """
+    """Store the token ids of a text in this process, and return their content id. With ``alone``, first remove the
+    texts that this process has stored: a long-lived process sets it, because each request contains the token ids."""
     if alone:
         _held.clear()
     _held[tokens.id] = tokens
@@ -210,11 +193,7 @@ def holds_tokens(text: str) -> bool:
 
 
 def tokens_of_text(text: str) -> Tokens:
-    """The stored token ids with this content id.
-
-    Raises:
-        UsageError: this process has not stored them. Exports contain no token ids, so the user must give the text.
-    """
+    """The stored token ids with this content id; raises `UsageError` if this process has not stored them."""
     if text not in _held:
         step = "Give the text again, with --text and --tokenizer."
         raise UsageError(f"The token ids of the text {text} are not stored here; exports do not contain them.", step)

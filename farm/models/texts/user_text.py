@@ -70,10 +70,8 @@ def tokenize(
         )
     room = room_for_text(length, specials.around)
     if not padded and tokens < room:
-        raise UsageError(
-            f"The text {text_file} has {tokens} tokens, but a row of {length} needs {room} tokens of text.",
-            f"Give a longer text, --length {tokens + specials.around} or less, or --padded.",
-        )
+        problem = f"The text {text_file} has {tokens} tokens, but a row of {length} needs {room} tokens of text."
+        raise UsageError(problem, f"Give a longer text, --length {tokens + specials.around} or less, or --padded.")
     spans = row_spans(ends, batch, room, padded=padded)
     return in_rows([ids[np.arange(*span) % tokens] for span in spans], length, specials)
 

@@ -3,6 +3,8 @@
 This module replays the calls of a model from its tuples (`farm.benchmark.call_context`). A changed call runs twice. The
 first time it uses copies of its tensors in slow memory, and two events time it. The second time it runs as usual, so
 later calls find the same data and cache. One run can change many calls if they share no tensor and are not neighbours.
+
+As a program it is the benchmark process of a study: it also answers an `InSituRequest`.
 """
 
 from __future__ import annotations
@@ -19,16 +21,37 @@ from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import applied, variant_passes
 from farm.benchmark.torch_device import capture_graph, one_stream, synchronize
+from farm.benchmark_process.requests import SubjectRequest
+from farm.benchmark_process.server import TorchRunner, main
+from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
-from farm.operators.rebuild import Rebuilt
-from farm.operators.replay import placements_of
+from farm.operators.rebuild import Rebuilt, placements_of
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of
 from farm.types.protocol import Placement, Protocol, Subject
 
 REPLAYS = 8  # timed replays of each run, after a warm-up replay
+
+
+@dataclass(frozen=True)
+class InSituRequest(SubjectRequest[dict[str, Any]]):
+    """Time calls of a variant with tensors in slow memory; the answer is that of `compare`."""
+
+    name, answer, doing, uses_slow_memory = "in_situ", dict[str, Any], "time calls in their model", True
+    most: int | None = None  # configurations
+
+
+class StudyRunner(TorchRunner):
+    """Answers an `InSituRequest`, too."""
+
+    def __init__(self, device: Device, peer: bool = False) -> None:
+        super().__init__(device, peer)
+        self.handlers = {
+            **self.handlers,
+            InSituRequest: lambda one, on_phase: compare(one.subject, one.protocol, self._torch_device, one.most),
+        }
 
 
 @dataclass(frozen=True)
@@ -232,3 +255,7 @@ class _Stopwatch:
 
     def took_us(self) -> float:
         return float(self._begin.elapsed_time(self._end)) * 1e3 if self._cuda else self._took_us
+
+
+if __name__ == "__main__":
+    main(StudyRunner)

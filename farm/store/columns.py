@@ -1,0 +1,26 @@
+"""The columns of the database's tables, for queries that return plain rows: faster than objects for many rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farm.store import tables
+
+
+def columns_of(table: Any) -> Any:
+    return table.__table__.columns
+
+
+CALL = columns_of(tables.Call)
+CAPTURE = columns_of(tables.Capture)
+CARD = columns_of(tables.CardRow)
+IMPORTED = columns_of(tables.ImportedVerdict)
+ITEM = columns_of(tables.Item)
+JOB = columns_of(tables.Job)
+OPERATOR = columns_of(tables.Operator)
+PROTOCOL = columns_of(tables.ProtocolRow)
+READING = columns_of(tables.ReadingRow)
+ROUND = columns_of(tables.Round)
+SOFTWARE = columns_of(tables.SoftwareRow)
+VARIANT = columns_of(tables.ModelVariant)
+VERDICT = columns_of(tables.VerdictRow)
