@@ -1,13 +1,15 @@
 """Measure planning and publishing of a large sweep, and queries in a large database.
 
     python benchmarks/scale.py submit --items 20000
+    python benchmarks/scale.py ask --items 1000000 --postgres
     python benchmarks/scale.py begin --items 20000
     python benchmarks/scale.py look --items 200000 --postgres
 
 `submit` plans a sweep of that many combinations of Conv2d for simulated cards without a worker, with a reconciler in
 another process. It prints when the first messages existed, the planning rate in each tenth, the memory of this process
 and of the broker, and the size of the database. Then it prints the durations of list, status, report, cancel and
-resume, each with its slowest statement. `begin` submits the same sweep to a running farm of one simulated card with
+resume, each with its slowest statement. `ask` does the latter with a waiting job that is written without planning it
+(`--report`: also its report). `begin` submits the same sweep to a running farm of one simulated card with
 `farm submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps
 of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
 repeated query (`cold` is the first one); `--plans` prints the database's query plans.
@@ -120,13 +122,34 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
         found["messages"] = sum(client.llen(f"card.{card}") for card in chosen)
         found["broker_peak_mib"] = client.info("memory")["used_memory_peak"] >> 20
         found["database_mib"] = _size_mib(database)
-        found |= _asked(database, opened.job_id, submissions.resume)
+        found |= _asked(database, opened.job_id, with_report=True)
         found["broker_peak_mib_at_the_end"] = client.info("memory")["used_memory_peak"] >> 20
     return found
 
 
-def _asked(database: Database, job_id: str, resume: Callable[..., int]) -> dict[str, Any]:
+def ask(number: int, postgres: bool, cards: int, with_report: bool) -> dict[str, Any]:
+    from tasks.app import configure
+    from tasks.control import reconcile_now
+
+    with fresh_database(postgres) as database, BrokerServer() as broker:
+        os.environ.update(FARM_BROKER_URL=broker.url, FARM_HEARTBEAT_S="100000")
+        settings.cache_clear()
+        configure(settings())
+        job_id = _job(database, register(database, *range(cards)), number, "waiting", finished=False, waiting=True)
+        with database.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+        found: dict[str, Any] = {"items": number, "cards": cards, "database_mib": _size_mib(database)}
+        found |= _asked(database, job_id, with_report=with_report)
+        reconcile_now(database, settings(), "")
+        found |= _slowest(database, "reconciler", lambda: reconcile_now(database, settings(), ""))
+        with redis.Redis.from_url(broker.redis_url) as client:
+            found["broker_peak_mib"] = client.info("memory")["used_memory_peak"] >> 20
+    return found
+
+
+def _asked(database: Database, job_id: str, *, with_report: bool) -> dict[str, Any]:
     """Measure what people do with a large job."""
+    from tasks.submissions import resume
 
     def reading(question: Callable[[Any], Any]) -> Callable[[], Any]:
         def ask() -> Any:
@@ -143,30 +166,35 @@ def _asked(database: Database, job_id: str, resume: Callable[..., int]) -> dict[
         "cancel": lambda: jobs.cancel(database, job_id),
         "resume --failed": lambda: jobs.retry_failed(database, job_id),
         "resume again": lambda: resume(database, job_id),
-        "report": reading(lambda session: report.build(session, job_id).to_json()),
     }
-    found = {}
+    if with_report:
+        questions["report"] = reading(lambda session: report.build(session, job_id).to_json())
+    found: dict[str, Any] = {}
     for name, ask in questions.items():
-        slowest = [0.0, ""]
-        began = dict[Any, float]()
+        found |= _slowest(database, name, ask)
+    return found
 
-        def begin(_connection: Any, cursor: Any, *_: Any, began: dict[Any, float] = began) -> None:
-            began[cursor] = time.monotonic()
 
-        def end(
-            _connection: Any, cursor: Any, statement: str, *_: Any, slowest: list[Any] = slowest, began: Any = began
-        ) -> None:
-            slowest[:] = max(slowest, [time.monotonic() - began[cursor], " ".join(statement.split())[:60]])
+def _slowest(database: Database, name: str, ask: Callable[[], Any]) -> dict[str, Any]:
+    """Return the duration of an action, and its slowest statement with its duration."""
+    slowest, began = [(0.0, "")], dict[Any, float]()
 
-        event.listen(database.engine, "before_cursor_execute", begin)
-        event.listen(database.engine, "after_cursor_execute", end)
-        began_s = time.monotonic()
-        ask()
-        took_s = time.monotonic() - began_s
-        event.remove(database.engine, "before_cursor_execute", begin)
-        event.remove(database.engine, "after_cursor_execute", end)
-        found[name] = {"took_s": round(took_s, 2), "slowest_s": round(slowest[0], 2), "slowest": slowest[1]}
-        print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
+    def begin(_connection: Any, cursor: Any, *_: Any) -> None:
+        began[cursor] = time.monotonic()
+
+    def end(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        slowest.append((time.monotonic() - began[cursor], " ".join(statement.split())[:60]))
+
+    event.listen(database.engine, "before_cursor_execute", begin)
+    event.listen(database.engine, "after_cursor_execute", end)
+    began_s = time.monotonic()
+    ask()
+    took_s = time.monotonic() - began_s
+    event.remove(database.engine, "before_cursor_execute", begin)
+    event.remove(database.engine, "after_cursor_execute", end)
+    statement_s, statement = max(slowest)
+    found = {name: {"took_s": round(took_s, 2), "slowest_s": round(statement_s, 2), "slowest": statement}}
+    print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
 
@@ -225,7 +253,9 @@ def fill(database: Database, number: int) -> tuple[str, str, str]:
     return large, small, waiting
 
 
-def _job(database: Database, cards: list[str], number: int, name: str, *, finished: bool = True) -> str:
+def _job(
+    database: Database, cards: list[str], number: int, name: str, *, finished: bool = True, waiting: bool = False
+) -> str:
     request = Request(
         sweep=Sweep("Conv2d", {"in_channels": tuple(range(number))}, name),
         protocol=Protocol(launch="eager"),
@@ -243,6 +273,11 @@ def _job(database: Database, cards: list[str], number: int, name: str, *, finish
     for start in range(1, number, 5000):
         ids = _operators(database, name, start, min(number, start + 5000))
         placed = [(operator_id, cards[index % len(cards)]) for index, operator_id in enumerate(ids)]
+        if waiting:
+            rows = [{**item, "subject_id": operator_id, "card_id": card_id} for operator_id, card_id in placed]
+            with database.write() as session:
+                session.execute(insert(tables.Item), rows)
+            continue
         with database.write() as session:
             session.execute(
                 insert(tables.ReadingRow),
@@ -341,14 +376,17 @@ def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("submit", "begin", "look"))
+    parser.add_argument("what", choices=("submit", "ask", "begin", "look"))
     parser.add_argument("--items", type=int, default=20000)
     parser.add_argument("--cards", type=int, default=1, help="number of simulated cards of `submit`")
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
     if options.what == "submit":
         print(json.dumps(submit(options.items, options.postgres, options.cards), indent=2))
+    elif options.what == "ask":
+        print(json.dumps(ask(options.items, options.postgres, options.cards, options.report), indent=2))
     elif options.what == "begin":
         print(json.dumps(begin(options.items, options.postgres), indent=2))
     else:

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -240,18 +241,18 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         with database.read() as session:
             rows = session.exec(
                 select(tables.Item.card_id, tables.Item.started_at_s, tables.Item.ended_at_s)
-                .where(col(tables.Item.started_at_s) >= since_s, tables.Item.job_id == job_id)
+                .where(col(tables.Item.started_at_s) >= since_s - options.item_s - 10, tables.Item.job_id == job_id)
                 .order_by(col(tables.Item.card_id), col(tables.Item.started_at_s))
             ).all()
             repeated = session.exec(select(tables.Item.id).where(col(tables.Item.attempts) > 1)).all()
         memory = inspect.info("memory")
         log.seek(0)
         passes = [float(line) for line in log.read().split() if line.replace(".", "", 1).isdigit()]
-    done = sum(ended is not None and ended <= since_s + wall_s for *_, ended in rows)
+    done = sum(ended is not None and since_s < ended <= since_s + wall_s for *_, ended in rows)
     pauses_ms = sorted(
         1e3 * (after[1] - one[2])
         for one, after in itertools.pairwise(rows)
-        if one[0] == after[0] and one[2] is not None and after[1] is not None
+        if one[0] == after[0] and one[2] is not None and after[1] is not None and after[1] > since_s
     )
     cores = os.cpu_count() or 1
     return {
@@ -264,8 +265,8 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         "pause_p99_ms": round(pauses_ms[int(0.99 * len(pauses_ms))], 1) if pauses_ms else None,
         "database_ms_per_item": round(1e3 * database_s / done, 2),
         "database_cores": round(database_s / wall_s, 3),
-        "lock_waits_share": round(waits["Lock"], 4),
-        "internal_lock_waits_share": round(waits["LWLock"], 4),
+        "waiting_for_locks": round(waits["Lock"], 4),
+        "waiting_for_internal_locks": round(waits["LWLock"], 4),
         "broker_ms_per_item": round(1e3 * broker_s / done, 2),
         "broker_full_mb": round(full_mb, 1),
         "broker_peak_mb": round(memory["used_memory_peak"] / 1e6, 1),
@@ -283,19 +284,24 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
 
 
 def watch_locks(postgres: PostgresServer, url: str, seconds: float) -> dict[str, float]:
-    """Return kind of wait -> share of the samples of active statements that waited so."""
-    found, active = dict.fromkeys(("Lock", "LWLock"), 0), 0
+    """Return kind of wait -> number of statements that waited so at one time, on average."""
+    found, samples = dict.fromkeys(("Lock", "LWLock"), 0), 0
     name = url.rpartition("/")[2].partition("?")[0]
-    query = "SELECT wait_event_type FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
+    query = (
+        "SELECT wait_event_type, wait_event, query FROM pg_stat_activity WHERE wait_event_type IN ('Lock', 'LWLock')"
+    )
+    waiting: Counter[str] = Counter()
     ends_s = time.monotonic() + seconds
     with postgres.connect(name) as connection:
         while time.monotonic() < ends_s:
-            for (kind,) in connection.execute(query).fetchall():
-                active += 1
-                if kind in found:
-                    found[kind] += 1
-            time.sleep(0.25)
-    return {kind: number / max(1, active) for kind, number in found.items()}
+            for kind, event, statement in connection.execute(query).fetchall():
+                found[kind] += 1
+                waiting[f"{event}: {' '.join(statement.split())[:100]}"] += 1
+            samples += 1
+            time.sleep(0.1)
+    for wait, number in waiting.most_common(5):
+        print(f"{number} times in {samples} samples: {wait}", file=sys.stderr)
+    return {kind: number / max(1, samples) for kind, number in found.items()}
 
 
 def main() -> None:

@@ -298,11 +298,10 @@ def _unpublished(session: Session, farm: str, after_s: float, again_s: float) ->
     """Return (job id, number) of planned rounds, the oldest first, of which a process published a part at least
     ``again_s`` ago, or is publishing without progress for ``after_s``. While a round is planned, its planner publishes.
     """
-    this = tables.Round
-    free = and_(col(this.publisher).is_(None), col(this.progress_at_s) < database_now() - again_s)
-    stale = col(this.progress_at_s) < database_now() - after_s
+    this, idle_s = tables.Round, database_now() - col(tables.Round.progress_at_s)
+    due = or_(idle_s > after_s, and_(col(this.publisher).is_(None), idle_s > again_s))
     planned = col(this.planned_at_s).is_not(None)
-    return _newest_rounds(session, farm, planned, col(this.published_at_s).is_(None), or_(free, stale))
+    return _newest_rounds(session, farm, planned, col(this.published_at_s).is_(None), due)
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:

@@ -79,9 +79,8 @@ def publish_round(database: Database, job_id: str, number: int, *, again: bool =
     """Publish the next waiting items of a job's round that have no message yet; return the number of messages.
 
     Only one process at a time publishes a round; other callers return at once. Progress is stored after each batch: if
-    the publisher dies, the next publisher sends at most one batch again. If the queues have no room for all items, the
-    reconciler publishes the rest while the cards work. If no item of a planned round needs a message, publish its
-    aggregation.
+    the publisher dies, the next publisher sends at most one batch again. The reconciler publishes items for which the
+    queues have no room yet. If no item of a planned round needs a message, publish its aggregation.
 
     Args:
         again: also publish items that had a message, and claimed items whose lease has ended.
@@ -216,8 +215,10 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
         depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
         most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
-        needed = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
-        needed = needed.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
+        one = (
+            select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)).order_by(col(Item.id))
+        )
+        needed = one.limit(1).scalar_subquery().is_not(None)
         chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
         for (card_id,) in list(among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)):
             query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id).order_by(col(Item.id))
@@ -302,9 +303,7 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
 
 
 def takes_turn(for_s: float, *, longer: bool = False) -> bool:
-    """Reserve the next seconds for this host's reconciler; False if another host has reserved them (``longer``: this
-    host). Without turns, the load on the database would grow with the number of hosts. True if the broker is away.
-    """
+    """Reserve a time for this host's reconciler; False if another host has (``longer``: this one) reserved it."""
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client
         return bool(client.set("farm.reconciler", settings().host, nx=not longer, px=max(1, int(900 * for_s))))

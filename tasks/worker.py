@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import math
 import os
 import signal
 import threading
@@ -143,7 +142,6 @@ class StallWatchdog:
     limit_s: float
     _taken: int = -1
     _progress_at_s: float = 0.0
-    _asked_at_s: float = -math.inf
 
     def stalled(self, database: Database, *, taken: int, at_work: bool, now_s: float) -> bool:
         """Return True if the worker has stalled. Called at every heartbeat.
@@ -153,14 +151,9 @@ class StallWatchdog:
             at_work: True if the worker measures an item now.
             now_s: the present time of a monotonic clock.
         """
-        if taken != self._taken or at_work or not self.limit_s:
+        if taken != self._taken or at_work or not self.limit_s or not self._items_wait(database):
             self._taken, self._progress_at_s = taken, now_s
-        elif now_s - self._asked_at_s >= self.limit_s / 6:  # most heartbeats of an idle card need no query
-            self._asked_at_s = now_s
-            if not self._items_wait(database):
-                self._progress_at_s = now_s
-            return now_s - self._progress_at_s > self.limit_s
-        return False
+        return now_s - self._progress_at_s > self.limit_s > 0
 
     def exit_if_stalled(self, database: Database, current: Settings) -> None:
         """End this process at once if it has stalled, unless the broker is the cause.

@@ -66,17 +66,16 @@ def place(
 
     ``free_at_s``: card id -> seconds until the card is idle. ``slowness``: card id -> as in `CardQueue`; 1 if missing.
     """
-    ends_s = dict(free_at_s)
-    placed = {}
+    ends_s, placed = dict(free_at_s), {}
     queues = [(end_s, card) for card, end_s in ends_s.items()]
-    heapq.heapify(queues)  # equally fast cards: the first to be idle also finishes the item first
+    heapq.heapify(queues)  # of equally fast cards, the first to be idle also finishes the item first
     for item in sorted(work, key=lambda item: (-item.expected_s, item.key)):
-        if not slowness:
-            end_s, placed[item.key] = queues[0]
-            heapq.heapreplace(queues, (end_s + item.expected_s, placed[item.key]))
-            continue
-        card_id = min(ends_s, key=lambda card: (ends_s[card] + slowness.get(card, 1.0) * item.expected_s, card))
+        card_id = queues[0][1]
+        if slowness:
+            card_id = min(ends_s, key=lambda card: (ends_s[card] + slowness.get(card, 1.0) * item.expected_s, card))
         ends_s[card_id] += slowness.get(card_id, 1.0) * item.expected_s
+        if not slowness:
+            heapq.heapreplace(queues, (ends_s[card_id], card_id))
         placed[item.key] = card_id
     return placed
 

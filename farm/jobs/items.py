@@ -142,8 +142,8 @@ def claim(
     if isinstance(taken, Claim):
         return taken
     with database.read() as session:
-        finished = _finished(session, set(taken.closed.rounds))
-    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=finished))
+        rounds = _finished(session, set(taken.closed.rounds))
+    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=rounds))
 
 
 def _claim(
@@ -196,13 +196,10 @@ def _claim(
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this process twice as much.
-_USED = tuple(
-    getattr(Item, name)
-    for name in (
-        *("id", "job_id", "round", "role", "subject_kind", "subject_id", "protocol_id", "card_id", "card_model"),
-        *("state", "half_width", "token", "subject_key", "attempts", "reason", "message", "cards"),
-    )
+_NAMES = (
+    "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width token subject_key"
 )
+_USED = tuple(getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message", "cards"))
 
 
 def _described(*which: Any, software_id: str = "") -> Any:
@@ -348,7 +345,8 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
-        affected, woken = _may_have_ended(item), tuple[int, ...]()
+        # If another item of the round waits, the process that closes that one looks whether the round has ended.
+        affected, woken = {(item.job_id, item.round)} if item.other is None else set(), tuple[int, ...]()
         if deferred:
             jobs = fetch(session, Job, (one.job_id for one in deferred))
             served = [one.id for one in deferred if _satisfies(row, jobs[one.job_id].request, one.half_width)]
@@ -383,7 +381,8 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         if again and not cancelled:
             return Closed(False)
         woken = _wake_behind(session, item) if deferred else ()
-        return Closed(True, _finished(session, _may_have_ended(item)), woken)
+        ended = {(item.job_id, item.round)} if item.other is None else set()
+        return Closed(True, _finished(session, ended), woken)
 
 
 def put_off(database: Database, claimed: Claim, why: str, *, counted: bool) -> None:
@@ -560,11 +559,6 @@ def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
 
 #: Round -> one of its items that waited when this process last looked, so that most closed items need no search.
 _waiting: dict[tuple[str, int], int] = {}
-
-
-def _may_have_ended(item: Any) -> set[tuple[str, int]]:
-    """Return the round of an item unless another item of it waits: the process that closes that one looks then."""
-    return set() if item.other is not None else {(item.job_id, item.round)}
 
 
 def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

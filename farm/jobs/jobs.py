@@ -223,11 +223,10 @@ def retry_failed(database: Database, job_id: str) -> int:
             again = item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
             begun += session.exec(again).rowcount
     with database.write() as session:
-        if (job := locked(session, Job, job_id)) is None:
-            return 0
-        newest = session.get(tables.Round, (job_id, job.round))
+        job = locked(session, Job, job_id)
+        newest = session.get(tables.Round, (job_id, job.round)) if job is not None else None
         unplanned = newest is not None and newest.planned_at_s is None
-        if kept or unplanned or open_items(session, job_id, job.round):
+        if job is not None and (kept or unplanned or open_items(session, job_id, job.round)):
             job.state, job.ended_at_s = JobState.OPEN, None
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
             verdicts = select(tables.VerdictRow).where(

@@ -363,17 +363,16 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
     """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
-    ``growing``: a job that is planned in parts. Then querying the cards' loads takes only a part of the time.
+    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute.
     """
-    began_s, ids = time.monotonic(), [card.id for card in cards]
+    now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
-    read_s, took_s, free_at_s = _loads.pop(growing, (-math.inf, 0.0, dict[str, float]()))
-    if began_s - read_s > 20 * took_s or list(free_at_s) != ids:
+    read_s, free_at_s = _loads.pop(growing, (-math.inf, {}))
+    if now_s - read_s > 30.0 or list(free_at_s) != ids:
         query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
         ahead = dict(session.execute(query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(ids))).all())
-        free_at_s = {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
-        read_s, took_s = began_s, time.monotonic() - began_s
+        read_s, free_at_s = now_s, {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
     placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
@@ -381,12 +380,11 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardR
         for number, card_id in chosen.items():
             free_at_s[card_id] += items[number].expected_s
         _loads.clear()
-        _loads[growing] = read_s, took_s, free_at_s
+        _loads[growing] = read_s, free_at_s
     return [chosen[number] for number in range(len(items))]
 
 
-#: Growing job -> when its cards' loads were queried, how long that took, and the loads.
-_loads: dict[str, tuple[float, float, dict[str, float]]] = {}
+_loads: dict[str, tuple[float, dict[str, float]]] = {}  # growing job -> when its cards' loads were queried; the loads
 
 
 # ---- closing a round

@@ -255,8 +255,7 @@ class Round(Row, table=True):
 
 
 #: SQL condition of the items that need a message. Without parameters: databases use the index only for this text.
-UNSENT = text("item.published_at_s IS NULL AND item.state IN ('waiting', 'claimed')")
-_UNSENT = text(UNSENT.text.replace("item.", ""))
+UNSENT = text("published_at_s IS NULL AND state IN ('waiting', 'claimed')")
 _PUT_OFF = text("put_off_at_s IS NOT NULL")
 
 
@@ -275,7 +274,7 @@ class Item(Row, table=True):
         Index("ix_item_state_ended", "state", "ended_at_s"),  # queried for all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
         Index("ix_item_card_started", "card_id", "started_at_s"),  # when a card last began an item
-        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=_UNSENT, postgresql_where=_UNSENT),
+        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=UNSENT, postgresql_where=UNSENT),
         Index("ix_item_put_off", "put_off_at_s", sqlite_where=_PUT_OFF, postgresql_where=_PUT_OFF),
     )
     id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))
@@ -312,7 +311,7 @@ class Item(Row, table=True):
 #: Columns of an index for comparisons of readings: first the circumstances, then the compared figures and the id.
 CIRCUMSTANCES = (
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
-    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "id"),
+    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "card_id", "id"),
 )
 
 
