@@ -142,8 +142,8 @@ def claim(
     if isinstance(taken, Claim):
         return taken
     with database.read() as session:
-        rounds = _finished(session, set(taken.closed.rounds))
-    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=rounds))
+        finished = _finished(session, set(taken.closed.rounds))
+    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=finished))
 
 
 def _claim(
