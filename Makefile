@@ -31,10 +31,11 @@ clean:
 
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Name one: make PYTHON=/path/to/python3"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@sed '/^# Extras/,$$d' constraints.txt > .venv/requirements.txt
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { echo "No virtual environment. On Debian or Ubuntu, install the package python3-venv."; exit 1; }
+	@echo "Installing the versions of constraints.txt into .venv/: some minutes; PyTorch with CUDA has several GB."
+	@sed '/^# Extras/,$$d; /^torch/d' constraints.txt > .venv/requirements.txt  # the large packages last
 	$(PIP_INSTALL) --no-deps --requirement .venv/requirements.txt
-	$(PIP_INSTALL) --constraint constraints.txt torch torchvision  # the CUDA libraries of this build of torch, if any
+	$(PIP_INSTALL) --constraint constraints.txt torch torchvision  # with the CUDA libraries of this build of torch, if any
 	$(PIP_INSTALL) --no-deps --editable .
 	@touch $@
 

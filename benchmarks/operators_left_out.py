@@ -60,8 +60,7 @@ def left_out(spec: PredictorSpec, data: Dataset, belongs: Group, calibration: Ca
     for name, target in (("time", "time_us"), ("power", "power_w")):
         measured = np.array([getattr(row, target) for row in group.rows], dtype=float)
         errors = np.log(measured / getattr(costs, target))
-        factors = np.where(costs.known, getattr(calibration, name), getattr(calibration, f"unseen_{name}"))
-        widths, has = factors * getattr(costs, f"{name}_spread"), np.isfinite(errors)
+        widths, has = calibration.half_widths(name, getattr(costs, f"{name}_spread"), costs.known), np.isfinite(errors)
         inside = np.abs(errors) <= widths
         found |= {f"{name}_covered": float(inside[has].mean()), f"{name}_width": float(np.exp(np.median(widths[has])))}
         if name == "time":

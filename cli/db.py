@@ -14,7 +14,7 @@ from farm.errors import UsageError
 app = typer.Typer(help="Create, update and check the database's tables; delete old data.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(epilog="Example: farm db upgrade")
 def upgrade() -> None:
     """Create the tables, or migrate them to this program's schema."""
     from farm.settings import settings
@@ -27,14 +27,14 @@ def upgrade() -> None:
     emit(f"{database}: schema {after}" + (" already" if before == after else f" (was {before or 'empty'})"))
 
 
-@app.command()
+@app.command(epilog="Example: farm db check")
 def check() -> None:
     """Check that the database answers and has this program's schema (exit code 3 if not)."""
     database = output.open_database()
     emit(f"{database}: schema {database.schema_version()}, the schema that this program needs")
 
 
-@app.command()
+@app.command(epilog="Example: farm db prune --older-than 90 --dry-run")
 def prune(
     older_than: float = typer.Option(
         30.0,
@@ -68,7 +68,7 @@ def prune(
     emit(f"{database}: {told(pruning.prune(database, older_than * 86400))} deleted.")
 
 
-@app.command()
+@app.command(epilog="Example: farm db significant --add Conv2d")
 def significant(
     add: list[str] | None = typer.Option(None, metavar="OPERATOR", help="Add an operator type, e.g. Conv2d."),
     remove: list[str] | None = typer.Option(None, metavar="OPERATOR", help="Remove an operator type."),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from cli import tables
 from cli.options import AsJson
@@ -32,9 +31,12 @@ def doctor(as_json: AsJson = False) -> None:
     current, wrong = settings_but_wrong_ones()
     checks = [problem("settings", one, NEXT_STEP) for one in wrong]
     if not wrong:  # else the other checks use defaults, and the broker is not asked
-        from tasks.broker_checks import broker_checks
+        try:
+            from tasks.broker_checks import broker_checks
 
-        checks += broker_checks(current)
+            checks += broker_checks(current)
+        except ModuleNotFoundError as error:
+            checks.append(problem("packages", f"{error.name} is not installed", "pip install operator-farm"))
     checks += [*database_checks(current), *host_checks(current)]
     levels = Counter(check.level for check in checks)
     counts = {level: levels[level] for level in ("ok", "warning", "problem")}
@@ -73,12 +75,8 @@ def settings(as_json: AsJson = False) -> None:
     for name in ("database", "cpu_card_id"):
         value = _shown(name, getattr(current, name))
         rows.append({"setting": name, "variable": "", "value": value, "source": "derived"})
-    table = Table(box=None, pad_edge=False)
-    for column in ("setting", "value", "source"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(row["setting"], str(row["value"]) if row["value"] != "" else "-", row["source"])
-    answer(as_json, {"settings": rows}, lambda: table)
+    columns = ("setting", "setting"), ("value", "value"), ("source", "source")
+    answer(as_json, {"settings": rows}, lambda: tables.filled(rows, columns))
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli import output
-from cli.options import Model, VariantFields, option
+from cli.options import Model, VariantFields, option, quantity, sizes
 from cli.output import answer, emit_json, say, show
 from farm.errors import NoReadings, NoSuchCard, UsageError
 
@@ -25,18 +25,18 @@ class EstimateOptions:
         None,
         "-b",
         "--batch",
-        metavar="N|N..M|N,M",
-        help="Batch size. Several sizes (1..256 or 1,8,32) give a curve. Default: 32, or that of your example inputs.",
+        metavar="N|N,M|N..M",
+        help="Batch size. Several sizes (1,8,32 or 1..256) give a curve. Default: 32, or that of your example inputs.",
     )
     length: str | None = option(
-        None, metavar="N|N..M|N,M", help="Tokens per sequence. Several give a curve. Default: the model's own."
+        None, metavar="N|N,M|N..M", help="Tokens per sequence. Several give a curve. Default: the model's own."
     )
     given: VariantFields = field(default_factory=dict)
     card: str = option("", help="Part of the card model's name. Default: the only card model with readings.")
     launch: str | None = option(
         None, help="Use readings of this launch: graph or eager. Default: graph on a GPU, eager on a CPU."
     )
-    tf32: bool = option(False, "--tf32", help="Use readings for which TF32 was allowed.")
+    tf32: bool = option(False, "--tf32/--no-tf32", help="Use readings for which TF32 was allowed.")
     torch: str = option(
         "", help="Use readings of this PyTorch version, e.g. 2.11. Default: the version that covers most of the model."
     )
@@ -51,8 +51,11 @@ class EstimateOptions:
         metavar="K",
         help="First measure K tuples on a card of this host: those whose readings narrow the estimate most.",
     )
-    seconds: float | None = option(
-        None, min=1, metavar="S", help="Like --measure, but measure as many tuples as S seconds of card time allow."
+    budget: float | None = option(
+        None,
+        parser=quantity,
+        metavar="TIME",
+        help="Like --measure, but measure as many tuples as this card time allows, such as 60s.",
     )
     generate: int | None = option(
         None,
@@ -66,7 +69,7 @@ class EstimateOptions:
         """Raise `UsageError` if two options do not go together."""
         from farm.pages.plots import check_path
 
-        measures = bool(self.measure or self.seconds)
+        measures = bool(self.measure or self.budget)
         if self.png is not None:
             if not is_curve:
                 raise UsageError(
@@ -75,26 +78,26 @@ class EstimateOptions:
             check_path(self.png)
         if self.generate is not None and (is_curve or measures):
             raise UsageError(
-                "--generate needs one size and cannot be combined with --measure or --seconds.",
-                "Give one --batch and one --length, and omit --measure and --seconds.",
+                "--generate needs one size and cannot be combined with --measure or --budget.",
+                "Give one --batch and one --length, and omit --measure and --budget.",
             )
         if training and self.generate is not None:
             raise UsageError("A training step generates no text.", "Omit --step or --generate.")
         if measures and is_curve:
-            step = "Give one --batch and one --length, or omit --measure and --seconds."
-            raise UsageError("--measure and --seconds need one size, but several are given.", step)
+            step = "Give one --batch and one --length, or omit --measure and --budget."
+            raise UsageError("--measure and --budget need one size, but several are given.", step)
 
 
 def estimate(model: Model, options: EstimateOptions) -> None:
     """Estimate the cost of a model on a card from readings, and from predictions where there are none. Runs nothing."""
     from cli import prediction_tables
-    from farm.estimation.query import EstimateQuery, parse_sizes
+    from farm.estimation.query import EstimateQuery
     from farm.models import catalog
     from farm.requests.partial_request import default_dtype
 
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
-    batches = parse_sizes(options.batch or str(catalog.usual_batch(model, 32)), "--batch")
-    lengths = parse_sizes(options.length, "--length") if options.length is not None else [None]
+    batches = sizes("--batch", options.batch or str(catalog.usual_batch(model, 32)))
+    lengths = sizes("--length", options.length) if options.length is not None else [None]
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
     fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
     variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
@@ -108,7 +111,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
         _curve(variants, query, options, over="batch" if len(batches) > 1 else "length")
     else:
         one, before = estimated(variants[0], query), None
-        if options.measure or options.seconds:
+        if options.measure or options.budget:
             before = one
             _measure(before, query, options)
             with output.open_database().read() as session:
@@ -124,9 +127,11 @@ def estimate(model: Model, options: EstimateOptions) -> None:
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
     """An estimate from one's own database, or from the readings of the package if one's own has none."""
+    from farm.models.catalog import title_of
     from farm.training.version import versioned
 
     variant = versioned(variant)
+    output.doing(f"farm is estimating {title_of(variant)}")
     return output.first_that_knows(
         lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0
     )
@@ -172,7 +177,7 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
             f"This host has no {found.card_model} to measure on.",
             "Measure on a host that has one: `farm predict plan` writes a measurement file of the most useful tuples.",
         )
-    chosen = found.to_measure(options.measure, options.seconds)
+    chosen = found.to_measure(options.measure, options.budget)
     labels = {one.operator_id: one.label for one in found.missing}
     with output.upgraded_database() as database:
         say(f"Measuring {len(chosen)} tuples on {own[0]}: {', '.join(labels[id_] for id_ in chosen[:3])} ...")

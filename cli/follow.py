@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 
 from cli import tables
-from cli.output import answer, console, emit, emit_json, say
+from cli.output import REPEATED_S, answer, console, doing, emit, emit_json, end_note, noted, say
 from cli.tables import Text
 from farm.errors import BelowTarget, DatabaseUnreachable
 from farm.types.format import plural, span
@@ -25,31 +25,14 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 DATABASE_PATIENCE_S = 120.0
-PLAIN_LINE_S = 5.0  # least time between two lines of progress, without a terminal
-PLAIN_LINE_OF_SEVERAL_S = 60.0  # the same for several jobs, which also have one line each at their end
+PLAIN_LINE_OF_SEVERAL_S = 60.0  # `REPEATED_S` for several jobs, which also have one line each at their end
 
 
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str, int, int], None]]:
-    """Show work on stderr, as a bar or as lines: yields a function of (what, done, of how many; 0 if unknown)."""
-    out = console(stderr=True)
-    if not out.file.isatty():
-        said_at_s = time.monotonic()
-
-        def line(what: str, done: int, of: int) -> None:
-            nonlocal said_at_s
-            if time.monotonic() - said_at_s >= PLAIN_LINE_S:
-                said_at_s = time.monotonic()
-                say(f"{what}: {done} of {of}" if of else what)
-
-        yield line
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*shown, console=out, transient=True) as bars:
-        bar = bars.add_task("", total=None)
-        yield lambda what, done, of: bars.update(bar, description=what, completed=done, total=of or None)
+    """Show work in the note of the command: yields a function of (what, done, of how many; 0 if unknown)."""
+    with noted("working"):
+        yield lambda what, done, of: doing(f"{what}: {done} of {of}" if of else what)
 
 
 def follow(
@@ -60,6 +43,7 @@ def follow(
     looks after its workers in it."""
     if not job_ids:
         return
+    end_note()
     out = console(stderr=not on_stdout)
     with contextlib.ExitStack() as stack:
         show_progress = _plain_lines()
@@ -92,7 +76,7 @@ def _plain_lines() -> Callable[[list[Progress]], None]:
                 said.add(job.job_id)
                 say(progress_line(job))
         several, running = len(progresses) > 1, [job for job in progresses if not job.over]
-        if running and time.monotonic() - said_at_s >= (PLAIN_LINE_OF_SEVERAL_S if several else PLAIN_LINE_S):
+        if running and time.monotonic() - said_at_s >= (PLAIN_LINE_OF_SEVERAL_S if several else REPEATED_S):
             first = max(running, key=lambda job: job.closed / max(1, job.total))
             text = f"{len(said)} of {len(progresses)} jobs ended; " if several else ""
             if (text := text + progress_line(first)) != last:

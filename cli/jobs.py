@@ -115,7 +115,7 @@ def resume(
     ),
     wait: Follow = False,
 ) -> None:
-    """Continue a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""
+    """Continue a job that waits for nothing: send its open items to the workers again. Nothing is measured twice."""
     from farm.jobs import jobs as rows_of
     from farm.settings import settings
     from tasks.app import check_broker

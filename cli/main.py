@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cli.options import flat, with_compile_mode
-from cli.output import Left, complain, set_quiet
+from cli.output import Left, complain, noted, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean
 from farm.safe_text import without_secrets
@@ -68,6 +68,7 @@ _GROUPS = {
         "db": "db upgrade",
     },
 }
+_SERVERS = ("worker", "flower")  # they run until they are stopped
 _EXAMPLES = {name: example for group in _GROUPS.values() for name, example in group.items()}
 COMMANDS = list(_EXAMPLES)
 #: Command -> its module in `cli`, if that has another name.
@@ -96,8 +97,9 @@ def _built(name: str) -> Any:
     if isinstance(command, typer.Typer):
         parent.add_typer(command, name=name, epilog=example)
     else:
-        parent.command(name, epilog=example)(command)
+        parent.command(name)(command)
     for one in (command if isinstance(command, typer.Typer) else parent).registered_commands:
+        one.epilog = one.epilog or example
         one.callback = flat(one.callback)  # type: ignore[arg-type]
     return typer.main.get_group(parent).commands[name]
 
@@ -178,6 +180,9 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
             raise failure(*_usage_error(error, ctx), error.exit_code) from error  # type: ignore[attr-defined]
         if parsers or ctx is None:
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            step = "Install the farm with its dependencies: `pip install operator-farm`, or `make` in a clone."
+            raise failure(f"The package '{error.name}' is not installed.", step, 1) from error
         message = f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}"
         raise failure(message, "This is a bug in farm. `farm --debug ...` shows the traceback.", 1) from error
 
@@ -267,6 +272,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def farm(
+    context: typer.Context,
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print only results and errors: no notes, no progress."),
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
@@ -276,6 +282,8 @@ def farm(
     Start with `farm run resnet18`.
     """
     set_quiet(quiet)
+    if (command := context.invoked_subcommand) not in _SERVERS:
+        context.with_resource(noted(f"farm {command} is working"))
 
 
 def _leave_interrupted() -> NoReturn:

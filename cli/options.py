@@ -7,6 +7,7 @@ the given fields of a model variant or a request, whose options are derived from
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -151,7 +152,7 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     if group.of_a_request:
         what = field.name in VARIANT or field.name == "operators"
         panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
-    number = {"parser": _quantity} if field.type is float else {}
+    number = {"parser": quantity} if field.type is float else {}
     one = typer.Option(
         *field.option,
         **number,  # type: ignore[arg-type]
@@ -229,7 +230,7 @@ class CliOptions:
         if "operators" in given:
             given["operators"] = operator_names(given["operators"])
         several = [name for name, one in GIVEN.items() if one.several and name in given]
-        grid = [[(name, number) for number in _numbers(f"--{name}", given.pop(name))] for name in several]
+        grid = [[(name, number) for number in sizes(f"--{name}", given.pop(name))] for name in several]
         if not locations and (wrong := next(filter(is_location, self.models or ()), None)):
             raise UsageError(
                 f"`farm submit` accepts names only, not the location '{wrong}': the workers' hosts have other files.",
@@ -279,7 +280,7 @@ def with_compile_mode(words: list[str]) -> list[str]:
 _UNITS = {"%": 0.01, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def _quantity(text: Any) -> float:
+def quantity(text: Any) -> float:
     """Parse a number with or without a unit: 0.01, 1%, 90, 90s, 2min. Raises ValueError."""
     for unit, factor in _UNITS.items():
         if str(text).endswith(unit):
@@ -287,11 +288,17 @@ def _quantity(text: Any) -> float:
     return float(text)
 
 
-def _numbers(flag: str, text: str) -> list[int]:
-    """Split "1,8,64" into numbers, without repetitions."""
-    for part in text.split(","):
-        if not part.strip().lstrip("-").isdecimal():
-            raise UsageError(
-                f"{flag} needs a whole number, not '{part}'.", f"Separate several numbers by commas: {flag} 1,8."
-            )
-    return list(dict.fromkeys(map(int, text.split(","))))
+def sizes(flag: str, text: str) -> list[int]:
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256). Raises `UsageError` for any other text."""
+    found: list[int] = []
+    with contextlib.suppress(ValueError):
+        first, dots, last = text.partition("..")
+        if not dots:
+            found = [int(part) for part in text.split(",")]
+        elif 0 < int(first) <= int(last):
+            doubled = (int(first) << number for number in range(64))
+            found = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
+    if not found:
+        step = f"Give one number, a list or a range: {flag} 32, {flag} 1,8,32 or {flag} 1..256."
+        raise UsageError(f"{flag} '{text}' is not a size.", step)
+    return list(dict.fromkeys(found))

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _ENDLESS = 100_000  # columns; no line is longer
+PATIENCE_S = 2.0  # a command that takes longer says what it does
+REPEATED_S = 5.0  # least time between two lines of progress, without a terminal
 
 
 class Left(KeyboardInterrupt):
@@ -39,6 +42,7 @@ class Interrupted(KeyboardInterrupt):
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
     """A context for writing to stdout. Raises `Unwritable` if that fails; a reader that has ended is not an error."""
+    end_note()
     try:
         yield
     except BrokenPipeError:
@@ -108,6 +112,60 @@ def said_through(instead: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         _instead = before
+
+
+# ---- what a command does while it prints nothing
+
+
+class _Note:
+    """A line on stderr, or a spinner in a terminal, from a thread: what the command does, after `PATIENCE_S`."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.over = text, threading.Event()
+        self.thread = threading.Thread(target=self._show, daemon=True)
+        self.thread.start()
+
+    def _show(self) -> None:
+        if self.over.wait(PATIENCE_S):
+            return
+        out, said = console(stderr=True), ""
+        if out.file.isatty():
+            with out.status(printable(self.text)) as status:
+                while not self.over.wait(0.2):
+                    status.update(printable(self.text))
+            return
+        while not (said and self.over.wait(REPEATED_S)):
+            if said != self.text:
+                say(f"{(said := self.text)} ...")
+
+
+_note: _Note | None = None
+
+
+def end_note() -> None:
+    """End the note: from here on, the command shows its own output or progress."""
+    global _note
+    note, _note = _note, None
+    if note is not None:
+        note.over.set()
+        note.thread.join()
+
+
+@contextlib.contextmanager
+def noted(text: str) -> Iterator[None]:
+    """A context with a note of what the command does, if there is none. It ends with the first output on stdout."""
+    global _note
+    _note = _note or _Note(text)
+    try:
+        yield
+    finally:
+        end_note()
+
+
+def doing(text: str) -> None:
+    """Change the text of the note."""
+    if _note is not None:
+        _note.text = text
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import output
-from cli.options import SPLIT, AsJson, Declared
+from cli.options import SPLIT, AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
 from farm.errors import UsageError
 
@@ -32,7 +32,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
     return output.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
 
 
-@app.command()
+@app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
 def dataset(
     target: Path = typer.Argument(..., metavar="FILE", help="The file to write (.parquet or .csv)."),
     card: Card = "",
@@ -50,7 +50,7 @@ def dataset(
         emit(f"{target}  {_about(found)}")
 
 
-@app.command()
+@app.command(epilog="Example: farm predict fit --card H200")
 def fit(
     predictor: str = typer.Argument("best", metavar="[PREDICTOR]", help="Name of the predictor to fit."),
     card: Card = "",
@@ -82,7 +82,7 @@ def fit(
         emit(f"{path}  predictor {predictor}, fitted to {learned}")
 
 
-@app.command()
+@app.command(epilog="Example: farm predict evaluate best --card H200")
 def evaluate(
     predictors: list[str] | None = typer.Argument(
         None, metavar="[PREDICTOR]...", help="Names of predictors. Default: all."
@@ -134,14 +134,18 @@ def evaluate(
         say(f"Drawn to {png}")
 
 
-@app.command()
+@app.command(epilog="Example: farm predict plan resnet50 --card H100")
 def plan(
     models: list[str] = typer.Argument(
         ..., metavar="MODEL...", help="The models whose estimates should become more precise."
     ),
     *,
-    batch: list[int] | None = typer.Option(
-        None, "-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32, or that of your example inputs."
+    batch: str | None = typer.Option(
+        None,
+        "-b",
+        "--batch",
+        metavar="N|N,M|N..M",
+        help="Batch size, or several. Default: 32, or that of your example inputs.",
     ),
     given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
     tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
@@ -161,7 +165,7 @@ def plan(
     variants = [
         catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
         for name in map(catalog.known, models)
-        for size in batch or [catalog.usual_batch(name, 32)]
+        for size in sizes("--batch", batch or str(catalog.usual_batch(name, 32)))
     ]
     estimates = [estimated(variant, EstimateQuery(card, torch=torch)) for variant in variants]
     if not any(one.total_time for one in estimates):

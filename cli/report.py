@@ -10,7 +10,7 @@ from rich.console import Group
 
 from cli import follow, output
 from cli.options import AsJson
-from cli.output import emit, emit_json, say, show
+from cli.output import doing, emit, emit_json, say, show
 from cli.tables import sparkline
 from farm.errors import UsageError
 
@@ -152,5 +152,5 @@ def publish(
     from farm.pages import page
 
     with output.open_database().read() as session:
-        number = page.publish(session, folder)
+        number = page.publish(session, folder, lambda name: doing(f"farm publish is working: {name}"))
     say(f"{number} pages written; open {folder / 'index.html'}")

@@ -28,7 +28,7 @@ INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continu
 
 
 def run(options: CliOptions) -> None:
-    """Measure models on this host: starts its own broker and workers, shows the report, leaves nothing behind."""
+    """Measure models on this host and show the report. Starts and stops its own broker and workers."""
     interruptible(lambda ending: _run(options, ending))
 
 

@@ -25,7 +25,7 @@ def worker(
     card: list[str] | None = typer.Option(
         None, help="A card of this host: id, index, 'gpu', 'cpu', or part of its model name. Default: all its GPUs."
     ),
-    as_json: bool = typer.Option(False, "--json", "--json-logs", help="Log one JSON object per line."),
+    as_json: bool = typer.Option(False, "--json-logs", help="Log one JSON object per line."),
 ) -> None:
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings

@@ -33,6 +33,9 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
 
 from farm.safe_text import without_secrets
@@ -202,6 +205,17 @@ class Unwritable(FarmError):
             f"The output cannot be written: {error.strerror or error}.",
             "Free disk space, or write the output to another place.",
         )
+
+
+def told(error: BaseException) -> str:
+    """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
+    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    here = os.path.dirname(os.path.dirname(__file__))
+    others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(others) and "-packages" not in frame.filename:
+            return f"{text} ({frame.filename}, line {frame.lineno}: {frame.line})"
+    return text
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

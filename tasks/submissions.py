@@ -27,8 +27,6 @@ from farm.store.database import Database
 from farm.store.tables import JobState
 from farm.types.format import percent, span
 from farm.types.request import Request, named
-from tasks.control import repair_job
-from tasks.queues import own_farm, publish_aggregate, publish_round
 
 if TYPE_CHECKING:
     from tasks.embedded import EmbeddedFarm
@@ -281,6 +279,8 @@ def submit(
         FarmError: an error of the request, the cards, the database or the broker. If the job is in the database but
             could not be published, `farm resume` continues it.
     """
+    from tasks import queues  # Celery loads only when there is something to publish
+
     ready = functools.cache(ready)  # only the first call waits: if a worker dies later, its supervisor restarts it
     if request.variant is not None:
         progress(f"Capturing {request.variant.model}", 0, 0)
@@ -290,7 +290,7 @@ def submit(
         request,
         card_ids,
         tuples=tuples,
-        farm=own_farm(),
+        farm=queues.own_farm(),
         pinned=pinned,
         ready=(lambda: None) if known else ready,
         grown=_publishing_while_it_grows(database, request, ready, progress),
@@ -299,7 +299,7 @@ def submit(
         if (wanted := close_known_rounds(database, opened.job_id, opened.round)) is not None:
             ready()
             progress(f"Publishing {opened.title}", 0, 0)
-            publish_round(database, opened.job_id, wanted)
+            queues.publish_round(database, opened.job_id, wanted)
     except KeyboardInterrupt:
         jobs.cancel(database, opened.job_id)  # nothing is published yet
         raise
@@ -309,6 +309,8 @@ def submit(
 def _publishing_while_it_grows(
     database: Database, request: Request, ready: Callable[[], None], progress: OnProgress
 ) -> Callable[[OpenedJob, int], None]:
+    from tasks import queues
+
     away = False
 
     def grown(opened: OpenedJob, tried: int) -> None:
@@ -318,7 +320,7 @@ def _publishing_while_it_grows(
         if opened.new and not away:
             ready()
             try:
-                publish_round(database, opened.job_id, opened.round)
+                queues.publish_round(database, opened.job_id, opened.round)
             except errors.BrokerUnreachable:
                 away = True  # planning continues; `submit` publishes at the end and raises if the broker is still away
 
@@ -330,6 +332,9 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
 
     If the planning of a sweep was interrupted, it continues. Safe for a job on which workers are active.
     """
+    from tasks import queues
+    from tasks.control import repair_job
+
     with database.read() as session:
         job = session.get(tables.Job, job_id)
     if job is None:
@@ -337,7 +342,7 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
     if job.state != JobState.OPEN:
         return 0
     current = settings()
-    if not jobs.take_over(database, job_id, own_farm(), current.heartbeat_s):
+    if not jobs.take_over(database, job_id, queues.own_farm(), current.heartbeat_s):
         return 0  # the job's own farm is alive and continues it
     with database.read() as session:
         newest = session.get(tables.Round, (job_id, job.round))
@@ -345,10 +350,10 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
         create.continue_planning(
             database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, progress)
         )
-    repair_job(database, current, own_farm(), job_id)
-    if published := publish_round(database, job_id, job.round, again=True):
+    repair_job(database, current, queues.own_farm(), job_id)
+    if published := queues.publish_round(database, job_id, job.round, again=True):
         return published
-    publish_aggregate(job_id, job.round)
+    queues.publish_aggregate(job_id, job.round)
     return 0
 
 

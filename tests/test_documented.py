@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,20 @@ def test_every_command_and_option_is_documented(path):
     ]
     assert not missing
     assert COMMANDS[path].help
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_help_ends_with_an_example(path):
+    assert COMMANDS[path].epilog.startswith(f"Example: {path}")
+
+
+def test_an_option_is_written_in_the_same_way_in_every_command():
+    options = defaultdict(set)
+    for command in COMMANDS.values():
+        for parameter in command.params:
+            if parameter.opts[0].startswith("-"):
+                options[max(parameter.opts, key=len)].add((*sorted(parameter.opts), *parameter.secondary_opts))
+    assert not {name: ways for name, ways in options.items() if len(ways) > 1}
 
 
 def test_every_documented_command_exists():

@@ -170,7 +170,7 @@ class Estimate:
             UsageError: every tuple has a reading, or the model is compiled.
         """
         if self.variant.compile:
-            raise UsageError("Generated kernels are measured with their model only.", "Omit --measure and --seconds.")
+            raise UsageError("Generated kernels are measured with their model only.", "Omit --measure and --budget.")
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Collection, Sequence
@@ -40,22 +39,6 @@ from farm.types.protocol import Protocol, Variant
 
 FILLS = ("auto", "none", "roofline")
 LEAST_OF_CARD = 20  # readings of one card from which its power is predicted apart from that of its model
-
-
-def parse_sizes(text: str, option: str) -> list[int]:
-    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256). Raises `UsageError` for any other text."""
-    sizes: list[int] = []
-    with contextlib.suppress(ValueError):
-        first, dots, last = text.partition("..")
-        if not dots:
-            sizes = [int(part) for part in text.split(",")]
-        elif 0 < int(first) <= int(last):
-            doubled = (int(first) << number for number in range(64))
-            sizes = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
-    if not sizes or min(sizes) < 1:
-        step = f"Give one number, a list or a range: {option} 32, {option} 1,8,32 or {option} 1..256."
-        raise UsageError(f"{option} '{text}' is not a size.", step)
-    return list(dict.fromkeys(sizes))
 
 
 @dataclass(frozen=True)

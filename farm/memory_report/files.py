@@ -208,7 +208,7 @@ def charts(found: StepMemory) -> list[Chart]:
     at_peak = {role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()}
     by_length = _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))
     by_size = _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))
-    time_name = f"time since the step began, ms ({found.clock_name})"
+    time_name = "time since the step began, ms"
     return [
         Chart("memory held, by role of the tensor", time_name, "GB", areas=lines(life.held_by_role)),
         Chart("memory held, active (in use by a call) or inactive", time_name, "GB", lines=left, areas=use),
@@ -237,7 +237,8 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
 
 
 def _bars(rows: Sequence[PeriodInterval], text: Callable[[float], str]) -> dict[str, dict[str, float]]:
-    return {f"from {text(row.least)}" if row.least else "below": {"MB·s": row.byte_s / 1e6} for row in rows}
+    names = [f"from {text(row.least)}" if row.least else f"below {text(rows[1].least)}" for row in rows]
+    return {name: {"MB·s": row.byte_s / 1e6} for name, row in zip(names, rows, strict=True)}
 
 
 def as_plotly(chart: Chart) -> PageChart:

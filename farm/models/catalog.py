@@ -100,6 +100,8 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
         having = [f"{one.NAME}/{name}" for one in SOURCES if name in _entries(one)]
         if len(having) > 1:
             raise UnknownModel(f"Several sources have a model '{name}'.", f"Choose {' or '.join(having)}.")
+        if hint := own.hint(name):
+            raise UnknownModel(f"There is no model named '{name}'.", hint)
         raise UnknownModel.named(name, names(), bare)  # a name of a hub has an owner: microsoft/phi-2
     if bare in (reasons := source.REFUSED):
         raise UnsupportedModel(f"{bare} is {reasons[bare]}.", "Choose a model that `farm models` lists.")

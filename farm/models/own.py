@@ -28,7 +28,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UsageError
+from farm.errors import SettingsError, UsageError, did_you_mean
 from farm.models import transformers
 from farm.models.entry import ModelEntry
 from farm.settings import settings
@@ -49,6 +49,13 @@ _PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is no
 def is_location(name: str) -> bool:
     """True for ``my_models.py:net`` and for a folder such as ``models/tiny/``, unless it is a registered name."""
     return name not in settings().models and (":" in name or ("/" in name and Path(name, "config.json").is_file()))
+
+
+def hint(name: str) -> str:
+    """How to write the location that a text probably means; "" if it means none."""
+    if name.endswith(".py"):
+        return f"Name the function that builds the model, too: {name}:net"
+    return f"For the folder of this name, write ./{name}" if Path(name, "config.json").is_file() else ""
 
 
 def register(name: str) -> str:
@@ -362,10 +369,15 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
         with contextlib.redirect_stdout(sys.stderr):  # text that it prints is not output of this program
             made = _imported(target)()
     except (Exception, SystemExit) as error:
-        message = f"'{target}' could not build the model '{name}': {type(error).__name__}: {error}"
+        built = "its model" if name == target else f"the model '{name}'"
+        message = f"'{target}' could not build {built}: {type(error).__name__}: {error}"
         frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_in_folders(one.filename)]
+        module, _, function = target.partition(":")
         if frames:
             step = f"Correct {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+        elif module in sys.modules:  # it has no such function, or the function takes an argument
+            near = did_you_mean(function, set(vars(sys.modules[module])) - {function})
+            step = near or "Name a function of the module that takes no argument and returns the model."
         else:
             step = f"{_PLACE}, and check that the function takes no argument."
         raise SettingsError(message, step) from error

@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farm.errors import CaptureError
+from farm.errors import CaptureError, told
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.collectives import WRAPPERS
@@ -290,7 +290,7 @@ def _captured(
     except (Exception, SystemExit) as error:
         where = f" at '{recorder.path}'" if recorder.path else ""
         raise CaptureError(
-            f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"The model raised{where}: {told(error)}",
             "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.captured_pass(

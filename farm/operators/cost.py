@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from farm.errors import CaptureError
+from farm.errors import CaptureError, told
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
@@ -158,7 +158,7 @@ def model_flops(
             return _counted(model, fake_args, fake_kwargs)
     except (Exception, SystemExit) as error:
         raise CaptureError(
-            f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"The model raised on its example input: {told(error)}",
             "Check that the model runs on this input. Create tensors on the device of the input, and read no values.",
         ) from error
 

@@ -15,8 +15,8 @@ import hashlib
 import itertools
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,12 +190,12 @@ class ModelPage:
     jobs: tuple[JobPage, ...]
 
 
-def publish(session: Session, folder: Path) -> int:
-    """Write the site; an earlier site in the folder is replaced. Return the number of pages. Raises `UsageError` if
-    plotly is missing, or if the folder cannot be written or contains another program's files."""
+def publish(session: Session, folder: Path, told: Callable[[str], None] = lambda _: None) -> int:
+    """Write the site; an earlier site in the folder is replaced. Tell each page's name; return their number. Raises
+    `UsageError` if plotly is missing, or if the folder cannot be written or contains another program's files."""
     script = plotly_js()
     _check_folder(folder)
-    models = list(_models(session))
+    models = list(_models(session, told))
     cards = _cards(session)
     operators, left_out = _operators(session)
     points = [(page.report, model.file) for model in models for page in model.jobs]
@@ -211,6 +211,7 @@ def publish(session: Session, folder: Path) -> int:
         pages[model.file] = ("model.html", values)
     write_whole(folder / _SCRIPT, script)
     for file, (template, values) in pages.items():
+        told(file)
         write_whole(folder / file, render(template, script=_SCRIPT, **values))
     return len(pages)
 
@@ -228,7 +229,7 @@ def _check_folder(folder: Path) -> None:
         raise UsageError(f"'{folder}' contains pages that `farm publish` did not write.", "Name a new folder.")
 
 
-def _models(session: Session) -> Iterator[ModelPage]:
+def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage]:
     """Yield the models by name, with the newest job that has a verdict for each request and card model."""
     judged = sqlalchemy.select(VERDICT.job_id)
     found = session.execute(
@@ -246,6 +247,7 @@ def _models(session: Session) -> Iterator[ModelPage]:
                 request_id = Request.from_json(request).id
         newest[model].setdefault((request_id or id_, card_models.get(id_)), id_)
     for model in sorted(newest):
+        told(model)
         pages = [job_page(session, build(session, id_)) for id_ in newest[model].values()]
         yield ModelPage(model, file_of(model), tuple(sorted(pages, key=lambda page: page.report.title)))
 
@@ -304,7 +306,7 @@ def _cards(session: Session) -> list[Row]:
 
 
 def _side_by_side(models: Sequence[ModelPage]) -> Row:
-    """Return the card models; and one row per variant and protocol: card model -> comparisons in time and energy."""
+    """The card models, most rows first; and a row per variant and protocol: card model -> time and energy."""
     rows: dict[tuple[str, str], Row] = {}
     for report, file in ((page.report, model.file) for model in models for page in model.jobs):
         verdict, protocol = report.verdict, str(report.protocol)
@@ -312,4 +314,5 @@ def _side_by_side(models: Sequence[ModelPage]) -> Row:
             new = {"title": report.title, "protocol": protocol, "file": f"{file}#{report.job_id}", "on": {}}
             on = rows.setdefault((report.title, protocol), new)["on"]
             on.setdefault(report.cards[0].model, (verdict.time, verdict.energy))  # the newest job is the first
-    return {"cards": sorted({card for row in rows.values() for card in row["on"]}), "rows": list(rows.values())}
+    numbers = Counter(card for row in rows.values() for card in sorted(row["on"]))
+    return {"cards": [card for card, _ in numbers.most_common()], "rows": list(rows.values())}

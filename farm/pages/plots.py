@@ -263,7 +263,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
     check_path(path)
     import numpy as np
 
-    errors = held.errors(data, "time_us")
+    errors = held.errors(data)["time"]
     finite = np.isfinite(errors.log_ratio)
     measured = np.array([row.time_us for row in data.rows])[finite]
     predicted, off = held.costs.time_us[finite], 100 * np.expm1(errors.log_ratio[finite])

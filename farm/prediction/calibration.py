@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,37 +34,25 @@ LEAST_CASES = 10  # least number of cases of a family for `IntervalCoverage.wors
 
 @dataclass(frozen=True)
 class PredictionErrors:
-    """For each prediction: log(predicted / measured), the predicted spread, and the family of models."""
+    """For each prediction: log(predicted / measured), its spread, and the family of models."""
 
     log_ratio: Floats
     spread: Floats
     families: Names
+    known: npt.NDArray[np.bool_]  # True if the operator type has a reading; for sums always True
 
     def where(self, chosen: npt.NDArray[Any]) -> PredictionErrors:
-        return PredictionErrors(self.log_ratio[chosen], self.spread[chosen], self.families[chosen])
+        return PredictionErrors(*(values[chosen] for values in vars(self).values()))
 
 
 def quantile(errors: PredictionErrors, share: float = SHARE) -> float:
     """Return the number of spreads that covers `share` of the errors. Each family has the same weight."""
-    usable = np.isfinite(errors.log_ratio) & (errors.spread > 0)
-    if not usable.any():
+    errors = errors.where(np.isfinite(errors.log_ratio) & (errors.spread > 0))
+    if not len(errors.log_ratio):
         return math.nan
-    errors = errors.where(usable)
     scores = np.abs(errors.log_ratio) / errors.spread
-    names, at, numbers = np.unique(errors.families, return_inverse=True, return_counts=True)
-    weights = 1 / numbers[at] / len(names)
-    order = np.argsort(scores)
-    place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
-    return float(scores[order][min(place, len(scores) - 1)])
-
-
-def unseen_quantile(known: float, errors: PredictionErrors) -> float:
-    """Return the number of spreads for operator types without a reading, from their ``errors`` if there are enough.
-
-    The result is at least `UNSEEN` times ``known``, the number for types with a reading.
-    """
-    own = quantile(errors) if len(errors.log_ratio) >= LEAST_UNSEEN else math.nan
-    return float(np.nanmax([own, UNSEEN * known])) if known == known else own
+    _, at, numbers = np.unique(errors.families, return_inverse=True, return_counts=True)
+    return float(np.quantile(scores, share - 1e-9, weights=1 / numbers[at], method="inverted_cdf"))
 
 
 @dataclass(frozen=True)
@@ -82,6 +71,24 @@ class Calibration:
     sum_time: float = math.nan
     sum_energy: float = math.nan
     families: int = 0  # number of families in the calibration
+
+    @classmethod
+    def of(cls, errors: Mapping[str, PredictionErrors], sums: Mapping[str, PredictionErrors]) -> Self:
+        """``errors``: of calls of left-out families, by time, power and energy; ``sums``: of their models."""
+        found, families = {}, set[str]()
+        for name, one in errors.items():
+            predicted = one.where(np.isfinite(one.log_ratio))
+            families |= set(one.families) - {""}
+            unseen = predicted.where(~predicted.known)
+            found[name] = WIDENED * quantile(predicted.where(predicted.known))
+            own = quantile(unseen) if len(unseen.known) >= LEAST_UNSEEN else math.nan
+            found[f"unseen_{name}"] = float(np.fmax(own, UNSEEN * found[name]))
+        found |= {f"sum_{name}": float(np.maximum(quantile(one), SUM_LEAST / SUM_FLOOR)) for name, one in sums.items()}
+        return cls(**found, families=len(families))
+
+    def half_widths(self, name: str, spread: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+        """Return the half-widths of the logarithms of time, power or energy of calls; see `PredictionErrors`."""
+        return np.where(known, getattr(self, name), getattr(self, f"unseen_{name}")) * spread  # type: ignore[no-any-return]
 
     def to_json(self) -> dict[str, Any]:
         return without_nan(dataclasses.asdict(self))  # type: ignore[no-any-return]
@@ -127,18 +134,18 @@ def coverage(errors: PredictionErrors, half_widths: Floats) -> IntervalCoverage 
     return IntervalCoverage(float(np.mean(list(shares.values()))), shares[worst], worst, width)
 
 
-def jackknife_half_widths(errors: PredictionErrors, known: npt.NDArray[np.bool_] | None = None) -> Floats:
-    """Return the half-widths of each family's intervals, calibrated with the errors of all other families.
-
-    ``known``: True for each error whose operator type has a reading; None for sums, which are not widened.
-    """
-    widened = 1.0 if known is None else WIDENED
-    half_widths, usable = np.full(len(errors.log_ratio), np.nan), np.isfinite(errors.log_ratio)
-    seen = np.ones_like(usable) if known is None else known
-    for name in np.unique(errors.families[usable]):
-        others, own = usable & (errors.families != name), usable & (errors.families == name)
-        spreads = widened * quantile(errors.where(others & seen))
-        half_widths[own & seen] = spreads * errors.spread[own & seen]
-        if (new := own & ~seen).any():
-            half_widths[new] = unseen_quantile(spreads, errors.where(others & ~seen)) * errors.spread[new]
-    return half_widths
+def jackknife_half_widths(
+    errors: Mapping[str, PredictionErrors], sums: Mapping[str, PredictionErrors]
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return the half-widths of each family's intervals, of calls and of sums, calibrated with all other families."""
+    widths, sum_widths = ({name: np.full(len(one.known), np.nan) for name, one in of.items()} for of in (errors, sums))
+    for family in np.unique(np.concatenate([one.families for one in errors.values()])):
+        others = ({name: one.where(one.families != family) for name, one in of.items()} for of in (errors, sums))
+        calibration = Calibration.of(*others)
+        for name, one in errors.items():
+            own = one.families == family
+            widths[name][own] = calibration.half_widths(name, one.spread[own], one.known[own])
+        for name, one in sums.items():
+            own = one.families == family
+            sum_widths[name][own] = getattr(calibration, f"sum_{name}") * one.spread[own]
+    return widths, sum_widths

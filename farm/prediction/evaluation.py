@@ -17,16 +17,11 @@ import numpy.typing as npt
 
 from farm.errors import UsageError
 from farm.prediction.calibration import (
-    SUM_FLOOR,
-    SUM_LEAST,
-    WIDENED,
     Calibration,
     IntervalCoverage,
     PredictionErrors,
     coverage,
     jackknife_half_widths,
-    quantile,
-    unseen_quantile,
     without_nan,
 )
 from farm.prediction.dataset import Dataset, MeasuredModel, families_of, without_values
@@ -77,20 +72,29 @@ class HeldOutPredictions:
     families: Names
     sums: tuple[tuple[MeasuredModel, PredictedSum, dict[int, float]], ...] = ()
 
-    def errors(self, data: Dataset, target: str) -> PredictionErrors:
-        measured = np.array([getattr(row, target) for row in data.rows], dtype=float)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            log_ratio = np.log(getattr(self.costs, target) / measured)
-        return PredictionErrors(log_ratio, getattr(self.costs, f"{TARGETS[target]}_spread"), self.families)
+    def errors(self, data: Dataset) -> dict[str, PredictionErrors]:
+        """Errors of calls by time, power and energy."""
+        found = {}
+        for target, name in TARGETS.items():
+            measured = np.array([getattr(row, target) for row in data.rows], dtype=float)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                log_ratio = np.log(getattr(self.costs, target) / measured)
+            spread = getattr(self.costs, f"{name}_spread")
+            found[name] = PredictionErrors(log_ratio, spread, self.families, self.costs.known)
+        return found
 
-    def sum_errors(self, target: str) -> PredictionErrors:
-        """Errors of whole models that have a reading."""
-        known = [(model, one) for model, one, _ in self.sums if getattr(model, target)]
-        return PredictionErrors(
-            np.array([np.log(getattr(one, target) / getattr(model, target)) for model, one in known]),
-            np.hypot([getattr(one, f"{SUM_TARGETS[target]}_spread") for _, one in known], SUM_FLOOR),
-            np.array([model.family for model, _ in known], dtype=np.str_),
-        )
+    def sum_errors(self) -> dict[str, PredictionErrors]:
+        """Errors of whole models that have a reading, by time and energy."""
+        found = {}
+        for target, name in SUM_TARGETS.items():
+            known = [(model, one) for model, one, _ in self.sums if getattr(model, target)]
+            found[name] = PredictionErrors(
+                np.array([np.log(getattr(one, target) / getattr(model, target)) for model, one in known]),
+                np.array([getattr(one, f"{name}_spread") for _, one in known]),
+                np.array([model.family for model, _ in known], dtype=np.str_),
+                np.ones(len(known), dtype=bool),
+            )
+        return found
 
 
 def leave_families_out(
@@ -217,18 +221,24 @@ def evaluate(
     """
     held = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
-    errors = {of: held.errors(data, of) for of in TARGETS}
-    widths = {of: jackknife_half_widths(errors[of], held.costs.known) for of in TARGETS}
-    intervals = {of: coverage(errors[of], widths[of]) for of in TARGETS}
-    of_sums = {of: held.sum_errors(of) for of in SUM_TARGETS}
-    sum_intervals = {of: coverage(one, jackknife_half_widths(one)) for of, one in of_sums.items()}
     found = replace(
-        _evaluation(spec.name, data, held, intervals, sum_intervals),
-        cross_validation={of: Score.of(random.errors(data, of).log_ratio) for of in TARGETS} if random else {},
+        _evaluation(spec.name, data, held, *jackknife_half_widths(held.errors(data), held.sum_errors())),
+        cross_validation=_scores(TARGETS, random.errors(data)) if random else {},
         curve=tuple(learning_curve(spec, data, say)) if curve else (),
-        by_distance=tuple(_by_distance(held.costs.distance, errors, widths)),
     )
     return found, held
+
+
+def _scores(targets: Mapping[str, str], errors: Mapping[str, PredictionErrors]) -> dict[str, Score | None]:
+    return {target: Score.of(errors[name].log_ratio) for target, name in targets.items()}
+
+
+def _coverages(
+    targets: Mapping[str, str], errors: Mapping[str, PredictionErrors], widths: Mapping[str, Floats], chosen: Any = ...
+) -> dict[str, IntervalCoverage]:
+    """``chosen``: the cases that count. Default: all."""
+    found = {of: coverage(errors[name].where(chosen), widths[name][chosen]) for of, name in targets.items()}
+    return {of: one for of, one in found.items() if one}
 
 
 def _by_distance(
@@ -238,38 +248,35 @@ def _by_distance(
     for share in DISTANCE_QUANTILES if len(limits) else ():
         high = float(np.quantile(limits, share))
         chosen, low = (distance > low) & (distance <= high), high
-        inside = {of: coverage(errors[of].where(chosen), widths[of][chosen]) for of in errors}
-        yield DistanceCoverage(high, int(chosen.sum()), {of: one for of, one in inside.items() if one})
+        yield DistanceCoverage(high, int(chosen.sum()), _coverages(TARGETS, errors, widths, chosen))
 
 
 def _evaluation(
-    name: str,
-    data: Dataset,
-    held: HeldOutPredictions,
-    intervals: Mapping[str, IntervalCoverage | None],
-    sum_intervals: Mapping[str, IntervalCoverage | None],
+    name: str, data: Dataset, held: HeldOutPredictions, widths: Mapping[str, Floats], sum_widths: Mapping[str, Floats]
 ) -> Evaluation:
-    time = held.errors(data, "time_us")
+    """``widths``: half-widths of the intervals of calls; ``sum_widths``: of sums."""
+    errors, of_sums = held.errors(data), held.sum_errors()
+    log_ratio = errors["time"].log_ratio
 
     def by(names: Names) -> dict[str, Score]:
-        scores = ((str(name), Score.of(time.log_ratio[names == name])) for name in np.unique(names) if name)
+        scores = ((str(name), Score.of(log_ratio[names == name])) for name in np.unique(names) if name)
         return dict(sorted(((name, score) for name, score in scores if score), key=lambda entry: -entry[1].count))
 
     measured = [(model, model.time_us, predicted, times) for model, predicted, times in held.sums if model.time_us]
     return Evaluation(
         name,
         cross_validation={},
-        families={of: Score.of(held.errors(data, of).log_ratio) for of in TARGETS},
-        intervals={of: found for of, found in intervals.items() if found},
-        sums={of: Score.of(held.sum_errors(of).log_ratio) for of in SUM_TARGETS},
-        sum_intervals={of: found for of, found in sum_intervals.items() if found},
+        families=_scores(TARGETS, errors),
+        intervals=_coverages(TARGETS, errors, widths),
+        sums=_scores(SUM_TARGETS, of_sums),
+        sum_intervals=_coverages(SUM_TARGETS, of_sums, sum_widths),
         by_type=by(np.array([call.operator_type for call in data.calls])),
-        by_family=by(time.families),
+        by_family=by(held.families),
         narrowed={
             number: Score.of(np.array([np.log(times[number] / whole_us) for _, whole_us, _, times in measured]))
             for number in MEASURED
         },
-        unseen=Score.of(time.log_ratio[~held.costs.known]),
+        unseen=Score.of(log_ratio[~held.costs.known]),
         models=tuple(
             {
                 "model": model.title,
@@ -281,6 +288,7 @@ def _evaluation(
             }
             for model, whole_us, predicted, _ in measured
         ),
+        by_distance=tuple(_by_distance(held.costs.distance, errors, widths)),
     )
 
 
@@ -318,15 +326,9 @@ def evaluate_fitted(
     family_of = [next((name for name, held in families.items() if c.operator_id in held), "") for c in data.calls]
     sums = tuple(_sum(model, fitted, measured) for model in models)
     held = HeldOutPredictions(fitted.predict(without_values(data)), np.array(family_of, dtype=np.str_), sums)
-    intervals, sum_intervals = {}, {}
-    for target, name in TARGETS.items():
-        errors = held.errors(data, target)
-        spreads = np.where(held.costs.known, getattr(calibration, name), getattr(calibration, f"unseen_{name}"))
-        intervals[target] = coverage(errors, spreads * errors.spread)
-    for target, name in SUM_TARGETS.items():
-        errors = held.sum_errors(target)
-        sum_intervals[target] = coverage(errors, getattr(calibration, f"sum_{name}") * errors.spread)
-    return _evaluation(fitted.name, data, held, intervals, sum_intervals)
+    widths = {name: calibration.half_widths(name, one.spread, one.known) for name, one in held.errors(data).items()}
+    sum_widths = {name: getattr(calibration, f"sum_{name}") * one.spread for name, one in held.sum_errors().items()}
+    return _evaluation(fitted.name, data, held, widths, sum_widths)
 
 
 def fit(
@@ -339,17 +341,4 @@ def fit(
     """
     held = leave_families_out(spec, data, models, say)
     say(f"{spec.name}: fitted with all {len(data)} tuples")
-    return StoredPredictor.of(data, spec.fit(data), calibration_of(held, data))
-
-
-def calibration_of(held: HeldOutPredictions, data: Dataset) -> Calibration:
-    """Calibrate the intervals with the errors of families that were left out."""
-    known, found = held.costs.known, {}
-    for target, name in TARGETS.items():
-        errors = held.errors(data, target)
-        predicted = np.isfinite(errors.log_ratio)
-        found[name] = WIDENED * quantile(errors.where(predicted & known))
-        found[f"unseen_{name}"] = unseen_quantile(found[name], errors.where(predicted & ~known))
-    for target, name in SUM_TARGETS.items():
-        found[f"sum_{name}"] = float(np.maximum(quantile(held.sum_errors(target)), SUM_LEAST / SUM_FLOOR))
-    return Calibration(**found, families=len(set(held.families) - {""}))
+    return StoredPredictor.of(data, spec.fit(data), Calibration.of(held.errors(data), held.sum_errors()))

@@ -285,16 +285,11 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     found, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
         shapes = shapes_passed(spec)
-        if (
-            found
-            and found.n
-            and found.k
-            and short_name == "matmul"
-            and [len(one) > 2 for one in shapes] == [True, False]
-        ):
-            return Products(math.prod(shapes[0][:-1]), found.n, found.k)  # all rows by one matrix
-        if found and found.m and found.n and found.k:
-            return replace(found, count=found.count or 1)
+        if found and found.n and found.k:
+            if short_name == "matmul" and [len(one) > 2 for one in shapes] == [True, False]:
+                return Products(math.prod(shapes[0][:-1]), found.n, found.k)  # all rows by one matrix
+            if found.m:
+                return replace(found, count=found.count or 1)
         if name.startswith("convtranspose") or (name == "convolution" and spec.get("kind") == "module"):
             return _of_module(name, shapes[0], {key: plain(value) for key, value in spec["parameters"].items()})
         if short_name in ("convolution", "convolution_backward"):

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import UsageError, did_you_mean
+from farm.prediction.calibration import SUM_FLOOR
 from farm.prediction.call_features import CallDescription
 from farm.prediction.dataset import Dataset
 from farm.prediction.gaussian_process import GaussianProcess, fit_process
@@ -43,9 +44,10 @@ from farm.prediction.regressors import (
 )
 
 LEAST_ROWS = 20  # least number of readings for a fit
-NEAR, GROWTH = 0.6, 1.25  # distance from which spreads grow, and their growth per length scale
+NEAR = 0.3  # distance from which spreads grow
+GROWTH, POWER_GROWTH = 1.0, 0.3  # growth of the spreads of time and power per length scale
 FAR = 0.8  # distance from which an estimate marks a prediction
-LEAST_TIME_SPREAD = 0.03
+LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US = 0.03, 0.07
 CARD_SPREAD = 0.05  # of the power above the base power: cards of one model differ
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -93,7 +95,8 @@ class CallCosts:
     def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
         """Return the cost of a model that makes each call `counts` times; for `cached_share` see `in_model`.
 
-        The spread assumes equal errors within an operator type and independent errors of different types.
+        The spread assumes equal errors within an operator type and independent errors of different types. It is at
+        least `SUM_FLOOR`.
         """
         types = np.array([call.operator_type for call in calls])
 
@@ -101,7 +104,7 @@ class CallCosts:
             costs = np.array(counts, dtype=float) * values
             errors = [float((costs * spreads)[types == one].sum()) for one in np.unique(types)]
             total = float(costs.sum())
-            return total, float(np.linalg.norm(errors)) / total if total > 0 else 0.0
+            return total, float(np.hypot(np.linalg.norm(errors) / total, SUM_FLOOR)) if total > 0 else SUM_FLOOR
 
         time_us, energy_mj = self.in_model(cached_share)
         return PredictedSum(*of(time_us, self.time_spread), *of(energy_mj, self.energy_spread))
@@ -230,13 +233,14 @@ class FittedPredictor:
         # The regressors' spreads are too small for calls that are unlike all readings. Types without a reading have
         # their own calibration.
         known = np.isin(inputs.types, self.typical.types)
-        growth = np.where(known, 1 + GROWTH * np.fmax(distance - NEAR, 0.0), 1.0)
+        beyond = np.where(known, np.fmax(distance - NEAR, 0.0), 0.0)
+        least = np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / times)
         of_card = CARD_SPREAD * np.maximum(1 - self.base_power_w / powers, 0.0)
         return CallCosts(
             times,
-            np.hypot(time_spread, LEAST_TIME_SPREAD) * growth,
+            np.hypot(time_spread, least) * (1 + GROWTH * beyond),
             powers,
-            np.hypot(power_spread, of_card) * growth,
+            np.hypot(power_spread, of_card) * (1 + POWER_GROWTH * beyond),
             times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0)),
             -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2)),
             known,
@@ -341,14 +345,8 @@ def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
 _IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
 _EXTRA = partial(fit_trees, n_estimators=100, n_jobs=-1)
 _RANDOM = partial(fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1)
-_BOOSTING: dict[str, Any] = {
-    "n_estimators": 300,
-    "learning_rate": 0.05,
-    "subsample": 0.7,
-    "max_depth": 5,
-    "min_samples_leaf": 2,
-}
-_BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_BOOSTING)
+_SLOWLY = {"n_estimators": 300, "learning_rate": 0.05, "subsample": 0.7, "max_depth": 5, "min_samples_leaf": 2}
+_BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_SLOWLY)  # type: ignore[arg-type]
 _TIME, _POWER = (
     partial(fit_mean, regressors=(fit_process, partial(fit_trees, n_estimators=60, min_samples_leaf=n, n_jobs=-1)))
     for n in (1, 2)

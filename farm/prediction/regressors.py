@@ -2,14 +2,12 @@
 
 A regressor is a function `fit_...(inputs, values)` that returns a frozen dataclass with `predict` and `explain`. The
 fields of the dataclass are the stored arrays (`farm.prediction.predictors`), so stored predictors are never
-unpickled. scikit-learn fits lassos and trees; NumPy alone evaluates them. Only `NearestReadings` needs scikit-learn
-to predict.
+unpickled. scikit-learn fits lassos and trees; NumPy alone evaluates them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import warnings
 from collections import Counter
@@ -25,6 +23,12 @@ from farm.prediction.call_features import NAMES, CallDescription, numbers_of
 
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
+
+
+def squared_distances(points: Floats, others: Floats) -> Floats:
+    """Squared distances of rows. Shape: ... x points x others."""
+    own, their = (points**2).sum(axis=-1), (others**2).sum(axis=-1)
+    return own[..., :, None] + their[..., None, :] - 2 * points @ np.swapaxes(others, -1, -2)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,7 @@ def fit_zero(inputs: Inputs, values: Floats) -> Medians:
 
 @dataclass(frozen=True)
 class NearestReadings:
-    """The five nearest readings, weighted by 1 / distance. The fields are the training data; predicting needs
-    scikit-learn.
+    """The five nearest readings, weighted by 1 / distance. The fields are the training data.
 
     Distances are in standard deviations of each feature. A different type or family counts as one more feature.
     """
@@ -164,17 +167,12 @@ class NearestReadings:
         of_family = (families[:, None] == np.unique(self.families)) * self.FAMILY_DISTANCE / math.sqrt(2)
         return np.hstack([(numbers - means) / np.where(deviations < 1e-12, 1.0, deviations), of_type, of_family])
 
-    @functools.cached_property
-    def _index(self) -> Any:
-        needs_scikit_learn()
-        from sklearn.neighbors import NearestNeighbors
-
-        columns = self._columns(self.numbers, self.types, self.families)
-        return NearestNeighbors(n_neighbors=min(self.COUNT, len(self.values))).fit(columns)
-
     def _nearest(self, inputs: Inputs) -> tuple[Floats, npt.NDArray[np.intp]]:
         """Return distances and indices of the nearest readings. Shapes: calls x COUNT."""
-        return self._index.kneighbors(self._columns(inputs.numbers, inputs.types, inputs.families))  # type: ignore[no-any-return]
+        points = self._columns(inputs.numbers, inputs.types, inputs.families)
+        squared = squared_distances(points, self._columns(self.numbers, self.types, self.families))
+        places = np.argsort(squared, axis=1, kind="stable")[:, : self.COUNT]
+        return np.sqrt(np.maximum(np.take_along_axis(squared, places, axis=1), 0.0)), places
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         distances, places = self._nearest(inputs)

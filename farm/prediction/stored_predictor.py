@@ -8,6 +8,7 @@ readings. Predictions have separate 90 % intervals, because predictions can be w
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -26,13 +27,14 @@ import numpy.typing as npt
 from farm.errors import UsageError
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
-from farm.prediction.calibration import SUM_FLOOR, Calibration
+from farm.prediction.calibration import Calibration
 from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.dataset import Conditions, Dataset, cached_share
 from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
 from farm.types import protocol as protocols
+from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES
 
@@ -89,6 +91,11 @@ class CallPrediction:
     energy_mj: PredictedValue | None = None
     known: bool = True
     far: bool = False
+
+    def __repr__(self) -> str:
+        energy = quantity(self.energy_mj.value if self.energy_mj else None, ENERGY)
+        cost = f"{quantity(self.time_us.value, TIME)}, {energy}"
+        return f"<CallPrediction {cost}{', far from all readings' if self.far else ''}>"
 
 
 @dataclass(frozen=True)
@@ -159,18 +166,9 @@ class StoredPredictor:
         return np.isin(_hashes(operator_ids), self.learned)
 
     def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
-        tf32 = self.conditions.protocol.tf32
+        of = functools.partial(describe, self.card, tf32=self.conditions.protocol.tf32)
         return [
-            describe(
-                self.card,
-                one.operator_id,
-                one.short_name,
-                one.spec,
-                one.flops,
-                one.bytes_moved,
-                tf32=tf32,
-                outputs=one.outputs,
-            )
+            of(one.operator_id, one.short_name, one.spec, one.flops, one.bytes_moved, outputs=one.outputs)
             for one in wanted
         ]
 
@@ -183,16 +181,14 @@ class StoredPredictor:
         costs = self.costs(calls)
         share = cached_share(self.described(model), [one.all_calls for one in model], self.card.l2_bytes)
         times, energies = costs.in_model(share)
-        time_widths = np.where(costs.known, wide.time, wide.unseen_time) * costs.time_spread
-        energy_widths = np.where(costs.known, wide.energy, wide.unseen_energy) * costs.energy_spread
+        time_widths = wide.half_widths("time", costs.time_spread, costs.known)
+        energy_widths = wide.half_widths("energy", costs.energy_spread, costs.known)
         total = costs.sum(calls, counts, share)
-        time_us = PredictedValue.around(total.time_us, wide.sum_time * np.hypot(total.time_spread, SUM_FLOOR))
+        time_us = PredictedValue.around(total.time_us, wide.sum_time * total.time_spread)
         energy_mj: PredictedValue | None = None
         by_call_mj: Iterable[PredictedValue | None] = itertools.repeat(None, len(calls))
         if calls and np.isfinite(energies).all():
-            energy_mj = PredictedValue.around(
-                total.energy_mj, wide.sum_energy * np.hypot(total.energy_spread, SUM_FLOOR)
-            )
+            energy_mj = PredictedValue.around(total.energy_mj, wide.sum_energy * total.energy_spread)
             by_call_mj = map(PredictedValue.around, energies, energy_widths)
         by_call_us = map(PredictedValue.around, times, time_widths)
         found = map(CallPrediction, by_call_us, by_call_mj, costs.known.tolist(), (costs.distance > FAR).tolist())

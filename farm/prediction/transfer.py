@@ -186,11 +186,8 @@ class SourceCosts:
     def at(self, calls: Sequence[CallDescription]) -> tuple[CallCosts, Names]:
         """Return costs with standard deviations (0 for a reading), and the card of each reading."""
         costs, wide = self.source.fitted.predict(calls), self.source.calibration
-        for spread, known, unseen in (
-            (costs.time_spread, wide.time, wide.unseen_time),
-            (costs.power_spread, wide.power, wide.unseen_power),
-        ):
-            spread[:] = np.nan_to_num(spread * np.where(costs.known, known, unseen) / NORMAL_90, nan=1.0)
+        for name, spread in (("time", costs.time_spread), ("power", costs.power_spread)):
+            spread[:] = np.nan_to_num(wide.half_widths(name, spread, costs.known) / NORMAL_90, nan=1.0)
         cards = np.full(len(calls), "", dtype=object)
         readings = defaultdict[tuple[str, str], list[TrainingRow]](list)
         for row in self.readings_of({call.operator_id for call in calls}):

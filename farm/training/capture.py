@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
-from farm.errors import CaptureError, FarmError
+from farm.errors import CaptureError, FarmError, told
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import (
     Around,
@@ -101,7 +101,7 @@ def capture_step(
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"The training step raised: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"The training step raised: {told(error)}",
             "Check that one iteration runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.result(flops)

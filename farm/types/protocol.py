@@ -147,7 +147,7 @@ class Variant(ContentAddressed):
 
     model: str = original(MISSING, "the model's name")
     batch: int = original(
-        MISSING, "batch size", "-b --batch", usual="depends on the card", metavar="N,...", minimum=1, several=True
+        MISSING, "batch size", "-b --batch", usual="depends on the card", metavar="N|N,M|N..M", minimum=1, several=True
     )
     input_size: int = original(
         MISSING,
@@ -181,7 +181,7 @@ class Variant(ContentAddressed):
         "length of each sequence: tokens, or samples of a sound",
         "--length",
         usual="the model's own",
-        metavar="N,...",
+        metavar="N|N,M|N..M",
         minimum=0,
         several=True,
         note="0: the model takes no sequences",
@@ -199,7 +199,7 @@ class Variant(ContentAddressed):
         "for decode: capacity of the cache, in tokens per sequence",
         "--cache",
         usual="1024",
-        metavar="N,...",
+        metavar="N|N,M|N..M",
         minimum=0,
         several=True,
         note="0: not decode",

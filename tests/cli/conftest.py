@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from typer.testing import CliRunner
 
+from cli import output
 from cli.main import app
 from farm.memory_report import step_memory
 from farm.settings import settings
@@ -22,8 +23,9 @@ class Said:
 
 
 @pytest.fixture
-def farm():
+def farm(monkeypatch):
     """Run ``farm ...``; returns its exit code and what it said."""
+    monkeypatch.setattr(output, "PATIENCE_S", 60.0)  # a loaded machine says nothing more
 
     def run(*arguments):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -44,7 +44,7 @@ def _on_the_cpu(monkeypatch):
         ("run resnet18 --layers 2", 2, "resnet18 cannot be cut to 2 layers.", "Omit --layers"),
         ("run fasterrcnn_resnet50_fpn", 2, "is a detection model", "farm models"),
         ("run resnet18 -b 0", 2, "batch is 0", "-b 1"),
-        ("run resnet18 -b two", 2, "--batch needs a whole number, not 'two'.", "--batch 1,8"),
+        ("run resnet18 -b two", 2, "--batch 'two' is not a size.", "--batch 1,8,32"),
         (
             "run resnet18 --window soon",
             2,

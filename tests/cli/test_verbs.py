@@ -29,6 +29,23 @@ def test_version_and_help(farm):
     assert "farm run resnet18" in farm("--help").stdout
 
 
+@pytest.mark.parametrize("command", ["operators alexnet -b 1", "memory alexnet -b 1"])
+def test_a_command_that_takes_long_says_what_it_does(farm, monkeypatch, command):
+    monkeypatch.setattr(output, "PATIENCE_S", 0.0)
+    assert f"farm {command.split()[0]} is working ..." in farm(*command.split()).stderr
+    assert "is working" not in farm("-q", *command.split()).stderr
+
+
+def test_a_curve_says_at_which_size_it_is(farm, monkeypatch):
+    said = []
+    monkeypatch.setattr(output, "doing", said.append)
+    farm("estimate", "alexnet", "-b", "1,32", "--card", "H200")
+    assert [text for text in said if "alexnet" in text] == [
+        "farm is estimating alexnet 1x224 float32",
+        "farm is estimating alexnet 32x224 float32",
+    ]
+
+
 def test_models_lists_by_part_of_a_name_and_by_pattern(farm):
     everything = json.loads(farm("models", "--json").stdout)["models"]
     assert len([model for model in everything if model["task"] == "classification"]) == 80

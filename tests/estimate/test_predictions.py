@@ -201,7 +201,7 @@ def test_what_is_asked_wrongly_is_told(own):
     for words, told in {
         ("-b", "many"): "is not a size",
         ("-b", "4..1"): "is not a size",
-        ("-b", "1,2", "--measure", "3"): "--measure and --seconds need one size",
+        ("-b", "1,2", "--measure", "3"): "--measure and --budget need one size",
         ("--png", "curve.png"): "--png draws a curve, but only one size is given",
         ("--measure", "3"): "This host has no NVIDIA H200 to measure on",
         ("--fill", "guess"): "There is no predictor 'guess'",

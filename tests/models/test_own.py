@@ -231,6 +231,27 @@ def test_an_error_of_the_users_function_is_shown_with_its_line(here):
     with pytest.raises(SettingsError, match="ValueError: no width") as caught:
         catalog.build(own.register("raises_here.py:bad"))
     assert caught.value.next_step.endswith('raises_here.py, line 5: def helper(): raise ValueError("no width")')
+    with pytest.raises(SettingsError, match="'raises_here:badd' could not build its model") as caught:
+        catalog.build(own.register("raises_here.py:badd"))
+    assert caught.value.next_step == "Did you mean bad?"
+
+
+def test_an_error_of_the_users_forward_is_shown_with_its_line(here):
+    (here / "raises_there.py").write_text(
+        "from torch import nn, ones\nclass Net(nn.Module):\n    def forward(self, x):\n        return x @ ones(3, 3)\n"
+        "def net(): return Net(), (ones(2, 16),)\n"
+    )
+    with pytest.raises(CaptureError, match=r"raises_there.py, line 4: return x @ ones\(3, 3\)\)"):
+        extract(catalog.variant("raises_there.py:net", 2))
+
+
+def test_a_location_that_is_not_complete_is_answered_with_its_form(here):
+    (here / "tiny").mkdir()
+    (here / "tiny" / "config.json").write_text("{}")
+    for name, step in (("net.py", "net.py:net"), ("tiny", "./tiny")):
+        with pytest.raises(UnknownModel) as caught:
+            catalog.known(name)
+        assert step in caught.value.next_step
 
 
 CONFIG = {

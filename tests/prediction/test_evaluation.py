@@ -22,7 +22,6 @@ from farm.prediction.dataset import cached_share, measured_models
 from farm.prediction.evaluation import (
     FOLDS,
     Score,
-    calibration_of,
     cross_validated,
     evaluate,
     evaluate_fitted,
@@ -98,7 +97,9 @@ def test_intervals_are_counted_by_distance_and_wider_far_from_the_readings():
     widths = [one.intervals["time_us"].width for one in found.by_distance]
     assert widths[-1] > widths[0]
     assert evaluated()[0].by_distance == ()
-    products = left_out(PREDICTORS["process"], data, GROUPS["products, float32"], calibration_of(held, data))
+    products = left_out(
+        PREDICTORS["process"], data, GROUPS["products, float32"], Calibration.of(held.errors(data), held.sum_errors())
+    )
     assert products["distance"] > found.by_distance[-2].distance
     assert products["time_width"] > widths[-1]
 
@@ -118,8 +119,9 @@ def test_a_score_counts_what_is_within():
 def test_each_family_counts_alike_for_an_interval():
     off = np.concatenate([np.full(99, 0.01), np.full(10, 0.5)])
     families = np.array(["large"] * 99 + ["small"] * 10)
-    assert quantile(PredictionErrors(off, np.ones(109), families), 0.6) == 0.5
-    assert quantile(PredictionErrors(off, np.ones(109), np.array(["one"] * 109)), 0.6) == 0.01
+    known = np.ones(109, dtype=bool)
+    assert quantile(PredictionErrors(off, np.ones(109), families, known), 0.6) == 0.5
+    assert quantile(PredictionErrors(off, np.ones(109), np.array(["one"] * 109), known), 0.6) == 0.01
 
 
 def test_an_interval_that_was_calibrated_covers_what_comes_later():

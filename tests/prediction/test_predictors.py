@@ -14,7 +14,15 @@ import pytest
 from farm.errors import UsageError
 from farm.prediction.call_features import CallDescription
 from farm.prediction.gaussian_process import fit_process
-from farm.prediction.predictors import NEAR, PREDICTORS, FittedPredictor, predictor_spec
+from farm.prediction.predictors import (
+    FAR,
+    LEAST_TIME_SPREAD,
+    LEAST_TIME_SPREAD_US,
+    NEAR,
+    PREDICTORS,
+    FittedPredictor,
+    predictor_spec,
+)
 from farm.prediction.regressors import Inputs, fit_medians, fit_nearest, fit_polynomials, fit_trees
 from tests.prediction.made_up import dataset
 
@@ -80,10 +88,10 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
     inputs, values = Inputs.of(alone.calls), np.log([row.time_us for row in alone.rows])
     process = fit_process(inputs, values, steps=10)
     kernel, scales = process.matern, np.sqrt(process.weights) / process.deviations
-    assert process.points.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
+    assert process.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
     theirs = GaussianProcessRegressor(
         ConstantKernel(kernel.variance) * Matern(1.0, nu=1.5) + WhiteKernel(kernel.noise), alpha=1e-6, optimizer=None
-    ).fit(process.points.at, values - process.kernel[4])
+    ).fit(process.at, values - process.kernel[4])
     other = dataset(seed=5)
     asked = Inputs.of(other.where([call.operator_type == "relu" for call in other.calls]).calls)
     mean, deviation = theirs.predict((asked.numbers - process.means) * scales, return_std=True)
@@ -97,7 +105,7 @@ def test_inducing_points_stand_for_many_readings():
     inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
     exact = fit_process(inputs, values, steps=10)
     some = fit_process(inputs, values, steps=10, inducing=len(data) // 2)
-    assert len(some.points.at) == len(data) // 2
+    assert len(some.at) == len(data) // 2
     assert np.median(np.abs(some.predict(inputs)[0] - exact.predict(inputs)[0])) < 0.05
 
 
@@ -162,7 +170,21 @@ def test_the_farther_a_call_is_from_the_readings_the_wider_its_spread():
     assert own.distance == pytest.approx(0, abs=0.02)
     assert other.distance.min() > 0.1
     regressors = learnt.time.predict(Inputs.of(large.calls))[1]
-    assert (other.time_spread > regressors)[other.distance > NEAR].all()
+    spreads = np.hypot(regressors, np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / other.time_us))
+    assert (other.time_spread > spreads)[other.distance > NEAR].all()
     farthest = np.argsort(other.distance)
-    assert (np.diff((other.time_spread / regressors)[farthest]) >= 0).all()
+    assert (np.diff((other.time_spread / spreads)[farthest]) > -1e-9).all()
     assert np.isnan(fitted("trees").predict(data.calls).distance).all()
+
+
+@pytest.mark.parametrize("unlike", [{"itemsize_bytes": 2}, {"products": 8}, {"n": 1}, {"operator_type": "matmul"}])
+def test_a_call_that_runs_other_kernels_than_all_readings_is_far(unlike):
+    call = next(call for call in dataset().calls if call.operator_type == "linear" and call.n > 1)
+    near, far = fitted("process").predict([call, dataclasses.replace(call, **unlike)]).distance
+    assert near < 0.05
+    assert far > max(FAR, near + 0.9)
+
+
+def test_short_times_have_a_wide_interval():
+    costs = fitted("best").predict(dataset().calls)
+    assert (costs.time_spread * costs.time_us >= LEAST_TIME_SPREAD_US).all()

@@ -14,7 +14,7 @@ from farm.settings import settings
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
-from tasks import submissions
+from tasks import queues, submissions
 from tasks.app import configure
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import follow_up, publish_items, queue_depths
@@ -27,7 +27,7 @@ def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch)
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submissions, "publish_round", interrupted)
+    monkeypatch.setattr(queues, "publish_round", interrupted)
     request = Request(
         sweep=Sweep("Linear", {"in_features": (16,), "out_features": (16,)}, "a test"),
         protocol=Protocol(launch="eager"),
