@@ -101,6 +101,7 @@ class TupleRow:
     flags: tuple[str, ...]
     data: str = "normal"  # data class of the inputs
     context_us: float | None = None  # part of the time: the effect of neighbouring operators
+    bus: str = ""  # of a collective: its bandwidth and overlap, in words
     in_model_us: float | None = None  # one call in the running model: the median over its calls
     kernels: Mapping[str, int] = field(default_factory=dict)  # launches of one call, if a card was observed
 

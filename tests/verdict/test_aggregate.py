@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.types.reading import Burst, Details, RankFigures
+from farm.types.reading import Burst, Details, Overlap, RankFigures
 from farm.verdict.aggregate import aggregate, choose, coverage_of, next_operators
 from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
@@ -389,3 +389,6 @@ def test_a_split_model_has_the_energy_of_all_cards_and_says_how_much_communicati
     assert verdict.energy.total.value == pytest.approx(10 * 4.0 + 5.0)
     assert verdict.communication_us == pytest.approx((30.0, 10.0))
     assert judge(parts[:1], reading(100)).communication_us is None
+    bus = Details(bus_bytes_per_s=9e10, link_bytes_per_s=4.5e11, overlap=Overlap.of(30.0, 100.0, 110.0))
+    (row,) = judge([part("all_reduce", read=reading(30, details=bus))], None).tuples
+    assert row.bus == "bus 90.0 GB/s (20.0 % of the link), 10.0 µs exposed, 20.0 µs hidden"
