@@ -138,7 +138,7 @@ def ask(number: int, postgres: bool, cards: int, with_report: bool) -> dict[str,
         job_id = _job(database, register(database, *range(cards)), number, "waiting", finished=False, waiting=True)
         with database.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
-        found: dict[str, Any] = {"items": number, "cards": cards, "database_mib": _size_mib(database)}
+        found: dict[str, Any] = {"items": number, "on_cards": cards, "database_mib": _size_mib(database)}
         found |= _asked(database, job_id, with_report=with_report)
         reconcile_now(database, settings(), "")
         found |= _slowest(database, "reconciler", lambda: reconcile_now(database, settings(), ""))

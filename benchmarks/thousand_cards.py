@@ -190,7 +190,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         database = Database(url)
         stack.callback(database.close)
         database.upgrade()
-        job_id = prepare(database, cards, int(cards * (options.seconds / options.item_s + 4)) + 50)
+        job_id = prepare(database, cards, int(cards * ((options.warm_up_s + options.seconds) / options.item_s + 8)))
         finished_before(database, options.finished)
         with database.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("VACUUM ANALYZE")
