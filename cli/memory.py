@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from cli import output
-from cli.options import AsJson, Declared, Model, option
+from cli.options import SPLIT, AsJson, Declared, Model, option
 from cli.output import answer, say
 
-Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile"))]
+Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile", *SPLIT))]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class Declared:
         return {name: one for name, one in declared.items() if one.option and name not in self.without}
 
 
+SPLIT = ("tensor_parallel", "data_parallel", "sharding", "distributed")  # fields of a variant on several cards
 VariantFields = Annotated[dict[str, Any], Declared()]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import output
-from cli.options import AsJson, Declared, sizes
+from cli.options import SPLIT, AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
 from farm.errors import UsageError
 
@@ -147,7 +147,7 @@ def plan(
         metavar="N|N,M|N..M",
         help="Batch size, or several. Default: 32, or that of your example inputs.",
     ),
-    given: Annotated[dict[str, Any], Declared(without=("compile",))],
+    given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
     tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
     card: Card = "",
     torch: Torch = "",

@@ -76,7 +76,8 @@ def _header(report: Report) -> RenderableType:
         lines.append(("", f"and {left} more {plural('card', left)}"))
     for software in report.software:
         named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
-        lines.append(("software", ", ".join(f"{name} {software[key]}" for name, key in named if software.get(key))))
+        text = [f"{name} {software[key]}" for name, key in named if software.get(key)]
+        lines.append(("software", ", ".join([*text, *filter(None, [software.get("communication")])])))
     lines.append(("protocol", str(report.protocol)))
     counts = report.readings
     others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {"not_run": "not run by the card"}
@@ -188,7 +189,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
         return quantity(row.time_us, TIME) + (spread or "")
 
     def remarks_of(row: TupleRow) -> str:
-        return ", ".join(filter(None, (row.reason, "" if row.used == "steady" else row.used, *row.flags)))
+        return ", ".join(filter(None, (row.reason, row.bus, "" if row.used == "steady" else row.used, *row.flags)))
 
     energies = [(">power", "power_w", POWER), (">energy", "energy_mj", ENERGY)]
     columns = [

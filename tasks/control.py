@@ -19,7 +19,7 @@ import sqlalchemy
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable, Unreadable
-from farm.jobs import cards, items, jobs
+from farm.jobs import cards, groups, item_state, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.rounds import Closing, close_round
@@ -125,6 +125,8 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
             _cancel_interrupted_planning(store, farm)
         with _continuing("moving items to idle cards"):
             _balance(store, current, views, farm)
+    with _continuing("publishing items on several cards"):
+        queues.publish_groups(store, groups.due(store, farm))
     with _continuing("publishing lost items"):
         _publish_lost(store, current, views, farm)
     with store.read() as session:
@@ -238,6 +240,8 @@ def _move_stranded(
         if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
             log.warning("%s items of card %s (%s) move to cards of the same model", len(moved), card.id, view.state)
             to_publish += moved
+    present = [view.card for view in views if view.card.id not in away]
+    to_publish += groups.move_stranded(store, present, away, farm)
     if away and working:
         to_publish += give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
     return to_publish
@@ -273,6 +277,7 @@ def _without_holder(farm: str, idle_for_s: float) -> Any:
         .where(
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
+            item_state.has_message(),
             func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
             col(tables.Job.state) == JobState.OPEN,
             col(tables.Job.farm) == farm,

@@ -31,7 +31,7 @@ from farm.store import tables
 from farm.store.database import Database, among, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
 from tasks.app import EMBEDDED_VARIABLE, app, broker_unreachable
-from tasks.message_filter import CONTROL_QUEUE
+from tasks.message_filter import CONTROL_QUEUE, FRONT
 
 
 class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
@@ -109,6 +109,15 @@ def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_
             _mark(session, its, _free(), *old)
     for job_id, number in sorted(rounds):
         _publish(database, job_id, number, _send_single)
+
+
+def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
+    """Publish items on several cards (`farm.jobs.groups.due`) in front of the queues of their leading cards."""
+    for batch in in_batches(item_ids):
+        with database.write() as session:
+            _mark(session, col(Item.id).in_(batch), _free(), published_at_s=database_now())
+        with _publishing():
+            _send_single(_rows(database, batch))
 
 
 def _publish(
@@ -224,12 +233,13 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
 
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
-    """Return the rows (id, card_id, short_name, label) for the messages of these items, in the given order."""
+    """Return the rows (id, card_id, cards, short_name, label) for the messages of these items, in the given order."""
     operator, variant = tables.Operator, tables.ModelVariant
     query = (
         sqlalchemy.select(  # type: ignore[call-overload]
             Item.id,
             Item.card_id,
+            Item.cards,
             func.coalesce(operator.short_name, "whole " + col(variant.model)).label("short_name"),
             func.coalesce(operator.label, tables.Job.title).label("label"),
         )
@@ -251,7 +261,9 @@ def _send_chord(job_id: str, number: int, rows: Sequence[Any]) -> None:
 def _send_single(rows: Sequence[Any]) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         for row in rows:
-            _measure(row).apply_async(producer=producer)
+            # An item on several cards may have waited before: it would begin anew behind all other items of its card.
+            front = {"headers": {FRONT: True}} if row.cards > 1 else {}
+            _measure(row).apply_async(producer=producer, **front)
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
@@ -265,6 +277,7 @@ def follow_up(database: Database, closed: Closed) -> None:
 
     Other farms use other brokers; their reconcilers find their items in the database.
     """
+    publish_groups(database, closed.due)
     if not closed.rounds and not closed.woken:
         return
     ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
@@ -309,7 +322,7 @@ def _measure(row: Any) -> Signature:
     return signature.set(
         queue=card_queue(row.card_id),
         shadow=row.short_name or "whole model",
-        argsrepr=row.label or "",
+        argsrepr=f"{row.label or ''}{f' on {row.cards} cards' if row.cards > 1 else ''}",
         kwargsrepr="",
         time_limit=None,
     )

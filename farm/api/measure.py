@@ -180,7 +180,7 @@ def measure_model(
     else:
         variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
         variant = dataclasses.replace(variant, compile=compile or variant.compile)
-    data = "copied" if variant.compile else default_data(chosen.kind, variant.step)
+    data = "copied" if variant.compile else default_data(chosen.kind, not (variant.step or variant.cards > 1))
     how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(

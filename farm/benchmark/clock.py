@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from farm.benchmark import intervals
+from farm.benchmark import intervals, ranks
 from farm.benchmark.passes import Pass
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.workload import Workload, WorkloadRound
@@ -120,7 +120,7 @@ def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
     """Time eagerly launched passes, one directly after the other. Return the median pass time and its half-width."""
     clock = Clock(Workload([WorkloadRound(run, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
-    while time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST:
+    while ranks.largest(time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST):
         clock.step()
     clock.finish()
     values = pass_times_us(clock.done[1:])  # the first waits for earlier work
@@ -142,7 +142,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
             clock.in_flight = 10**6  # the whole burst is queued before the host waits
             count = max(1, round(BURST_S / max(workload.round_s, 1e-6)))
             begin_s = time.perf_counter()
-            while time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3:
+            while ranks.largest(time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3):
                 if clock.cuda:
                     # Keep the card busy (about 25 us) until the burst is queued. Otherwise the first event would
                     # complete at once, and the launch that follows would count as work.
@@ -154,7 +154,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
                 time.sleep(burst_s * (1 - duty) / duty)
         ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
         inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
-        if not inside:
+        if ranks.largest(not inside):
             return None
         duties.append(sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]))
         powers.append(intervals.power_of_ticks(ticks_s, ticks_mj))

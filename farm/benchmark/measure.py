@@ -18,20 +18,22 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import intervals, window
+from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
-from farm.benchmark.passes import Offload, Passes, applied, free_bytes
+from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
+from farm.operators.collectives import alone, product_beside
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.types.reading import REPEATED, Reading
+from farm.types.reading import CPU_METHOD, REPEATED, Overlap, Reading
+from farm.types.tuple import parse
 
 CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
@@ -169,7 +171,7 @@ class Bench:
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
         """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`: out_of_memory, raised,
         rejected, not_capturable or not_available."""
-        if self._host:
+        if self._host and ranks.world() == 1:
             return self._measure_on_host(subject, protocol, stopping, on_phase)
         begin_s = time.perf_counter()
         ledger = CostLedger()
@@ -207,6 +209,9 @@ class Bench:
                 if workload.passes is not None and isinstance(workload.passes.first, InPlacePass):
                     with ledger.charged("restoring"):
                         reading = reading.without(self._restoring(workload.passes.first, protocol, stopping, gate))
+                if subject.kind == "operator" and subject.spec.get("parameters", {}).get("beside"):
+                    with ledger.charged("overlap"):
+                        reading = self._with_overlap(reading, subject, protocol, stopping, gate)
             except Unmeasurable:
                 raise
             except Exception as error:  # any exception of PyTorch becomes the item's reason
@@ -217,6 +222,8 @@ class Bench:
                         workload.close()
         if canary is not None:
             reading = with_canary(reading, canary)
+        if self._host:
+            reading = reading.noting(method=CPU_METHOD)
         cost_s = {**ledger.cost_s, "total": time.perf_counter() - begin_s}
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
 
@@ -330,9 +337,10 @@ class Bench:
         """
         assert workload.passes is not None
         device, passes = self.torch_device, workload.passes
-        whole, pass_s = subject.kind == "variant", reading.time_us / 1e6
+        whole, pass_s = subject.kind == "variant", ranks.largest(reading.time_us / 1e6)
         in_context = self.cuda and protocol.measures_context
         limited = not whole and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities
+        limited = bool(ranks.largest(limited))
 
         def eager() -> dict[str, Any]:
             eager_us, half_width_us = eager_time_us(passes.first, device)
@@ -357,6 +365,25 @@ class Bench:
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
+
+    def _with_overlap(
+        self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping, gate: Gate
+    ) -> Reading:
+        """Measure a collective and the matrix product that runs beside it, each alone."""
+        spec = parse(subject.spec)
+        found: list[float] = []
+        product = product_beside(spec, self.torch_device)
+        assert product is not None
+        for passes in (
+            operator_passes(dataclasses.replace(subject, spec=alone(spec).to_json()), protocol, self.torch_device),
+            Passes(product, None, 0, 0),
+        ):
+            with contextlib.closing(arrange(passes, protocol, self.torch_device)) as workload:
+                one = self._steady(workload, stopping, gate, silent)
+                if isinstance(passes.first, InPlacePass):
+                    one = one.without(self._restoring(passes.first, protocol, stopping, gate))
+                found.append(one.time_us)
+        return reading.noting(overlap=Overlap.of(found[0], found[1], reading.time_us))
 
     def _restoring(self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate) -> Reading:
         """Measure the copies that restore the inputs of a kernel."""
@@ -384,7 +411,7 @@ class Bench:
             for name, seconds in reading.cost_s.items():
                 ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
-            if not poor or attempt == self._repeats:
+            if not ranks.largest(bool(poor)) or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let the card cool
@@ -397,7 +424,7 @@ class Bench:
         with Sampler(self.device, self.own_processes) as sampler:
             start_s = time.perf_counter()
             clock.step()
-            while time.perf_counter() - start_s < stopping.warm_up_s:
+            while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s)
@@ -436,32 +463,35 @@ class Bench:
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Run rounds until the temperature is stable. Return its rate of change at the end (C/s); None if unknown."""
-        if "temperature_c" not in self.device.capabilities:
+        if not ranks.largest("temperature_c" in self.device.capabilities):
             return None
         next_check_s = 0.0
         slope: float | None = None
+        settled = False
         while True:
             now_s = time.perf_counter()
             if now_s >= next_check_s:
                 next_check_s = now_s + 0.05
                 if now_s - start_s >= gate.span_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
-                if slope is not None and abs(slope) <= gate.slope_c_per_s:
-                    return slope
-                if now_s >= until_s:  # if the wait was shorter than the span, use all of its samples
-                    return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
+                settled = (slope is not None and abs(slope) <= gate.slope_c_per_s) or now_s >= until_s
+            if not ranks.largest(not settled):
+                break
             clock.step()
+        # If the wait was shorter than the span, use all of its samples.
+        return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
 
     def _window_begin(self, clock: Clock, sampler: Sampler, gate: Gate) -> float:
         """Run rounds until the energy counter changes. Return that time; without a counter, return the present time."""
         now_s = time.perf_counter()
-        if not sampler.counts_energy or not gate.energy:
+        if not ranks.largest(sampler.counts_energy and gate.energy):
             return now_s
-        while time.perf_counter() - now_s < 1.0:
+        times: Sequence[float] = ()
+        while ranks.largest(not times and time.perf_counter() - now_s < 1.0):
             clock.step()
             times, _ = sampler.ticks(now_s)
-            if times:
-                return times[0]
+        if times:
+            return times[0]
         sampler.counts_energy = False  # the counter does not change: windows need not wait for it
         return now_s
 
@@ -469,20 +499,20 @@ class Bench:
         """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before."""
         next_check_s = begin_s
         minimum_s = min(gate.shortest_s, stopping.minimum_s)
+        good = over = False
         while True:
             clock.step()
             now_s = time.perf_counter()
-            if now_s < next_check_s:
-                continue
-            next_check_s = now_s + CHECK_S
-            elapsed_s = now_s - begin_s
-            if elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate):
-                return True
-            # If passes are long, the window may grow to five times its longest length.
-            if elapsed_s >= stopping.maximum_s and (
-                len(clock.between(begin_s, now_s)) >= window.LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
-            ):
-                return False
+            if now_s >= next_check_s:
+                next_check_s = now_s + CHECK_S
+                elapsed_s = now_s - begin_s
+                good = elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate)
+                # If passes are long, the window may grow to five times its longest length.
+                over = elapsed_s >= stopping.maximum_s and (
+                    len(clock.between(begin_s, now_s)) >= window.LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
+                )
+            if not ranks.largest(not (good or over)):
+                return good
 
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate

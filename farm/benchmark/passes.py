@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from farm.benchmark import ranks
 from farm.benchmark.cache import InPlacePass, found_again
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.operators import kernels
 from farm.operators.captured import CapturedPass
+from farm.operators.collectives import local_part
 from farm.operators.encoding import tensors_in
 from farm.operators.input_values import impose, may_be_zero, values_for
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
@@ -82,6 +84,9 @@ def operator_passes(
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
+    if spec.kind == "collective" and ranks.world() != spec.parameters["cards"]:
+        text = f"The collective needs {spec.parameters['cards']} cards, and {ranks.world()} measure it."
+        raise Unmeasurable("not_available", text, "Measure it on as many cards.")
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
         raise Unmeasurable("not_available", "--data copied needs a compiled model.", "Give --data seen, or --compile.")
@@ -108,7 +113,7 @@ def operator_passes(
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run
-    if spec.kind == "kernel":
+    if spec.kind in ("kernel", "collective"):
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
     return Passes(
@@ -166,6 +171,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         return _compiled_passes(subject, protocol, device)
     if variant.step:
         return step_passes(variant, protocol, device)
+    _check_cards(variant)
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
@@ -180,10 +186,19 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
         details=_working_set(lambda: model(*arguments), model, protocol, device),
-        order=lambda: as_launched(
+        order=None
+        if variant.cards > 1
+        else lambda: as_launched(
             lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
         ),
     )
+
+
+def _check_cards(variant: Variant) -> None:
+    """Raise `Unmeasurable` if the group has another number of ranks than the variant has parts."""
+    if ranks.world() != variant.cards:
+        text = f"{variant} needs {variant.cards} cards, and {ranks.world()} measure it."
+        raise Unmeasurable("not_available", text, "Measure it on as many cards.")
 
 
 def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
@@ -206,6 +221,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
+    _check_cards(variant)
     elsewhere_bytes = _allocated_without_workspaces(device)
     step = build_step(variant, device, launch=protocol.launch)
     if protocol.data == "zeros":
@@ -217,8 +233,8 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         first=step.run,
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
         details=dataclasses.replace(details, **memory),
-        written=list(step.model.parameters()),
-        order=lambda: as_launched(observe, protocol, device),
+        written=[local_part(tensor) for tensor in step.model.parameters()],
+        order=None if variant.cards > 1 else lambda: as_launched(observe, protocol, device),
     )
 
 
@@ -303,7 +319,9 @@ def build_variant(
     known = _handed_over.pop(key, None)
     _handed_over.clear()
     if known is None:
-        known = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
+        from farm.training.split import build
+
+        known = build(variant, device), catalog.example_inputs(variant, device=device)
         if hand_over:
             _handed_over[key] = known
     return known

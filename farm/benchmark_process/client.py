@@ -10,6 +10,7 @@ import collections
 import contextlib
 import itertools
 import json
+import math
 import os
 import queue
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +36,15 @@ A = TypeVar("A")
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40  # last lines of standard error
 POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The place of a benchmark process in a group (`farm.benchmark_process.group`)."""
+
+    number: int
+    of: int  # ranks in the group
+    rendezvous: str  # a file in a private folder, through which the ranks find each other
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,7 @@ class BenchmarkProcess:
         verify_apart: bool | None = None,
         verifier: bool = False,
         peer_id: str | None = None,
+        rank: Rank | None = None,
         program: str = "farm.benchmark_process.server",
     ) -> None:
         """
@@ -71,9 +82,10 @@ class BenchmarkProcess:
             verify_apart: verify variants in a second process, the verifier; the default is True on GPUs.
             verifier: this process is a verifier: it imports PyTorch, and creates no CUDA context before a request.
             peer_id: another GPU, whose lock the caller holds. Its memory is the slow memory, instead of the host's.
+            rank: the process is a rank of a group.
             program: the module to run: the server, or a module that calls its `main`.
         """
-        self.card_id, self._peer_id, self._program = card_id, peer_id, program
+        self.card_id, self._peer_id, self._rank, self._program = card_id, peer_id, rank, program
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
@@ -115,6 +127,8 @@ class BenchmarkProcess:
         command += ["--parent", str(os.getpid())]
         command += ["--verifier"] if self._is_verifier else []
         command += ["--peer"] if self._peer_id else []
+        if (rank := self._rank) is not None:
+            command += ["--rank", str(rank.number), "--world", str(rank.of), "--rendezvous", rank.rendezvous]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -144,13 +158,24 @@ class BenchmarkProcess:
             Unmeasurable: crashed, hung or not_available.
         """
         self.start()
-        while self._ready is None:
-            event = self._next(time.monotonic() + timeout_s, "get ready")
-            if event["event"] == "failed":
+        while not self.is_ready(time.monotonic() + timeout_s):
+            pass
+        assert self._ready is not None
+        return Software.from_json(self._ready["software"])
+
+    def is_ready(self, deadline_s: float, wait_s: float = math.inf) -> bool:
+        """Handle one event of a process that has been started, or wait at most `wait_s`. True if it can measure.
+
+        Raises:
+            Unmeasurable: see `wait_ready`.
+        """
+        if self._ready is None:
+            event = self._next(deadline_s, "get ready", wait_s)
+            if event.get("event") == "failed":
                 self.kill()
                 raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
-            self._ready = event if event["event"] == "ready" else None
-        return Software.from_json(self._ready["software"])
+            self._ready = event if event.get("event") == "ready" else None
+        return self._ready is not None
 
     @property
     def unhealthy(self) -> str:
@@ -215,27 +240,45 @@ class BenchmarkProcess:
                 except (CardBusy, SettingsError) as error:
                     raise Unmeasurable("not_available", error.message, error.next_step) from error
             deadline_s = time.monotonic() + timeout_s
-            request_id = next(self._ids)
-            self._complaints.clear()  # the message about a crash must not quote an earlier item's output
             try:
-                self._send(request, request_id)
-                while True:
-                    event = self._next(deadline_s, request.doing)
-                    if event.get("id") != request_id:
-                        continue
-                    if event["event"] == "phase" and on_phase is not None:
-                        on_phase(event["phase"], event.get("details", {}))
-                    elif event["event"] == "answer":
-                        return from_json(request.answer, event["answer"])  # type: ignore[no-any-return]
-                    elif event["event"] == "unmeasurable":
-                        if event.get("poisoned"):
-                            self.kill()
-                        raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
+                asked = self.ask(request, deadline_s, on_phase)
+                while (found := asked()) is None:
+                    pass
+                return found
             except Unmeasurable:
                 raise
             except BaseException:  # a signal or a time limit: the process is still busy with the item
                 self.kill()
                 raise
+
+    def ask(
+        self, request: ProcessRequest[A], deadline_s: float, on_phase: OnPhase | None, wait_s: float = math.inf
+    ) -> Callable[[], A | None]:
+        """Send a request to the process, which is ready. The result is a function to be called until it returns the
+        answer; each call handles one event of the process, or waits at most `wait_s` for one.
+
+        Raises:
+            Unmeasurable: see `call`; the function raises it, too.
+        """
+        request_id = next(self._ids)
+        self._complaints.clear()  # the message about a crash must not quote an earlier item's output
+        self._send(request, request_id)
+
+        def handle_event() -> A | None:
+            event = self._next(deadline_s, request.doing, wait_s)
+            if event.get("id") != request_id:
+                return None
+            if event["event"] == "phase" and on_phase is not None:
+                on_phase(event["phase"], event.get("details", {}))
+            elif event["event"] == "answer":
+                return from_json(request.answer, event["answer"])  # type: ignore[no-any-return]
+            elif event["event"] == "unmeasurable":
+                if event.get("poisoned"):
+                    self.kill()
+                raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
+            return None
+
+        return handle_event
 
     def measure(
         self,
@@ -316,10 +359,14 @@ class BenchmarkProcess:
         except OSError:
             raise self._lost(request.doing) from None
 
-    def _next(self, deadline_s: float, doing: str) -> dict[str, Any]:
+    def _next(self, deadline_s: float, doing: str, wait_s: float = math.inf) -> dict[str, Any]:
+        """The next event of the process; {} if there is none within `wait_s`."""
+        left_s = max(0.0, deadline_s - time.monotonic())
         try:
-            event = self._events.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            event = self._events.get(timeout=min(left_s, wait_s))
         except queue.Empty:
+            if wait_s < left_s:
+                return {}
             self.kill()
             raise Unmeasurable(
                 "hung",

@@ -4,7 +4,8 @@
 
 With --verifier, the process only verifies variants. It creates no CUDA context before its first request, and the client
 ends it after the verification (`farm.benchmark_process.client`). With --peer, the process also uses a second GPU: the
-slow memory is the memory of that GPU.
+slow memory is the memory of that GPU. With --rank, --world and --rendezvous it is a rank of a group, which measures
+subjects that need several cards (`farm.benchmark_process.group`).
 
 The process reads JSON objects from standard input and writes events as JSON to its original standard output, one object
 per line. It redirects standard output to standard error, so that the output of a model cannot be mistaken for an event.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -82,6 +84,9 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
         "--verifier", action="store_true", help="create a CUDA context only at the first request to verify"
     )
     parser.add_argument("--peer", action="store_true", help="use the memory of the second visible GPU as slow memory")
+    parser.add_argument("--rank", type=int, default=0, help="number of this rank in a group")
+    parser.add_argument("--world", type=int, default=1, help="number of ranks in the group")
+    parser.add_argument("--rendezvous", default="", help="a private file through which the ranks find each other")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     options = parser.parse_args()
     gc.disable()  # imports create no garbage: collections would take a seventh of the start time
@@ -103,6 +108,8 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
             runner = SimulatedRunner(device)
         else:
             runner = TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device, options.peer)
+        if options.world > 1:
+            runner.join(options.rank, options.world, options.rendezvous)
         gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
         gc.enable()
         unhealthy = "" if options.verifier else runner.check()
@@ -208,6 +215,10 @@ class Runner:
         """The fault that the health check finds (`farm.benchmark.checks`); "" if the card is healthy."""
         return ""
 
+    def join(self, rank: int, world: int, rendezvous: str) -> None:
+        """Become a rank of a group. Returns when all ranks have joined."""
+        self.software = dataclasses.replace(self.software, communication="simulated")
+
     def poisoned(self) -> bool:
         """True if the CUDA context can no longer be used. Then only a new process can measure."""
         return False
@@ -285,6 +296,13 @@ class TorchVerifier(Runner):
                 source = source_of(variant.model) if variant.version else None
         answer = super().answer(request, on_phase)
         return answer.noting(revision=revision_of(source)) if source and isinstance(answer, Reading) else answer
+
+    def join(self, rank: int, world: int, rendezvous: str) -> None:
+        from farm.benchmark import ranks
+
+        self.software = dataclasses.replace(
+            self.software, communication=ranks.join(self._torch_device, rank, world, rendezvous)
+        )
 
     def poisoned(self) -> bool:
         if self._torch_device.type == "cuda":

@@ -14,6 +14,7 @@ import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farm import __version__
 from farm.devices import amd, nvidia, simulated
@@ -60,6 +61,22 @@ def open_device(card: Card) -> Device:
     gpu: type[Device] = amd.AmdDevice if for_rocm() else nvidia.NvidiaDevice
     devices: dict[str, type] = {"cuda": gpu, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
     return devices[_measurable(card).kind](card)
+
+
+def links_of(card: Card) -> dict[str, Any]:
+    """The links of a card to other cards of its host (`farm.devices.nvidia.links`); {} if they are unknown."""
+    return nvidia.links(card.id) if card.kind == "cuda" and not for_rocm() else {}
+
+
+def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
+    """The link between cards of this host ("NVLink x18") and its peak in bytes/s in one direction; "" if unknown.
+
+    Raises:
+        NoSuchCard: two of the cards cannot access each other's memory.
+    """
+    if for_rocm() or not all(card_id.startswith("GPU-") for card_id in card_ids):
+        return "", None
+    return nvidia.link_between(card_ids)
 
 
 def _measurable(card: Card) -> Card:

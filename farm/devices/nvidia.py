@@ -8,10 +8,13 @@ the other cards still work, and the farm does not use the CPU as if the host had
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pynvml
@@ -45,6 +48,8 @@ NEXT_STEPS = {
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the card's power cables",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: the driver was updated while it was loaded",
 }
+
+_MOST_LINKS = 36  # NVLinks of one card
 
 #: The ids of cards with unknown UUID begin with this prefix.
 WITHOUT_UUID = "NVIDIA-"
@@ -132,6 +137,26 @@ def _describe(index: int, settings: Settings) -> Card:
     return card
 
 
+def links(card_id: str) -> dict[str, Any]:
+    """The active ``nvlinks`` of a card, and the ``peers``, whose memory it can access, as far as NVML reports them."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
+        query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, own)
+        states = [_optional(functools.partial(query, number)) for number in range(_MOST_LINKS)]
+        if any(state is not None for state in states):
+            found["nvlinks"] = states.count(pynvml.NVML_FEATURE_ENABLED)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            other = _optional(functools.partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+            other_id = _optional(functools.partial(pynvml.nvmlDeviceGetUUID, other))
+            status = _peer_status(own, other, pynvml.NVML_P2P_CAPS_INDEX_READ)
+            if other_id not in (None, card_id) and status is not None:
+                found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
+    _optional(pynvml.nvmlShutdown)
+    return found
+
+
 def _uncounted_id(settings: Settings) -> str:
     return f"{WITHOUT_UUID}{settings.host}"
 
@@ -159,6 +184,48 @@ def _field_value(handle: Any, field_id: int) -> int:
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(field.nvmlReturn)
     return int(field.value.uiVal)
+
+
+#: Bytes/s of one lane of PCI Express in one direction, by generation.
+_LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
+
+def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
+    """See `farm.devices.host.link_between`. A user who switches peer access off (NCCL_P2P_DISABLE) needs none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return "", None
+    try:
+        handles = [(one, _optional(functools.partial(pynvml.nvmlDeviceGetHandleByUUID, one))) for one in card_ids]
+        pairs = list(itertools.combinations([pair for pair in handles if pair[1] is not None], 2))
+        for (one, first), (other, second) in pairs if "NCCL_P2P_DISABLE" not in os.environ else ():
+            if _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ) not in (None, pynvml.NVML_P2P_STATUS_OK):
+                raise NoSuchCard(
+                    f"The cards {one} and {other} cannot access each other's memory.",
+                    "Choose cards with peer access (`nvidia-smi topo -p2p r`), or set NCCL_P2P_DISABLE=1 to"
+                    " communicate through the host's memory.",
+                )
+        if not pairs:
+            return "", None
+        by_nvlink = (_peer_status(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) for (_, one), (_, other) in pairs)
+        first = pairs[0][0][1]
+        if all(status == pynvml.NVML_P2P_STATUS_OK for status in by_nvlink):
+            query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, first)
+            states = (_optional(functools.partial(query, number)) for number in range(_MOST_LINKS))
+            links = sum(state == pynvml.NVML_FEATURE_ENABLED for state in states)
+            each_mb = _optional(lambda: _field_value(first, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON))
+            return f"NVLink x{links}", links * each_mb * 1e6 if links and each_mb else None
+        generation = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(first)) or 0
+        lanes = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(first)) or 0
+        return f"PCIe {generation} x{lanes}", _LANE_BYTES_PER_S.get(generation, 0) * lanes or None
+    finally:
+        _optional(pynvml.nvmlShutdown)
+
+
+def _peer_status(one: Any, other: Any, capability: Any) -> int | None:
+    capability = capability[0] if isinstance(capability, tuple) else capability  # a constant of pynvml is, by mistake
+    return _optional(lambda: pynvml.nvmlDeviceGetP2PStatus(one, other, capability))
 
 
 def _throttle_reasons(handle: Any) -> tuple[str, ...]:

@@ -276,7 +276,7 @@ def estimate(
         selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
     else:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
-        data = "copied" if variant.compile else default_data(kind, variant.step)
+        data = "copied" if variant.compile else default_data(kind, not (variant.step or variant.cards > 1))
         request = Request(variant=variant, protocol=protocol.with_data(data))
         command = command_of(request).removesuffix(" --reuse none")
         raise NoReadings(

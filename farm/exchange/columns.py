@@ -140,7 +140,7 @@ TABLES = {name: _GROUPS[name] for name in ("readings", "calls", "captures", "ver
 _OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
-    "readings": _OF_A_VARIANT | {"placement": "", "output_shapes": None},
+    "readings": _OF_A_VARIANT | {"placement": "", "cards": 1, "communication": "", "output_shapes": None},
     "captures": _OF_A_VARIANT | {"compiled_for": "", "compiled": None},
     "calls": _OF_A_VARIANT | {"part": "", "owner": "", "output_shapes": None},
 }

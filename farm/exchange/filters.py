@@ -25,6 +25,8 @@ from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
 from farm.store.columns import CALL, CAPTURE, ITEM, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.database import among, in_batches
+from farm.types.fields import fields_of
+from farm.types.protocol import Protocol
 from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
@@ -44,6 +46,7 @@ _SHORT = {
 _OF_OPERATOR = {entry.name for entry in columns.OPERATOR if entry.kind != "json"} | {"dtype"}
 _OF_VARIANT = {entry.name for entry in columns.VARIANT}
 _OF_SOFTWARE = {entry.name for entry in columns.SOFTWARE}
+_NEW_IN_PROTOCOL = {one.name: one.default for one in fields_of(Protocol) if not one.always}
 _OF_PROTOCOL = {entry.name for entry in columns.PROTOCOL}
 _OF_CARD = {entry.name for entry in columns.CARD} - {"card_fingerprint"}
 _OF_READING = {
@@ -315,7 +318,7 @@ def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
 def protocol_values(row: Any) -> dict[str, Any]:
     """Column -> value, from a row of the table of protocols."""
     spec = dict(row.spec or {})
-    return {**spec, "data_class": spec.get("data"), "placement": spec.get("placement", "")}
+    return {**_NEW_IN_PROTOCOL, **spec, "data_class": spec.get("data")}
 
 
 def card_values(row: Any) -> dict[str, Any]:

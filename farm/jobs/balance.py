@@ -189,6 +189,7 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
             Item.state == ItemState.DONE,
             col(Item.reused).is_(False),
             Item.role == "tuple",
+            Item.cards == 1,
             col(Item.started_at_s).is_not(None),
             col(Item.ended_at_s) > database_now() - RECENT_S,
         )

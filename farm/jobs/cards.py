@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import update
-from sqlmodel import Session, col, func, select
+from sqlmodel import Session, and_, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
-from farm.devices.host import cpu_card, discover, is_installed
+from farm.devices.host import cpu_card, discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
+from farm.jobs.item_state import has_message
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
@@ -120,6 +122,7 @@ def register(
     with database.write() as session:
         row = _described(session, card)
         row.software_id, row.capabilities = store_software(session, software), sorted(capabilities)
+        row.links = links_of(card)
         _serve(session, row, holder, queue, CardState.IDLE)
         return row.software_id
 
@@ -268,18 +271,10 @@ def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list
     counted = _counts(session, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
     lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
     counted |= _counts(session, *lately) if hourly else {}
-    measuring = dict(
-        session.execute(
-            select(Item.card_id, func.max(Operator.label))
-            .select_from(Item)
-            .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
-            .where(Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-            .group_by(col(Item.card_id))
-        ).all()
-    )
+    measuring = measured_now(session)
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
-    states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
+    states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
     silent_s = silent_times_s(
         session, [row for row in rows if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted]
     )
@@ -298,6 +293,24 @@ def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list
     ]
 
 
+def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
+    """Return card id -> label of the item that the card measures, for matching items; None for a whole model.
+
+    An item on several cards has an entry for each card that is reserved for it.
+    """
+    # If the lease has ended, no worker measures the item.
+    lasting = (Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now(), *which)
+    reserved = and_(col(CardRow.group_item_id) == Item.id, col(CardRow.group_token) == Item.token)
+    found: dict[str, str | None] = {}
+    for card, card_id in ((None, col(Item.card_id)), (CardRow, col(CardRow.id))):
+        query = sqlalchemy.select(card_id, col(Operator.label), col(Item.cards)).select_from(Item)
+        query = query if card is None else query.join(card, reserved)
+        labelled = query.join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True).where(*lasting)
+        for one, label, number in session.execute(labelled.order_by(card_id)):
+            found[one] = f"{label} on {number} cards" if label and number > 1 else label
+    return found
+
+
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
     """Return card id -> seconds since the card last began an item although published items of its farm wait for it.
 
@@ -309,7 +322,7 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
     asked = (
         select(Item.card_id, Job.farm, func.max(Item.published_at_s))
         .join(Job, col(Job.id) == col(Item.job_id))
-        .where(col(Item.card_id).in_(farms), col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]))
+        .where(col(Item.card_id).in_(farms), col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), has_message())
         .group_by(col(Item.card_id), col(Job.farm))
     )
     published = {card_id: at_s for card_id, farm, at_s in session.execute(asked) if farm == farms[card_id] and at_s}
@@ -329,7 +342,7 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     return [
         (card, now_s - card.last_seen_at_s)
         for card in session.exec(select(CardRow).order_by(col(CardRow.host), col(CardRow.index)))
-        if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
+        if present_state(card, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
     ]
 
 
@@ -338,7 +351,9 @@ def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
-def _state(card: CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
+def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False) -> str:
+    """Return the present state of a card: that of its row, or lost, or busy. ``heartbeat_s``: default: the setting."""
+    heartbeat_s = heartbeat_s or settings().heartbeat_s
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:

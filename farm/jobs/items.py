@@ -27,7 +27,7 @@ from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
-from farm.jobs import item_state
+from farm.jobs import groups, item_state
 from farm.store import tables
 from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies
 from farm.store.database import Database, database_now, fetch, in_batches, lock_items
@@ -40,6 +40,8 @@ from farm.types.request import Request
 class DeclineReason(StrEnum):
     """Why a claim was declined. In the last three cases the claim also closed the item."""
 
+    RESERVED = "reserved"  # a group holds the card (`farm.jobs.groups`)
+    PUT_OFF = "put_off"  # the cards of the item's group are not free together
     GONE = "gone"  # the item is closed, claimed by another worker or moved; its job has ended; or its card is draining
     DEFERRED = "deferred"  # a worker measures another item with the same subject
     REUSED = "reused"  # an existing reading can be used
@@ -63,6 +65,8 @@ class Claim:
     stopping: Stopping
     capture_id: int | None = None
     card_state: str = ""  # the state in the row of its card
+    cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
+    after_group: bool = False  # the last item on the card was of a group: other groups may reserve the card again
 
     @property
     def lists_kernels(self) -> bool:
@@ -77,6 +81,7 @@ class Closed:
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
     woken: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()  # items on several cards to publish (`farm.jobs.groups.due`)
 
 
 @dataclass(frozen=True)
@@ -115,12 +120,16 @@ def claim(
             ),
         ),
     )
+    grouped = False  # found at the first try: the rows of a group's cards must be locked before all others
     while True:
         try:
             with database.write() as session:
+                host = groups.host_of(session, card_id, lock=True) if grouped else ()
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
-                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held)
-            break
+                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held, host)
+            if taken is not None:
+                break
+            grouped = True
         except IntegrityError:  # another item has the key: a worker measures it, or its lease has ended
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
@@ -145,12 +154,22 @@ def _claim(
     max_attempts: int,
     claimable: ColumnElement[bool],
     held: Mapping[str, Any],
-) -> Claim | Declined:
-    """Claim the item, or return why it was declined. ``Closed.rounds`` may contain rounds with open items."""
+    host: Sequence[tables.CardRow],
+) -> Claim | Declined | None:
+    """Claim the item, or return why it was declined; None if it needs several cards and ``host`` is empty.
+
+    ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's host.
+    """
     its = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
-    item = session.execute(_described(*its, software_id=software_id)).first()
+    locking = _described(*its, software_id=software_id).with_for_update(read=True, of=tables.CardRow)
+    item = session.execute(locking).first()  # it locks the card's row against a reservation at the same time
     if item is None or item.card_state in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
         return _GONE
+    if item.cards > 1 and not host:
+        return None
+    reserved = item.group_item_id is not None and groups.in_force(session, [session.get_one(tables.CardRow, card_id)])
+    if reserved and item.cards == 1:
+        return Declined(DeclineReason.RESERVED)
     request = Request.from_json(item.request)
     its_round = ((item.job_id, item.round),)
     reading = find_readings(session, [item], request, software_id, {card_id})[0] if item.known else None
@@ -163,15 +182,24 @@ def _claim(
         return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
     key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
+    group = groups.reserve(session, host, item, session.get_one(Job, item.job_id), token) if item.cards > 1 else ()
+    if item.cards > 1 and not group:
+        waits = session.exec(item_state.PUT_OFF.update(claimable, attempts=item.attempts)).rowcount
+        return Declined(DeclineReason.PUT_OFF) if waits else _GONE
     taken = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
-    return _describe(session, item, request, token) if session.exec(taken).rowcount else _GONE
+    if not session.exec(taken).rowcount:
+        return _GONE
+    after_group = item.cards == 1 and item.group_item_id is not None
+    if after_group:
+        groups.end_turn(session, card_id)
+    return dataclasses.replace(_describe(session, item, request, token), cards=group, after_group=after_group)
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this process twice as much.
 _NAMES = (
     "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width token subject_key"
 )
-_USED = tuple(getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message"))
+_USED = tuple(getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message", "cards"))
 
 
 def _described(*which: Any, software_id: str = "") -> Any:
@@ -179,7 +207,8 @@ def _described(*which: Any, software_id: str = "") -> Any:
     operator, reading = tables.Operator, tables.ReadingRow
     same = (reading.subject_id == col(Item.subject_id), reading.protocol_id == col(Item.protocol_id))
     known = select(reading.id).where(*same, reading.software_id == software_id).exists()
-    about: Any = (Job.request, col(tables.CardRow.state).label("card_state"), known.label("known"))
+    card = tables.CardRow
+    about: Any = (Job.request, col(card.state).label("card_state"), col(card.group_item_id), known.label("known"))
     return (
         sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -278,7 +307,7 @@ def waiting_beside(
     """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first the whole model;
     and tuple id -> number of calls in the model.
     """
-    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id)
+    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id, Item.cards == 1)
     waiting = _described(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
     found: list[tuple[Subject, Protocol]] = []
     with database.read() as session:
@@ -356,6 +385,16 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         return Closed(True, _finished(session, ended), woken)
 
 
+def put_off(database: Database, claimed: Claim, why: str, *, counted: bool) -> None:
+    """Let an item on several cards wait again after an interruption. ``counted``: the attempt counts."""
+    its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token)
+    with database.write() as session:
+        session.exec(item_state.LET_GO.update(*its_own))
+        session.exec(item_state.NOTE.update(*its_own, **item_state.why("crashed", f"Interrupted: {why}.")))
+        attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
+        session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))
+
+
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
     """Cancel waiting tuples of a job without a call in the observed capture ``capture_id``; return their number."""
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
@@ -410,8 +449,9 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card; return their number. Only the process that has the card's lock may call this."""
+    """End all leases on a card, and its reservation; return their number. Only the holder of its lock may call this."""
     with database.write() as session:
+        groups.end_turn(session, card_id)
         return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
 
 

@@ -11,9 +11,9 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchJob, did_you_mean
-from farm.jobs import item_state
+from farm.jobs import groups, item_state
 from farm.jobs.balance import time_left_s
-from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
+from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
 from farm.jobs.items import open_items
 from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
@@ -153,14 +153,7 @@ def progress(session: Session, job_id: str) -> Progress:
         reused += number if was_reused else 0
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
-    current = session.execute(
-        select(Item.card_id, tables.Operator.label)
-        .select_from(Item)
-        .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
-        # If the lease has ended, no worker measures the item.
-        .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-        .order_by(col(Item.card_id))
-    ).all()
+    current = measured_now(session, Item.job_id == job_id)
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
     message = ABANDONED if gone else ""
     newest = session.get(tables.Round, (job_id, job.round))
@@ -168,8 +161,8 @@ def progress(session: Session, job_id: str) -> Progress:
         cut = f"its planning was interrupted: `farm resume --failed {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
-        message = waits_for(session, job_id, settings().heartbeat_s)
-    elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id, _ in current) and not gone:
+        message = waits_for(session, job_id, settings().heartbeat_s) or groups.waits_for(session, job_id)
+    elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id in current) and not gone:
         message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
         job.id,
@@ -180,7 +173,7 @@ def progress(session: Session, job_id: str) -> Progress:
         reused,
         sum(counts.values()),
         time_left_s(session, job, left_s) if job.state == JobState.OPEN and not gone else 0.0,
-        () if gone else tuple((card_id, label or job.title) for card_id, label in current),
+        () if gone else tuple((card_id, label or job.title) for card_id, label in sorted(current.items())),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
         message,

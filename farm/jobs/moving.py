@@ -59,6 +59,7 @@ def move_items(
         return []
     with database.write() as session:
         its: list[Any] = [Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", Job.farm == farm]
+        its.append(Item.cards == 1)  # `farm.jobs.groups.move_stranded` moves the others
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
         if not in_work:
@@ -108,6 +109,7 @@ def give_up(
         its: list[Any] = [
             col(Item.card_id).in_(away),
             Item.role != "tuple",
+            Item.cards == 1,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
             Job.state == JobState.OPEN,
@@ -201,6 +203,7 @@ def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[Mova
             col(Item.card_id).in_([card.id for card in cards]),
             Item.state == ItemState.WAITING,
             Item.role == "tuple",
+            Item.cards == 1,
             Job.state == JobState.OPEN,
             Job.farm == farm,
         )

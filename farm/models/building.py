@@ -87,10 +87,10 @@ class Decoding(nn.Module):
     layer increments it, so the token's position grows by one per layer; after ``depth`` layers it is the last position.
     The calls of all layers are equal, even if the model is cut to fewer layers. A layer with a window copies the number
     of its last position from the host at each token, which a CUDA graph cannot record. Here the number is on the card
-    from the start, as in a compiled model.
+    from the start, as in a compiled model. If `cards` share the model, the cache has one card's heads.
     """
 
-    def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:
+    def __init__(self, model: Any, batch: int, size: int, depth: int = 0, cards: int = 1) -> None:
         from transformers import StaticCache
 
         super().__init__()
@@ -99,7 +99,7 @@ class Decoding(nn.Module):
         self.before = size - max(depth, len(self.cache.layers))
         heads, width = _heads_and_width(model.config)
         # This call fills the cache with zeros; on meta it only sets the shapes.
-        self.cache.early_initialization(batch, heads, width, model.dtype, torch.device("meta"))
+        self.cache.early_initialization(batch, max(1, heads // cards), width, model.dtype, torch.device("meta"))
         for index, layer in enumerate(self.cache.layers):
             for name in ("keys", "values"):
                 filled = torch.empty(getattr(layer, name).shape, dtype=model.dtype).normal_()

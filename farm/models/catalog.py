@@ -230,6 +230,21 @@ def meta_inputs(variant: Variant) -> tuple[Any, ...]:
     return tuple(value if use else empty for use, value, empty in zip(integer, real, found, strict=True))
 
 
+def tensor_parallel_plan(variant: Variant, model: nn.Module) -> Mapping[str, str]:
+    """Path of each module of a built model that tensor parallelism splits -> how.
+
+    Raises:
+        UnsupportedModel: the model has no plan, or its heads cannot be divided among the cards.
+    """
+    source, entry = _found(variant.model)
+    if source is not transformers and entry.own_name not in transformers.folders():
+        raise UnsupportedModel(
+            f"{variant.model} has no plan for tensor parallelism.",
+            "Choose a language model of transformers. A model of your own that is distributed needs only --cards.",
+        )
+    return transformers.tensor_parallel_plan(entry, model, variant.tensor_parallel)
+
+
 def title_of(variant: Variant) -> str:
     """The title of a variant. For a user's model with its own inputs it shows the input sizes: 'bert 8x128 float32'.
 

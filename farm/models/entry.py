@@ -101,6 +101,9 @@ class ModelEntry:
         if given.get("padded") and (not self.masked or phase == "decode"):
             where = f" in {phase}" if phase else ""
             raise UsageError(f"{self.name} takes no padded sequences{where}.", "Omit --padded.")
+        if (given.get("distributed") or 1) > 1 and self.origin != "user":
+            step = "Give --tensor-parallel, or --data-parallel for training."
+            raise UsageError(f"--cards is for a model of your own that is distributed, not for {self.name}.", step)
         if given.get("text") and not phase:
             raise UsageError(f"{self.name} takes no text.", "Omit --text and --tokenizer.")
         if layers := given.get("layers"):

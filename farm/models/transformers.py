@@ -160,7 +160,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
         model = made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
         if variant.phase == "decode":
-            return Decoding(model, variant.batch, variant.cache, entry.depth)
+            return Decoding(model, variant.batch, variant.cache, entry.depth, variant.tensor_parallel)
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
@@ -296,6 +296,38 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def tensor_parallel_plan(entry: ModelEntry, model: Any, cards: int) -> dict[str, str]:
+    """Path of each module of a built model that tensor parallelism splits -> the name of the way.
+
+    Names of transformers are used here only: they change between releases.
+
+    Raises:
+        UnsupportedModel: the model has no plan, or its heads cannot be divided among the cards.
+    """
+    own = model.model  # without the wrapper of `make`
+    config = own.config.get_text_config(decoder=True)
+    base = getattr(own.config, "base_model_tp_plan", None)
+    if not base:
+        raise UnsupportedModel(
+            f"{entry.name} has no plan for tensor parallelism in transformers {_package().__version__}.",
+            "Choose another model, such as llama-3.1-8b.",
+        )
+    for kind in ("num_attention_heads", "num_key_value_heads"):
+        if (heads := getattr(config, kind, None) or config.num_attention_heads) % cards:
+            text = f"{entry.name} has {heads} {kind.removeprefix('num_').replace('_', ' ')}, not a multiple of {cards}."
+            raise UnsupportedModel(text, "Give another number of cards.")
+    prefix = own.base_model_prefix
+    patterns = {f"{prefix}.{path}" if own.base_model is not own else path: how for path, how in base.items()}
+    patterns |= type(own)._tp_plan or {} if own.base_model is not own else {}
+    regexes = {re.compile(re.escape(path).replace(r"\*", r"\d+")): how for path, how in patterns.items()}
+    return {
+        f"model.{path}": how
+        for path, _ in own.named_modules()
+        for pattern, how in regexes.items()
+        if pattern.fullmatch(path)
+    }
 
 
 def class_name(name: str) -> str:

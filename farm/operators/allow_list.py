@@ -103,10 +103,10 @@ leaky_relu leaky_relu_ leaky_relu_backward lerp.Scalar lerp.Tensor lerp_.Scalar 
 log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logical_and logical_not logical_or logical_xor logsumexp
 lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor masked_fill_.Scalar masked_fill_.Tensor max max.dim maximum
 mean mean.dim min min.dim minimum mish mish_ mish_backward mm mm.out mse_loss mse_loss_backward mul.Scalar mul.Tensor
-mul_.Scalar mul_.Tensor mv ne.Scalar ne.Tensor neg neg_ new_empty new_full new_ones new_zeros norm.ScalarOpt_dim normal_
-ones ones_like pixel_shuffle pixel_unshuffle pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int rand
-rand_like randint randint.low_out randn randn_like randperm reciprocal reflection_pad2d reflection_pad2d_backward relu
-relu_ repeat replication_pad2d replication_pad2d_backward roll round rsqrt rsub.Scalar rsub.Tensor scalar_tensor
+mul.out mul_.Scalar mul_.Tensor mv ne.Scalar ne.Tensor neg neg_ new_empty new_full new_ones new_zeros norm.ScalarOpt_dim
+normal_ ones ones_like pixel_shuffle pixel_unshuffle pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int
+rand rand_like randint randint.low_out randn randn_like randperm reciprocal reflection_pad2d reflection_pad2d_backward
+relu relu_ repeat replication_pad2d replication_pad2d_backward roll round rsqrt rsub.Scalar rsub.Tensor scalar_tensor
 scatter.src scatter.value scatter_.src scatter_.value scatter_add scatter_add_ scatter_reduce.two select_backward
 select_scatter sgn sigmoid sigmoid_ sigmoid_backward sign silu silu_ silu_backward sin sinh slice_backward slice_scatter
 smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward sort sqrt stack std.correction sub.Scalar sub.Tensor
@@ -137,8 +137,9 @@ _foreach_mul.Scalar _foreach_mul.ScalarList _foreach_mul.Tensor _foreach_mul_.Li
 _foreach_mul_.ScalarList _foreach_mul_.Tensor _foreach_neg _foreach_neg_ _foreach_norm.Scalar _foreach_pow.List
 _foreach_pow.Scalar _foreach_pow.ScalarAndTensor _foreach_pow.ScalarList _foreach_reciprocal _foreach_reciprocal_
 _foreach_sqrt _foreach_sqrt_ _foreach_sub.List _foreach_sub.Scalar _foreach_sub_.List _foreach_sub_.Scalar
-_foreach_zero_ _fused_adam_ _fused_adam_.tensor_lr _fused_adamw_ _fused_adamw_.tensor_lr _fused_sgd_
-_fused_sgd_.tensor_lr _fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
+_foreach_zero_ split_with_sizes_copy.out _chunk_cat.out _fused_adam_ _fused_adam_.tensor_lr _fused_adamw_
+_fused_adamw_.tensor_lr _fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_
+_amp_update_scale_
 """
 
 ATEN_OVERLOADS: frozenset[str] = frozenset(

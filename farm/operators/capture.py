@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.errors import CaptureError, told
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
+from farm.operators.collectives import WRAPPERS
 from farm.operators.encoding import (
     DescribedCall,
     Layout,
@@ -166,6 +167,8 @@ class WatchedOperators(TorchDispatchMode):
         self.call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ in WRAPPERS for kind in types):
+            return NotImplemented  # PyTorch then runs the operators of this rank, which come here again
         if func is torch.ops.prim.device.default:  # the most frequent call on fake tensors; it runs nothing
             return args[0].device
         return self.call(func, args, kwargs or {})

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from farm.errors import CaptureError, told
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
+from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
@@ -33,6 +34,11 @@ def cost(spec: OperatorTuple) -> Cost:
     if the output size depends on values of the input."""
     if spec.kind == "kernel":
         return kernel_cost(spec)
+    if spec.kind == "collective":
+        (tensor,), elements = spec.tensors, output_elements(spec)
+        side = spec.parameters.get("beside", 0)  # of the matrices that are multiplied meanwhile
+        size_bytes = (tensor.numel + elements + 3 * side**2) * tensor.itemsize_bytes
+        return Cost(2 * side**3, size_bytes, ((elements,),))
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.operators.allow_list import LEAF_CLASSES
+from farm.operators.collectives import WRAPPERS, local_part
 from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
@@ -84,6 +85,11 @@ class FakeTensors:
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
         """The replacement of a tensor, always the same for the same tensor. A small integer tensor gets a real copy,
         unless ``fake`` is set; any other tensor gets a fake one."""
+        if id(tensor) not in self._replacements and (part := local_part(tensor)) is not tensor:
+            whole: Any = tensor  # a distributed tensor keeps its layout
+            twin = type(whole)(self.tensor(part, fake=True), whole._spec, requires_grad=tensor.requires_grad)
+            twin._is_param = isinstance(tensor, nn.Parameter)
+            self._replacements[id(tensor)] = (tensor, twin)
         if id(tensor) not in self._replacements:
             is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
             numbers_matter = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake)
@@ -200,6 +206,8 @@ class _RealIntegers(TorchDispatchMode):
         self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ in WRAPPERS for kind in types):
+            return NotImplemented
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]

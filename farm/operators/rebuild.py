@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import FarmError, TupleRejected, Unmeasurable
+from farm.operators import collectives
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
 from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
@@ -66,7 +67,7 @@ class Rebuilt:
                 # of its operand.
                 view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
             self.tensors.append(view)
-        self._target = _target(spec, self.tensors)
+        self._target = _target(spec, self.tensors, device)
         self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
         self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
 
@@ -170,7 +171,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     device = torch.device(device)
     if spec.kind == "aten":
         aten_fills(spec)
-    elif spec.kind != "kernel" and spec.operator not in ALLOWED_OPERATORS:
+    elif spec.kind not in ("kernel", "collective") and spec.operator not in ALLOWED_OPERATORS:
         text = f"'{spec.operator}' is not in this version's allow-list of operators."
         raise TupleRejected(text, "Capture the model again with this version.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
@@ -197,6 +198,8 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         return written_tensors(spec)
     if spec.kind == "aten":
         return written_by_schema(spec)
+    if spec.kind == "collective":
+        return collectives.written(spec)
     try:
         meta = torch.device("meta")
         trial = Rebuilt(spec, meta, _allocate(spec, meta))
@@ -259,11 +262,13 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
     return made
 
 
-def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:
+def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device) -> Callable[..., Any]:
     if spec.kind == "kernel":
         return launch_of(spec)
     if spec.kind == "aten":
         return overload_of(spec.operator)
+    if spec.kind == "collective":
+        return collectives.call_of(spec, device)
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):

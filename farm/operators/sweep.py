@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
+from farm.types.collective import COLLECTIVES, REDUCTIONS
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple, parse
 
@@ -37,6 +38,7 @@ class SweepRecipe:
         transposed: indices of the inputs that are stored column by column.
         derived: keywords that follow from the grid's values.
         as_list: True if the function takes one list of its inputs.
+        collective: a collective (`farm.types.collective`).
     """
 
     parameters: Mapping[str, Any]
@@ -48,6 +50,7 @@ class SweepRecipe:
     transposed: frozenset[int] = frozenset()
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
     as_list: bool = False
+    collective: bool = False
 
     @property
     def names(self) -> dict[str, Any]:
@@ -178,6 +181,15 @@ RECIPES: dict[str, SweepRecipe] = {
     "cat": SweepRecipe({"dim": -1}, _KEYS, lambda values: (_heads(values),) * 2, function="torch.cat", as_list=True),
     "cos": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.cos"),
     "sin": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.sin"),
+    **{
+        name: SweepRecipe(
+            {"cards": 2, "beside": 0, **({"reduction": "sum"} if about.reduces else {})},
+            {"elements": REQUIRED},
+            lambda values: ((values["elements"],),),
+            collective=True,
+        )
+        for name, about in COLLECTIVES.items()
+    },
 }
 
 
@@ -226,6 +238,10 @@ def _problem(operator: str, name: str, value: Any, default: Any) -> str:
     if name in ("dtype", "out_dtype"):
         dtypes = RECIPES[operator].dtypes if name == "dtype" else DTYPES
         return "" if value in dtypes else f"one of {', '.join(dtypes)}"
+    if name == "reduction":
+        return "" if value in REDUCTIONS else f"one of {', '.join(REDUCTIONS)}"
+    if name == "cards":
+        return "" if type(value) is int and value > 1 else "at least 2"
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else "true or false"
     if isinstance(default, float):

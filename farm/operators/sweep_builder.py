@@ -24,10 +24,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from farm.errors import CaptureError, Unmeasurable, UsageError
 from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
+from farm.operators.collectives import collective_tuple
 from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.encoding import NotEncodable, TensorTable, dtype_of, leaf_parameters
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.types.collective import problem_of
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -154,6 +156,12 @@ class Builder:
         """
         if any(size < 1 for shape in self.recipe.inputs(values) for size in shape):
             raise Impossible("an input has a size of 0")
+        if self.recipe.collective:
+            given = {name: values[name] for name in self.recipe.parameters}
+            spec = collective_tuple(self.operator, values["elements"], values["dtype"], **given)
+            if problem := problem_of(spec.operator, spec.parameters, [spec.tensors[0].shape]):
+                raise Impossible(f"it {problem}")
+            return with_zeros(spec, float(values["zeros"])), cost(spec)
         structure = self._structure(values)
         sample = self._samples.get(structure)
         if sample is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,21 +157,25 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
     """Draw power, clocks and temperatures of one reading, with its window, throttling and other processes. `levels_w`:
     name (idle, base) -> power in W, drawn as a dotted line."""
     check_path(path)
-    panels = [panel for panel in _PANELS if any(name in trace.series for name in panel[1])]
+    # The names of the first rank's series have no prefix.
+    ranks = sorted({found[0] for name in trace.series if (found := re.match(r"rank_\d+_", name))})
+    panels = [(unit, [f"{rank}{name}" for rank in ("", *ranks) for name in names]) for unit, names in _PANELS]
+    panels = [panel for panel in panels if any(name in trace.series for name in panel[1])]
     figure, axes = _figure(9, 0.8 + 2.2 * (len(panels) or 1), len(panels) or 1, sharex=True)
     for axis, (unit, names) in zip(axes, panels, strict=False):
         axis.axvspan(*trace.window_s, color=SHADE, label="window" if axis is axes[0] else None, zorder=0)
         for number, name in enumerate(name for name in names if name in trace.series):
             times, values = trace.series[name]
-            if name == "energy_mj":
-                _draw_counter(axis, trace)
+            if name.endswith("energy_mj"):
+                if name == "energy_mj":
+                    _draw_counter(axis, trace)
                 continue
             style, width = ("-", 0.8) if len(times) > 60 else (".-", 1.2)
             label = name.rsplit("_", 1)[0].replace("_", " ")
             axis.plot(times, values, style, color=_colour(number), linewidth=width, label=label)
         if axis is axes[0]:
             _draw_bands(axis, trace)
-        if unit == "W":
+        if unit == "W" and not ranks:  # the levels are those of all cards
             for name, value in (levels_w or {}).items():
                 axis.axhline(value, color=GREY, linestyle=":", linewidth=1, label=f"{name} {value:.0f} W")
         axis.set_ylabel(unit)

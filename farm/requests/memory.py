@@ -22,7 +22,7 @@ _MOST_OF_A_TOKEN = 16  # values per token: ids, masks and decoder inputs
 
 @dataclass(frozen=True)
 class Room:
-    """The least memory that a variant needs. Unit: bytes."""
+    """The least memory that a variant needs on each card. Unit: bytes."""
 
     parameters: int  # parameters and buffers
     inputs: int  # inputs of the whole batch
@@ -80,8 +80,9 @@ def room_of(variant: Variant) -> Room:
     # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not fit in memory.
     one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
+    parts = variant.cards if variant.data_parallel == 1 or variant.sharding == "fsdp" else 1
     return Room(
-        _bytes_of([*model.parameters(), *model.buffers()]) - cache,
+        (_bytes_of([*model.parameters(), *model.buffers()]) - cache) // parts,
         one + (variant.batch - 1) * (two - one),
         two - one,
         variant.batch * cache,

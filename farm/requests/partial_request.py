@@ -50,9 +50,9 @@ QUICK: dict[str, Any] = {
 }
 
 
-def default_data(card_kind: str, step: str = "") -> str:
-    """The default data class. Values are only recorded in a forward pass, so a training step has no recorded values."""
-    return "normal" if step else DEFAULTS[card_kind].data
+def default_data(card_kind: str, alone: bool = True) -> str:
+    """The default data class. Values are only recorded in a forward pass on one card (`alone`)."""
+    return DEFAULTS[card_kind].data if alone else "normal"
 
 
 def default_dtype(model: str, card_kind: str) -> str:
@@ -85,7 +85,7 @@ class TextFiles(Record):
 #: The fields that a user can give, grouped by the record that contains them.
 _OF_VARIANT = (one for kind in (Variant, TextFiles) for one in fields_of(kind))
 VARIANT = {one.name: one for one in _OF_VARIANT if one.given and one.name != "model"}
-PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.name != "placement"}  # jobs enumerate placements
+PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.always}  # jobs choose the others
 STOPPING = {one.name: one for one in fields_of(Stopping) if one.given}
 JOB = {one.name: one for one in fields_of(Request) if one.option}
 GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
@@ -128,7 +128,8 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
     name of a value that is not allowed."""
     sweep: Sweep | None = partial.sweep
     defaults = DEFAULTS[card_kind]
-    data = default_data(card_kind, partial.step or "") if sweep is None else "normal"
+    split = any((partial.given.get(name) or 1) > 1 for name in ("tensor_parallel", "data_parallel", "distributed"))
+    data = default_data(card_kind, not (partial.step or split)) if sweep is None else "normal"
     data = "copied" if partial.compile else data
     protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
     if card_kind == "cpu" and protocol.launch == "graph":

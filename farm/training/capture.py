@@ -37,6 +37,7 @@ from farm.operators.capture import (
     watched_modules,
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
+from farm.operators.collectives import COPIES_FIRST, collective_tuple, collectives_of, inside, local_part
 from farm.operators.cost import flop_counter
 from farm.operators.encoding import (
     NotEncodable,
@@ -46,17 +47,20 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.training.step import TrainingStep
+from farm.training.step import ForwardPass, TrainingStep
+from farm.types.tuple import OperatorTuple
 
+#: Operators that PyTorch runs as another one.
+_AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
 
 
 @torch.enable_grad()
 def capture_step(
-    step: TrainingStep, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
+    step: TrainingStep | ForwardPass, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
 ) -> CapturedPass:
-    """Runs two steps and records the second; the tensors may be fake.
+    """Runs two steps, or two forward passes of a split model, and records the second; the tensors may be fake.
 
     Args:
         warmed_up: the first step has already run; FLOPs are then not counted.
@@ -110,7 +114,7 @@ def _structure(model: nn.Module) -> dict[str, int]:
 class StepRecorder(Recorder):
     """Records one training step; each aten operator that runs a kernel becomes a call."""
 
-    def __init__(self, step: TrainingStep, device_type: str, around: Around | None = None) -> None:
+    def __init__(self, step: TrainingStep | ForwardPass, device_type: str, around: Around | None = None) -> None:
         super().__init__(step.model, device_type, around)
         self.step = step
         self.now = "zero_grad"  # the stage
@@ -219,7 +223,13 @@ class StepRecorder(Recorder):
         return None
 
     def _part(self) -> tuple[str, int | None] | None:
-        """The part that runs now and the index of its owner; None if it belongs to no part."""
+        """The part that runs now and the index of its owner; None if it belongs to no part.
+
+        What DDP and FSDP run outside of all owners belongs to the stage.
+        """
+        return self._own_part() or ((self.now, None) if self.step.split else None)
+
+    def _own_part(self) -> tuple[str, int | None] | None:
         if self.now in ("optimizer", "zero_grad"):
             return "optimizer", None
         if self.now in ("forward", "loss"):
@@ -249,20 +259,40 @@ class StepRecorder(Recorder):
             out = _as_computed(func, args, out)
             # The host reads the optimizer's step counts.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
-            if func.namespace == "aten" and not counter and costs_something(func, args, kwargs, out):
-                calls = len(self.calls)
+            calls = len(self.calls)
+            if within := inside(func, args, kwargs, out):
+                self._record(*within, None)
+            elif func.namespace != "aten":
+                self._record_collectives(func, args, kwargs, out)
+            elif not counter and costs_something(func, args, kwargs, out):
                 self._record(func, args, kwargs, out)
-                self.slots[number] = calls if len(self.calls) > calls else None
+            if len(self.calls) > calls:
+                self.slots[number] = calls
             return out
 
+    def _record_collectives(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the collectives of a split model. They have no roles: their inputs are memory of this rank."""
+        try:
+            found = collectives_of(func, args, kwargs)
+            for (name, sent, received, parameters), new in itertools.zip_longest(
+                found, tensors_in(out) if found else ()
+            ):
+                dtype = str(sent.dtype).removeprefix("torch.")
+                spec = collective_tuple(name, sent.numel(), dtype, **parameters)
+                if func._schema.name in COPIES_FIRST:
+                    self._record(torch.ops.aten.clone.default, (sent,), {}, new)
+                    sent = new
+                self._add(spec, func, [sent], [new if received is None else received], self._part())
+        except NotEncodable as error:
+            self.gaps.append(f"{func} in the {self.now}: {error}")
+
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        name = str(func)
+        name = str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
             self.gaps.append(f"{name} in the {self.now} at {where}: belongs to no module or function")
             return
-        part, number = found
         inputs, stored = list(tensors_in((args, kwargs))), self.storages
         places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
         table = TensorTable(
@@ -273,13 +303,24 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        index, label = len(self.calls), func._schema.name.removeprefix("aten::")
+        self._add(spec, func, inputs, itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)), found)
+
+    def _add(
+        self,
+        spec: OperatorTuple,
+        func: Any,
+        inputs: Iterable[torch.Tensor],
+        written: Iterable[torch.Tensor],
+        found: tuple[str, int | None] | None,
+    ) -> None:
+        (part, number), stored = found or (self.now, None), self.storages
+        index, label = len(self.calls), func._schema.name.rpartition("::")[2]
 
         def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
             return tuple(dict.fromkeys(stored.add(tensor, label, "", index) for tensor in tensors))
 
         reads = numbers(inputs)
-        writes = numbers(itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)))
+        writes = numbers(written)
         owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
         self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
         stored.release(index)
@@ -328,7 +369,7 @@ def _as_computed(func: Any, args: Any, out: Any) -> Any:
 class _StepStorages(Storages):
     """Storages with the names and roles that a step gives them, and the call after which each is released."""
 
-    def __init__(self, step: TrainingStep) -> None:
+    def __init__(self, step: TrainingStep | ForwardPass) -> None:
         super().__init__()
         self.step = step
         names = {id(parameter): name for name, parameter in step.model.named_parameters()}
@@ -349,7 +390,8 @@ class _StepStorages(Storages):
             *((tensor, f"input {number}", "input") for number, tensor in enumerate(tensors_in(step.inputs))),
             *((tensor, f"target {number}", "input") for number, tensor in enumerate(targets)),
         ]
-        for tensor, name, role in before_the_step:
+        for given, name, role in before_the_step:
+            tensor = local_part(given)
             if storage_key(tensor) not in self.numbers:
                 number = self.add(tensor, name, role)
                 if not tensor.is_floating_point():
@@ -366,7 +408,7 @@ class _StepStorages(Storages):
     def set_roles(self, calls: list[CapturedCall]) -> None:
         """Sets the roles of tensors that the step made: gradients, and activations that the backward reads."""
         for name, parameter in _with_gradients(self.step.model):
-            if (number := self.numbers.get(storage_key(parameter.grad))) is not None:
+            if (number := self.numbers.get(storage_key(local_part(parameter.grad)))) is not None:
                 self.change(number, role="gradient", name=f"{name}.grad")
         for number, (tensor, uses) in enumerate(zip(self.tensors, self.uses, strict=True)):
             made_before = tensor.born >= 0 and calls[tensor.born].stage in ("forward", "loss")

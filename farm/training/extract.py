@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import fake_pass
 from farm.settings import settings
 from farm.training.capture import capture_step
-from farm.training.step import Loss, TrainingStep, checkpoint_modules, loss_of
+from farm.training.split import CompletedWorks, build, fake_group, split
+from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.label import label_of
 from farm.types.protocol import Variant
@@ -117,6 +118,11 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
         peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
         return Extraction(step, {id_: cost(spec) for id_, spec in step.tuples.items()}, step.flops, peak_bytes)
+    if variant.cards > 1:
+        captured = _extract_split(variant, grad=grad)
+        costs = _costs(captured)
+        # PyTorch's counter cannot count one rank's part.
+        return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         try:
@@ -135,6 +141,10 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
             flops = model_flops(model, inputs, computed=True)
             captured = capture(model, inputs, grad_enabled=grad)
+    return Extraction(captured, _costs(captured), flops)
+
+
+def _costs(captured: CapturedPass) -> dict[str, Cost]:
     costs: dict[str, Cost] = {}
     for id_, spec in captured.tuples.items():
         try:
@@ -142,7 +152,18 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
             text = f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input."
             raise CaptureError(text, "Replace this operator in the model by one with a known output size.") from error
-    return Extraction(captured, costs, flops)
+    return costs
+
+
+def _extract_split(variant: Variant, *, grad: bool) -> CapturedPass:
+    """Captures the aten operators and the collectives that one rank of a split model runs in a forward pass."""
+    with contextlib.redirect_stdout(sys.stderr), fake_group(variant.cards):
+        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+        with fake_pass(model, inputs, None, "cpu") as (_, fake_inputs, _):
+            split(model, variant, "cpu")
+            captured = capture_step(ForwardPass(model, fake_inputs, grad=grad))
+    calls = tuple(dataclasses.replace(one, part="", owner="", stage="", owner_index=None) for one in captured.calls)
+    return dataclasses.replace(captured, calls=calls, owners=(), grad_enabled=grad, training=model.training)
 
 
 def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
@@ -157,10 +178,14 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
-        with (
-            fake_pass(model, inputs, None, on) as (fakes, fake_inputs, _),
-            checkpoint_modules(model, variant.recompute),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
+            fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, on))
+            stack.enter_context(checkpoint_modules(model, variant.recompute))
+            forward: Callable[..., Any] = model
+            if variant.cards > 1:
+                stack.enter_context(CompletedWorks())
+                forward = split(model, variant, on)
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
@@ -175,6 +200,9 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
                 amp=_AMP[variant.amp],
                 accumulate=variant.accumulate,
             )
+            if variant.cards > 1:
+                step.forward, step.split = forward, True
+                step.run()  # DDP forms its buckets anew in the second run
             return capture_step(step, device_type=on)
 
 
@@ -182,7 +210,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
     """Builds a variant's training step on a device with seeded random weights and runs it once; raises as
     `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
-    model, inputs = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
+    model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
     checkpoint_modules(model, variant.recompute)
     step = TrainingStep(
         model,
@@ -193,7 +221,11 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
         accumulate=variant.accumulate,
         capturable=device.type == "cuda" and launch == "graph",
     )
-    step.run()  # creates the optimizer's state and the loss
+    if variant.data_parallel > 1 and variant.sharding == "ddp":
+        step.forward = split(model, variant, device.type)
+    # The first run creates the optimizer's state and the loss. DDP needs eleven runs before a CUDA graph records it.
+    for _ in range(11 if step.forward is not model else 1):
+        step.run()
     return step
 
 

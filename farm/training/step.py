@@ -8,6 +8,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class TrainingStep:
 
     Attributes:
         forward: runs the forward pass: the model, or the compiled model.
+        split: the model is split over several cards.
         compiles_optimizer: a compiled step compiles the optimizer, too.
         loss: created from the model's output in the first step; None before.
     """
@@ -75,6 +77,7 @@ class TrainingStep:
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
         self.forward: Callable[..., Any] = model
+        self.split = False
         self.compiles_optimizer = optimizer.endswith("-compiled")
         self.optimizer = _optimizer(optimizer, model, capturable)
         self._device_type = next(model.parameters()).device.type
@@ -118,6 +121,22 @@ class TrainingStep:
         for state in self.optimizer.state.values():
             if isinstance(count := state.get("step"), torch.Tensor) and count.device.type == "cpu":
                 count.fill_(1)
+
+
+class ForwardPass:
+    """A forward pass, with the interface that the capture of a step uses."""
+
+    loss, scaler, optimizer, split = None, None, SimpleNamespace(state={}), True
+
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], *, grad: bool) -> None:
+        self.model, self.inputs, self.grad = model, inputs, grad
+
+    def run(self, around: AroundStage = lambda stage: contextlib.nullcontext()) -> None:
+        with torch.set_grad_enabled(self.grad), around("forward"):
+            self.model(*self.inputs)
+
+    def count_from_one(self) -> None:
+        """Nothing: there is no optimizer."""
 
 
 def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Optimizer:

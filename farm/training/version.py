@@ -30,9 +30,10 @@ def versioned(variant: Variant) -> Variant:
 
     own.forget_edited(entry.own_name, variant.step)
     plain, calls = dataclasses.replace(variant, version=""), None
-    with contextlib.suppress(FarmError):  # using the model raises this error again
-        extraction = extract(plain)
-        calls = [(call.tuple_id, call.module_path, call.part) for call in extraction.capture.calls]
+    if variant.cards == 1:  # a rank of a split model cannot extract it: its version is that of its source alone
+        with contextlib.suppress(FarmError):  # using the model raises this error again
+            extraction = extract(plain)
+            calls = [(call.tuple_id, call.module_path, call.part) for call in extraction.capture.calls]
     found = dataclasses.replace(plain, version=content_id([calls, own.code(entry.own_name, variant.step)])[:12])
     if calls is not None:
         keep_extraction(found, extraction)

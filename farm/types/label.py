@@ -187,6 +187,9 @@ def _parameter_words(spec: OperatorTuple) -> list[str]:
         # Models have adaptive pools to 1 and to (1, 1); these are two tuples.
         every = name == "output_size" and isinstance(value, list)
         words.append(f"{letter}{'x'.join(map(str, value)) if every else size(value)}")
+    if spec.kind == "collective":
+        words += [str(values[name]) for name in ("reduction",) if name in values] + [f"{values['cards']} cards"]
+        words += [f"beside a product of {values['beside']}"] if "beside" in values else []
     if spec.short_name.endswith("Dropout"):
         words.append(f"p{values.get('p')}")
     if values.get("inplace"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, dataclass
@@ -68,6 +69,7 @@ class Protocol(ContentAddressed):
     )
     cudnn_deterministic: bool = original(False, "whether cuDNN uses deterministic kernels only")
     placement: str = declared("", "which of a tuple's tensors are in slow memory (in0+out0)", note="empty: none")
+    cards: int = declared(1, "cards of one host that run an operator at the same time, one process each", minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +99,7 @@ class Protocol(ContentAddressed):
     def __str__(self) -> str:
         extras = [name for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic") if getattr(self, name)]
         slow = [f"{self.placement} slow"] if self.placement else []
+        slow += [f"{self.cards} cards"] if self.cards > 1 else []
         return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow])
 
 
@@ -244,6 +247,22 @@ class Variant(ContentAddressed):
         "--recompute",
         metavar="blocks|PATH,...",
     )
+    tensor_parallel: int = declared(
+        1, "cards that hold parts of each layer (tensor parallelism)", "--tensor-parallel", usual="1", minimum=1
+    )
+    data_parallel: int = declared(
+        1, "for a training step: cards that each train on their own batch", "--data-parallel", usual="1", minimum=1
+    )
+    sharding: str = declared(
+        "ddp",
+        "for --data-parallel: copies of the weights (ddp), or parts of them that are gathered when needed (fsdp)",
+        "--sharding",
+        usual="ddp",
+        choices=("ddp", "fsdp"),
+    )
+    distributed: int = declared(
+        1, "for a model of your own that is already distributed: its number of cards", "--cards", usual="1", minimum=1
+    )
     version: str = declared(
         "",
         "version of a user's own model: a hash of its source and its calls",
@@ -259,10 +278,30 @@ class Variant(ContentAddressed):
                 "Give --compile default: it has the same kernels and is measured in a CUDA graph.",
             )
         super().__post_init__()
+        self._check_split()
         if not self.input_size and not (self.length or self.phase):
             raise UsageError(
                 f"The input size is 0; it must be from 1 to {LARGEST_NUMBER}.", "Give --input-size 224, for example."
             )
+
+    def _check_split(self) -> None:
+        """Refuse combinations of options of split models that the farm does not measure."""
+        both = sum(number > 1 for number in (self.tensor_parallel, self.data_parallel, self.distributed)) > 1
+        step_too = self.step and self.data_parallel == 1 < self.cards
+        for wrong, problem, step in (
+            (both, "--tensor-parallel, --data-parallel and --cards do not work together.", "Give one of them."),
+            (self.data_parallel > 1 and not self.step, "--data-parallel is for training.", "Add --step training."),
+            (step_too, "--step training on several cards needs --data-parallel.", "Give it instead."),
+            (self.sharding == "fsdp" and self.data_parallel == 1, "--sharding needs --data-parallel.", "Add it."),
+            (self.cards > 1 and self.compile, "--compile does not work with several cards.", "Omit --compile."),
+        ):
+            if wrong:
+                raise UsageError(problem, step)
+
+    @property
+    def cards(self) -> int:
+        """The number of cards that the variant is split over."""
+        return self.tensor_parallel * self.data_parallel * self.distributed
 
     @property
     def computes_in(self) -> str:
@@ -294,6 +333,8 @@ class Variant(ContentAddressed):
             f"accumulate {self.accumulate}" if self.accumulate > 1 else "",
             f"recompute {self.recompute}" if self.recompute else "",
             f"compiled {self.compile}" if self.compile else "",
+            f"{self.sharding} on {self.data_parallel} cards" if self.data_parallel > 1 else "",
+            f"on {self.cards} cards" if self.cards > self.data_parallel else "",
         ]
         return " ".join([self.model, size, self.dtype, *filter(None, extras)])
 
@@ -312,6 +353,14 @@ class Subject(Record):
     tokens: dict[str, Any] | None = None  # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
     compiled: dict[str, Any] | None = None  # only for a compiled variant and its tuples: `CompiledSource` as JSON
 
+    def cards(self, protocol: Protocol) -> int:
+        """The number of cards of one host that a measurement of the subject under a protocol needs."""
+        spec = self.spec
+        own = math.prod(spec.get(name, 1) for name in ("tensor_parallel", "data_parallel", "distributed"))
+        if self.kind == "operator" and spec.get("kind") == "collective":
+            own = spec["parameters"]["cards"]
+        return max(protocol.cards, own)
+
 
 @dataclass(frozen=True)
 class Software(ContentAddressed):
@@ -324,11 +373,18 @@ class Software(ContentAddressed):
     driver: str = original("", "version")
     python: str = original("", "version", note="not part of the software's identity")
     platform: str = original("", "the host's system", note="not part of the software's identity")
+    communication: str = declared(
+        "",
+        "of a reading on several cards: communication library, link between the cards, and settings of the environment"
+        " that change the algorithm",
+        note="empty: one card",
+    )
 
     @property
     def id(self) -> str:
         # The versions of Python and the operating system do not affect the kernels on the card.
-        return content_id({"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver})
+        kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
+        return content_id(kept | ({"communication": self.communication} if self.communication else {}))
 
 
 # ---- placement in memory tiers

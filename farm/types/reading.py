@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, Self, cast
 
@@ -118,6 +118,38 @@ class CanaryNote:
     cost_s: float | None = None  # total card time of the canary
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """A collective and a matrix product that run at the same time, and each alone. Times of one pass, in µs.
+
+    What the pair takes longer than the product is the exposed communication. The rest of the collective is hidden.
+    """
+
+    collective_us: float
+    product_us: float
+    together_us: float
+    exposed_us: float
+    hidden_us: float
+
+    @classmethod
+    def of(cls, collective_us: float, product_us: float, together_us: float) -> Self:
+        exposed_us = together_us - product_us
+        return cls(collective_us, product_us, together_us, exposed_us, collective_us - exposed_us)
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """The figures of one rank in a reading on several cards. Figures are for one pass."""
+
+    card: str
+    time_us: float
+    energy_mj: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    flags: tuple[str, ...] = ()
+
+
 class _Stored:
     """A record that is stored as JSON. `other` contains the keys that this version does not know."""
 
@@ -142,6 +174,8 @@ class _Stored:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and value and isinstance(value[0], RankFigures):
+        return [dataclasses.asdict(one) for one in value]
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, InModelTimes):
@@ -211,6 +245,12 @@ class Details(_Stored):
     warm_up_slope_c_per_s: float | None = None  # when the warm-up ended
     memory_temperature_c: float | None = None
     sampler_busy_share: float | None = None  # share of the time that the sampler's thread spent in the driver
+
+    # of a reading on several cards
+    ranks: tuple[RankFigures, ...] | None = None  # in order
+    bus_bytes_per_s: float | None = None  # of a collective: bus bandwidth as nccl-tests defines it
+    link_bytes_per_s: float | None = None  # peak of the link between the cards, in one direction
+    overlap: Overlap | None = None  # of a collective beside a matrix product
 
     # other states, and cross-checks
     burst: Burst | None = None
@@ -322,6 +362,52 @@ class Reading:
         return cls(**{**data, **parsed})
 
 
+_SUMMED = (("power", "w"), ("energy", "mj"))
+
+
+def _quadrature(values: Iterable[float]) -> float:
+    return math.hypot(*values)
+
+
+def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
+    """The reading of a group from those of its ranks: the time of the slowest, the power and energy of all cards.
+
+    Ranks that share a card, such as the CPU, have measured the same power: it counts once.
+    """
+    slowest = max(readings, key=lambda one: one.time_us)
+    of_card = {card_id: one for one, card_id in zip(readings, card_ids, strict=True)}.values()
+
+    def total(name: str, add: Callable[[Iterable[float]], float] = math.fsum) -> float | None:
+        values = [getattr(one, name) for one in of_card]
+        return None if None in values else add(values)
+
+    energies: dict[str, Any] = {
+        **{name: total(name) for name in ("power_w", "energy_mj", "idle_power_w", "base_power_w")},
+        **{f"{name}_half_width_{unit}": total(f"{name}_half_width_{unit}", _quadrature) for name, unit in _SUMMED},
+    }
+    clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
+    ranks = tuple(
+        RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
+        for one, card_id in zip(readings, card_ids, strict=True)
+    )
+    traces = [one.trace for one in readings]
+    series = {
+        f"rank_{rank}_{name}" if rank else name: values
+        for rank, trace in enumerate(traces)
+        for name, values in (trace.series.items() if trace else ())
+    }
+    return dataclasses.replace(
+        slowest,
+        **energies,
+        sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
+        temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
+        throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
+        flags=tuple(sorted({name for one in readings for name in one.flags})),
+        details=dataclasses.replace(slowest.details, ranks=ranks),
+        trace=Trace(traces[0].window_s, series) if traces[0] else None,
+    )
+
+
 # ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with the capture
 
 
@@ -400,4 +486,6 @@ _PARTS: dict[str, Any] = {
     "kernels": dict[str, Launches],
     "eagerly": Eagerly,
     "in_model": InModelTimes,
+    "ranks": tuple[RankFigures, ...],
+    "overlap": Overlap,
 }

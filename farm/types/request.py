@@ -108,8 +108,9 @@ class Request(ContentAddressed):
             yield "A job needs either a model or a sweep.", "Name a model, or a sweep in a measurement file."
         if not 0 < self.target <= 1:
             yield f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, for example."
-        if step and data == "seen":
-            problem = "--data seen does not work for a training step: input values are recorded in a forward pass only."
+        if data == "seen" and (step or (self.variant is not None and self.variant.cards > 1)):
+            why = "input values are recorded in a forward pass only, on one card"
+            problem = f"--data seen does not work for a training step or several cards: {why}."
             yield problem, "Omit --data to use standard normal values, or name a value profile: --data zeros-50+."
         if compiled and data not in ("copied", "zeros"):
             why = "the kernels get copies of the values in the running model"

@@ -24,7 +24,8 @@ from dataclasses import replace
 from typing import Any
 
 from farm.benchmark.intervals import paired_half_width
-from farm.types.reading import Burst, Verification
+from farm.types.format import TIME, count_of, percent, quantity
+from farm.types.reading import Burst, Details, Verification
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     CanaryReading,
@@ -194,9 +195,21 @@ def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
             reading_id=part.reading.reading_id if part.reading else None,
             flags=part.reading.flags if part.reading else (),
             context_us=chosen.context_us if chosen else None,
+            bus=_bus(part.reading.details) if part.reading else "",
         )
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.total_us))
+
+
+def _bus(details: Details) -> str:
+    """Text about a collective: its bus bandwidth, and how much of it a matrix product hides; "" for other operators."""
+    text = []
+    if bus := details.bus_bytes_per_s:
+        share = f" ({percent(bus / details.link_bytes_per_s)} of the link)" if details.link_bytes_per_s else ""
+        text.append(f"bus {count_of(bus, 'B/s')}{share}")
+    if (overlap := details.overlap) is not None:
+        text.append(f"{quantity(overlap.exposed_us, TIME)} exposed, {quantity(overlap.hidden_us, TIME)} hidden")
+    return ", ".join(text)
 
 
 _OF_PART = "operator_id short_name label flops bytes_moved estimated_us card_id reused reason data"

@@ -22,7 +22,7 @@ from farm.store.content import classes, counts, sound
 from farm.store.database import among, fetch, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
-from farm.types.protocol import Protocol
+from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Verification, canary_of
 from farm.types.request import named
 from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
@@ -87,6 +87,8 @@ class Evidence:
     def parts(self) -> Sequence[Part]:
         """The tuples of the model with their number of calls. In a sweep, the number is 1."""
         protocol, own_data = self.protocol, self.protocol.of_whole.data
+        variant = self.job.request.get("variant")
+        cards = Variant.from_json(variant).cards if variant else 1
         # (Operator id, data class) -> calls of the model, in the order of the first call
         number = dict.fromkeys(((item.subject_id, own_data) for item in self.items if item.role == "tuple"), 1)
         if self.capture_id is not None:
@@ -105,7 +107,7 @@ class Evidence:
             operator = operators[operator_id]
             item = by_subject.get((operator_id, protocol_ids[data]))
             row = self.readings.get(item.reading_id or "") if item else None
-            view = ReadingView.of(row) if row else None
+            view = ReadingView.of(row).on_cards(cards) if row else None
             if row and view and row.id in doubtful:
                 view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
             in_scope = item is not None or "all" in scope or operator.short_name in scope
@@ -227,8 +229,11 @@ class Evidence:
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
+        of_cards = {replace(Software(**row.model_dump(exclude={"id"})), communication="").id for row in found.values()}
+        if len(of_cards) == 1 and len({row.communication for row in found.values()} - {""}) < 2:
+            return verdict  # only readings on several cards have a communication library
         rows = [(found[software_id], number) for software_id, number in numbers.most_common()]
-        names = [*_SOFTWARE, "python", "platform"]
+        names = [*_SOFTWARE, "python", "platform", "communication"]
         differ = [name for name in names if len({getattr(row, name) for row, _ in rows}) > 1]
         each = " and ".join(
             f"{number} with "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
 from farm.types.format import ENERGY, count_of, plural, quantity
@@ -83,6 +83,20 @@ class ReadingView:
         listed: dict[str, Any] = {name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")}
         return cls(**same, **listed, details=Details.from_json(row.details), reading_id=row.id)
 
+    def on_cards(self, cards: int) -> Self:
+        """The reading if this number of cards runs the subject at the same time. It has the energy of all cards.
+
+        A tuple of a split model is measured on one card, and each card runs it. A group's reading is unchanged.
+        """
+        factor = cards / len(self.details.ranks or (None,))
+        if factor == 1:
+            return self
+        scaled: dict[str, Any] = {name: _times(getattr(self, name), factor) for name in _OF_ALL_CARDS}
+        if burst := self.details.burst:
+            of_burst: dict[str, Any] = {name: _times(getattr(burst, name), factor) for name in _OF_ALL_CARDS[:2]}
+            scaled["details"] = replace(self.details, burst=replace(burst, **of_burst))
+        return replace(self, **scaled)
+
     @property
     def time(self) -> Figure:
         return Figure(self.time_us, self.time_half_width_us)
@@ -97,10 +111,15 @@ class ReadingView:
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
 
 
+_OF_ALL_CARDS = ("energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w")
 _OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # these columns have another name or type in a row
 _SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
 #: The columns of a reading that `ReadingView.of` needs.
 VIEW_COLUMNS = ("id", *_SAME, "throttle_reasons", "flags", "details")
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 @dataclass(frozen=True)

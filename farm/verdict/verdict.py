@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from farm.types.collective import COLLECTIVES
 from farm.types.reading import Verification
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, Part, ReadingView, Used, Whole, figure_json
 
@@ -100,6 +101,7 @@ class TupleRow:
     flags: tuple[str, ...]
     data: str = "normal"  # data class of the inputs
     context_us: float | None = None  # part of the time: the effect of neighbouring operators
+    bus: str = ""  # of a collective: its bandwidth and overlap, in words
     in_model_us: float | None = None  # one call in the running model: the median over its calls
     kernels: Mapping[str, int] = field(default_factory=dict)  # launches of one call, if a card was observed
 
@@ -146,6 +148,15 @@ class Verdict:
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
+
+    @property
+    def communication_us(self) -> tuple[float, float] | None:
+        """The time of all collectives, measured alone, and the exposed part: what the whole takes longer than the other
+        tuples. The rest is hidden behind computation. None without collectives or a whole."""
+        alone_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
+        if not alone_us or self.time.whole is None:
+            return None
+        return alone_us, min(alone_us, max(0.0, self.time.whole.value - self.time.total.value + alone_us))
 
     @property
     def missed(self) -> bool:

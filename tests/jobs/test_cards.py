@@ -53,7 +53,7 @@ def test_what_a_card_does_and_runs_is_listed(any_database):
         (row,) = listing.registered_cards(session, 10.0)
     assert (row["waiting"], row["deferred"], row["done_last_hour"]) == (4, 1, 1)
     assert (row["worker"], row["queue"]) == ("holder-0", "card.SIM-0")
-    assert row["software"] == {"id": SOFTWARE.id, **SOFTWARE.to_json()}
+    assert row["software"] == {"id": SOFTWARE.id, "communication": "", **SOFTWARE.to_json()}
 
 
 def taking(database):

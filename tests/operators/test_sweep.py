@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from farm.errors import UnknownOperator, UsageError
+from farm.errors import TupleRejected, UnknownOperator, UsageError
 from farm.operators import sweep_builder as sweeps
 from farm.operators.capture import capture
 from farm.operators.cost import cost
@@ -14,6 +14,7 @@ from farm.operators.sweep import RECIPES, REQUIRED, check_names
 from farm.operators.sweep_builder import Builder, Expansion, Impossible, with_zeros
 from farm.types.label import label_of
 from farm.types.request import Sweep
+from farm.types.tuple import parse
 
 
 def sweep(operator, **grid):
@@ -118,7 +119,7 @@ VARIED = {
 }
 
 
-@pytest.mark.parametrize("operator", RECIPES)
+@pytest.mark.parametrize("operator", [name for name in RECIPES if not RECIPES[name].collective])
 def test_each_of_a_sweeps_tuples_is_the_one_that_a_capture_gives_and_costs_the_same(operator):
     """Only the first of a structure is captured: the others must be what a capture of them would be."""
     recipe = RECIPES[operator]
@@ -220,3 +221,26 @@ def test_wrong_grids_are_refused_before_torch_is_needed(operator, grid, message)
         check_names(sweep(operator, **grid))
     assert message in caught.value.message
     assert caught.value.next_step
+
+
+def test_a_sweep_of_a_collective_has_a_tuple_for_each_size_and_number_of_cards():
+    grid = {"elements": (1024, 6), "cards": (2, 4), "dtype": ("bfloat16",)}
+    expansion = Expansion(Sweep("reduce_scatter", grid))
+    (found,) = expansion.batches()
+    labels = {label_of(spec): cost.bytes for spec, cost in found.items()}
+    assert labels == {
+        "reduce_scatter sum 2 cards | 1024 bf16": 3 * 1024,
+        "reduce_scatter sum 4 cards | 1024 bf16": 2.5 * 1024,
+        "reduce_scatter sum 2 cards | 6 bf16": 18,
+    }
+    assert "divided by the number of cards" in next(iter(expansion.skipped))
+    assert all(parse(spec.to_json()) == spec for spec in found)
+    pair = Expansion(Sweep("all_gather", {"elements": (1024,), "beside": (512,)}))
+    (spec,) = next(iter(pair.batches()))
+    assert label_of(spec) == "all_gather 2 cards beside a product of 512 | 1024 fp32"
+    for wrong in ({"cards": (1,)}, {"reduction": ("mean",)}, {"elements": ("many",)}):
+        with pytest.raises(UsageError):
+            check_names(Sweep("all_reduce", {"elements": (8,), **wrong}))
+    forged = spec.to_json() | {"operator": "collective.exec"}
+    with pytest.raises(TupleRejected, match="not the name of a collective"):
+        parse(forged)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.types.reading import Burst, Details
+from farm.types.reading import Burst, Details, Overlap, RankFigures
 from farm.verdict.aggregate import aggregate, choose, coverage_of, next_operators
 from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
@@ -374,3 +374,21 @@ class TestNextOperators:
 
     def test_fills_up_to_the_target(self):
         assert next_operators(self.scoped("add"), {"add"}) == ["Conv2d", "Linear"]
+
+
+def test_a_split_model_has_the_energy_of_all_cards_and_says_how_much_communication_is_hidden():
+    ranks = Details(ranks=(RankFigures("GPU-1", 30.0), RankFigures("GPU-2", 30.0)))
+    burst = Details(burst=Burst(9.0, energy_mj=1.5))
+    product = reading(10, energy_mj=2.0, details=burst).on_cards(2)
+    assert (product.energy_mj, product.idle_power_w, product.details.burst.energy_mj) == (4.0, 160.0, 3.0)
+    assert product.time_us == 10
+    reduced = reading(30, energy_mj=5.0, details=ranks)
+    assert reduced.on_cards(2) == reduced
+    parts = [part("mm", count=10, read=reading(10, energy_mj=2.0).on_cards(2)), part("all_reduce", read=reduced)]
+    verdict = judge(parts, reading(110, energy_mj=45.0))
+    assert verdict.energy.total.value == pytest.approx(10 * 4.0 + 5.0)
+    assert verdict.communication_us == pytest.approx((30.0, 10.0))
+    assert judge(parts[:1], reading(100)).communication_us is None
+    bus = Details(bus_bytes_per_s=9e10, link_bytes_per_s=4.5e11, overlap=Overlap.of(30.0, 100.0, 110.0))
+    (row,) = judge([part("all_reduce", read=reading(30, details=bus))], None).tuples
+    assert row.bus == "bus 90.0 GB/s (20.0 % of the link), 10.0 µs exposed, 20.0 µs hidden"

@@ -1,0 +1,221 @@
+"""A group of benchmark processes, one per card, which measure one subject together: a collective or a split model.
+
+The ranks find each other through a file in a private folder and communicate on the host only. They wait for each other
+without limit, so this client is their watchdog: if one rank fails, ends or is late, it kills all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess, Measured, Rank
+from farm.benchmark_process.requests import MeasureRequest
+from farm.devices.device import Card
+from farm.devices.host import link_between
+from farm.errors import NoSuchCard, Unmeasurable
+from farm.types.collective import bus_bytes
+from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.types.reading import Reading, of_ranks
+from farm.types.tuple import parse
+
+POLL_S = 0.02
+#: After a first failure, the farm waits so long for the failures of other ranks: the first one that it sees is often
+#: that of a rank whose peer is gone. Unit: s.
+OTHERS_S = 1.0
+#: Failures that name a cause come before those that a missing peer may have caused.
+_CAUSES = ("crashed", "out_of_memory", "rejected", "not_available", "not_capturable", "hung", "raised")
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class BenchmarkGroup:
+    """The benchmark processes of several cards of one host. It has the interface of a `BenchmarkProcess`.
+
+    On a host without GPUs, all ranks may share the card of the CPU: pass its id once per rank.
+    """
+
+    def __init__(
+        self,
+        card_ids: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            watch: called every `POLL_S` while the ranks start or measure. If it raises an exception, they are killed.
+        """
+        self.card_ids, self._watch = tuple(card_ids), watch
+        self.starts = 0
+        self._env = {**dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)}
+        self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
+        self._link: tuple[str, float | None] = ("", None)
+        self._folder: str | None = None
+        self._ranks: tuple[BenchmarkProcess, ...] = ()
+
+    @property
+    def card_id(self) -> str:
+        """The card of the first rank."""
+        return self.card_ids[0]
+
+    @property
+    def card(self) -> Card:
+        """The description of the first rank's card. Call `wait_ready` first."""
+        return self._ranks[0].card
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._ranks) and all(process.alive for process in self._ranks)
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        return tuple(process.pid for process in self._ranks)
+
+    @property
+    def unhealthy(self) -> str:
+        """The faults that the health checks found; "" if all cards passed."""
+        return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
+
+    def start(self) -> None:
+        """Start all ranks, if not all are alive, and return at once.
+
+        Raises:
+            Unmeasurable: not_available: the cards cannot access each other.
+        """
+        if self.alive:
+            return
+        self.kill()
+        try:
+            self._link = link_between(self.card_ids)
+        except NoSuchCard as error:
+            raise Unmeasurable("not_available", error.message, error.next_step) from error
+        self._folder = tempfile.mkdtemp(prefix="farm-group-")  # accessible only to this user
+        rendezvous, number = str(Path(self._folder, "rendezvous")), len(self.card_ids)
+        self._ranks = tuple(
+            BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))
+            for rank, card_id in enumerate(self.card_ids)
+        )
+        self.starts += 1
+        for process in self._ranks:
+            process.start()
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
+        """Start the ranks if necessary, wait until all have joined, and return their software.
+
+        Raises:
+            Unmeasurable: crashed, hung or not_available.
+        """
+        self.start()
+        deadline_s = time.monotonic() + timeout_s
+        with self._killing():
+            waiting = dict(enumerate(self._ranks))
+            while waiting:
+                self._watch()
+                for rank, process in tuple(waiting.items()):
+                    if process.is_ready(deadline_s, POLL_S):
+                        del waiting[rank]
+        software = self._ranks[0].wait_ready()
+        name, _ = self._link
+        return dataclasses.replace(software, communication=software.communication + f" over {name}" * bool(name))
+
+    def measure(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        stopping: Stopping,
+        *,
+        predicted: Mapping[str, int] | None = None,
+        verify: bool | None = False,
+        timeout_s: float = 300.0,
+        on_phase: OnPhase | None = None,
+    ) -> Measured:
+        """Measure one subject on all cards. See `BenchmarkProcess.measure`; a group does not verify.
+
+        The reading has the time of the slowest rank and the energy of all cards; `Details.ranks` has those of each.
+
+        Raises:
+            Unmeasurable: a rank failed, ended or was late. All ranks have then ended.
+        """
+        software = self.wait_ready()
+        request = MeasureRequest(subject, protocol, stopping, predicted)
+        deadline_s = time.monotonic() + timeout_s
+        readings: dict[int, Reading] = {}
+        failures: list[tuple[int, Unmeasurable]] = []
+        with self._killing():
+            asked = {}
+            for rank, process in enumerate(self._ranks):
+                asked[rank] = process.ask(request, deadline_s, None if rank else on_phase, POLL_S)
+            while asked and time.monotonic() < deadline_s + POLL_S:
+                self._watch()
+                for rank, answer in tuple(asked.items()):
+                    try:
+                        found = answer()
+                    except Unmeasurable as error:
+                        failures.append((rank, error))
+                        deadline_s = min(deadline_s, time.monotonic() + OTHERS_S)
+                        found = None
+                        del asked[rank]
+                    if found is not None:
+                        readings[rank] = found
+                        del asked[rank]
+            if failures:
+                raise self._failure(failures)
+        merged = of_ranks([readings[rank] for rank in sorted(readings)], self.card_ids)
+        about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
+        return Measured(merged.noting(**about), software, self.card)
+
+    def kill(self) -> None:
+        """Kill all ranks at once, and remove the rendezvous."""
+        for process in self._ranks:
+            process.kill()
+        self._ranks = ()
+        self._forget()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all ranks; kill those that still run after `timeout_s`."""
+        for process in self._ranks:
+            process.close(timeout_s)
+        self._ranks = ()
+        self._forget()
+
+    def __enter__(self) -> BenchmarkGroup:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _forget(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    @contextlib.contextmanager
+    def _killing(self) -> Iterator[None]:
+        """Kill all ranks if the block raises: the others would wait for the missing one for ever."""
+        try:
+            yield
+        except BaseException:
+            self.kill()
+            raise
+
+    def _failure(self, failures: Sequence[tuple[int, Unmeasurable]]) -> Unmeasurable:
+        rank, error = min(failures, key=lambda failure: _CAUSES.index(failure[1].reason))
+        text = f"Rank {rank} of {len(self.card_ids)} on {self.card_ids[rank]}: {error.message}"
+        return Unmeasurable(error.reason, text, error.next_step)
+
+
+def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
+    if subject.kind != "operator" or subject.spec.get("kind") != "collective":
+        return None
+    spec = parse(subject.spec)
+    if "beside" in spec.parameters:
+        return None
+    input_bytes = spec.tensors[0].numel * spec.tensors[0].itemsize_bytes
+    return round(bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6)

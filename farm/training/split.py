@@ -1,0 +1,154 @@
+"""Models that are split over several cards of one host: tensor parallelism, DDP and FSDP2.
+
+The same functions split a model in the ranks of a group, and in a submitter without cards. There a fake process group
+takes the place of the real one: the submitter captures what rank 0 runs, and nothing communicates. All ranks run equal
+operators, because models that cannot be split evenly are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farm.errors import CaptureError, UnsupportedModel, UsageError
+from farm.models import catalog
+from farm.operators.collectives import WRAPPERS, local_part
+from farm.training.step import blocks_of
+from farm.types.protocol import Variant
+
+#: Standard deviation of random weights, as in most configurations of transformers.
+_SCALE = 0.02
+
+
+@contextlib.contextmanager
+def fake_group(cards: int) -> Iterator[None]:
+    """While active, this process is rank 0 of a group that communicates with nobody.
+
+    Raises:
+        CaptureError: this process is a rank of another group.
+    """
+    from torch.distributed.tensor import debug
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise CaptureError(
+            "A model that is split over cards cannot be captured in a process that is a rank of a group.",
+            "Capture it in another process.",
+        )
+    # The cache of DTensor's rules has the groups of an earlier capture, which no longer exist.
+    debug._clear_sharding_prop_cache()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=cards)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def build(variant: Variant, device: torch.device) -> nn.Module:
+    """A variant, or this rank's part of it, with random weights. DDP is not applied yet.
+
+    Only the part is allocated: the whole model may be larger than the card's memory.
+    """
+    if variant.tensor_parallel == 1 and variant.sharding == "ddp":
+        return catalog.build(variant, device=device)
+    model = catalog.build(variant, device="meta", real_buffers=True)
+    kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
+    split(model, variant, device.type)
+    model.to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(dist.get_rank())
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            local = local_part(tensor)
+            if name in kept:
+                local.copy_(kept[name])
+            elif local.dim() > 1:
+                local.normal_(std=_SCALE if isinstance(tensor, nn.Parameter) else 1.0, generator=generator)
+            else:
+                local.fill_(name.endswith("weight"))
+    return model
+
+
+def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[..., Any]:
+    """Split a model in place among the ranks of the group. Return the function that runs its forward pass.
+
+    Raises:
+        UnsupportedModel: the model has no plan, or cannot be split evenly.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if variant.distributed > 1:  # a user's model has split itself
+        return model
+    mesh = init_device_mesh(device_type, (variant.cards,))
+    if variant.tensor_parallel > 1:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(model, mesh, _plan(model, variant), src_data_rank=None)
+    elif variant.sharding == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        with contextlib.suppress(UsageError):  # a model without a list of blocks is one unit
+            for path in blocks_of(model):
+                fully_shard(model.get_submodule(path), mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model
+
+
+def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
+    """Path of a module -> PyTorch's style of tensor parallelism."""
+    styles = _styles()
+    plan: dict[str, Any] = {}
+    for path, style in catalog.tensor_parallel_plan(variant, model).items():
+        if style not in styles:
+            raise UnsupportedModel(
+                f"The plan of {variant.model} splits '{path}' in the way '{style}', which the farm does not know.",
+                "Choose a dense language model, such as llama-3.1-8b.",
+            )
+        if styles[style] is not None:
+            plan[path] = styles[style]
+            weight: Any = model.get_submodule(path).weight
+            if uneven := [size for size in weight.shape if size % variant.tensor_parallel]:
+                raise UnsupportedModel(
+                    f"{variant.model} cannot be split evenly over {variant.tensor_parallel} cards: '{path}' has the "
+                    f"size {uneven[0]}.",
+                    "Give another number of cards.",
+                )
+    return plan
+
+
+class CompletedWorks(TorchDispatchMode):
+    """While active in a fake group, each all-reduce has a result, as DDP needs; the fake group returns none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ in WRAPPERS for kind in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        if func is not torch.ops.c10d.allreduce_.default:
+            return out
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(list(out[0]))
+        c10d: Any = torch._C._distributed_c10d
+        return out[0], c10d._create_work_from_future(done).boxed()
+
+
+def _styles() -> dict[str, Any]:
+    """Name in a plan of transformers -> PyTorch's style; None if the weights are whole on each card."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    gathered = ColwiseParallel(output_layouts=Replicate())
+    whole_input = RowwiseParallel(input_layouts=Replicate())
+    return {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(),
+        **dict.fromkeys(("colwise_gather_output", "colwise_rep"), gathered),
+        **dict.fromkeys(("rowwise_split_input", "rowwise_rep", "embedding_rowwise"), whole_input),
+        "replicated_with_grad_allreduce": None,
+    }

@@ -1,0 +1,167 @@
+"""Groups of benchmark processes: real processes that communicate with gloo on the CPU, or simulated cards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from farm.benchmark_process.group import BenchmarkGroup
+from farm.errors import Unmeasurable
+from farm.models import catalog
+from farm.operators.collectives import collective_tuple
+from farm.settings import settings
+from farm.training.version import versioned
+from farm.types.collective import COLLECTIVES
+from farm.types.protocol import Protocol, Stopping, Subject, content_id
+
+EAGER = Protocol(launch="eager")
+SHORT = Stopping(warm_up_s=0.02, minimum_s=0.02, maximum_s=0.1, time_half_width=0.5)
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return json.dumps({"tiny": str(folder)})
+
+
+@pytest.fixture(scope="module")
+def pair(models):
+    """Two ranks on the CPU."""
+    with BenchmarkGroup([settings().cpu_card_id] * 2, {"FARM_MODELS": models}) as group:
+        yield group
+
+
+def collective(name: str, elements: int = 256, cards: int = 2, **more) -> Subject:
+    spec = collective_tuple(name, elements, "float32", cards, **more)
+    return Subject("operator", spec.id, spec.to_json())
+
+
+def all_gone(pids, within_s: float = 10.0) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_collective_has_a_reading_of_all_ranks(pair, name):
+    subject = collective(name)
+    assert subject.cards(EAGER) == 2
+    answer = pair.measure(subject, EAGER, SHORT, timeout_s=60.0)
+    reading, ranks = answer.reading, answer.reading.details.ranks
+    assert len(ranks) == 2
+    assert reading.time_us == max(rank.time_us for rank in ranks)
+    moved = COLLECTIVES[name].bus(2) * 256 * 4
+    assert reading.details.bus_bytes_per_s == pytest.approx(moved / reading.time_us * 1e6, rel=1e-3)
+    assert answer.software.communication == "gloo"
+    assert answer.software.id != dataclasses.replace(answer.software, communication="").id
+    assert reading.from_json(reading.to_json()) == reading
+
+
+def test_a_pair_of_collective_and_product_says_how_much_is_hidden(pair):
+    overlap = pair.measure(collective("all_gather", beside=64), EAGER, SHORT, timeout_s=60.0).reading.details.overlap
+    assert overlap.exposed_us == pytest.approx(overlap.together_us - overlap.product_us)
+    assert overlap.hidden_us == pytest.approx(overlap.collective_us - overlap.exposed_us)
+
+
+def test_a_split_model_is_one_subject_of_all_ranks(pair, models, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("FARM_MODELS", models)
+    settings.cache_clear()
+    for phase in ("prefill", "decode"):
+        variant = versioned(catalog.variant("tiny", 2, phase=phase, tensor_parallel=2))
+        subject = Subject("variant", variant.id, variant.to_json())
+        assert subject.cards(EAGER) == variant.cards == 2
+        assert len(pair.measure(subject, EAGER, SHORT, timeout_s=120.0).reading.details.ranks) == 2
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_split_training_step_is_one_subject_of_all_ranks(pair, sharding):
+    variant = catalog.variant("resnet18", 2, input_size=32, step="training", data_parallel=2, sharding=sharding)
+    subject = Subject("variant", variant.id, variant.to_json())
+    reading = pair.measure(subject, dataclasses.replace(EAGER, grad=True), SHORT, timeout_s=120.0).reading
+    assert len(reading.details.ranks) == 2
+
+
+def test_what_needs_another_number_of_cards_is_refused_and_the_ranks_end(pair):
+    with pytest.raises(Unmeasurable, match=r"needs 4 cards, and 2 measure it") as caught:
+        pair.measure(collective("all_reduce", cards=4), EAGER, SHORT, timeout_s=60.0)
+    assert caught.value.reason == "not_available"
+    assert not pair.alive
+
+
+def ending(pair, act, timeout_s=60.0):
+    """Measure for long, `act` as soon as the window begins, and return the error."""
+    endless = Stopping(warm_up_s=0.02, minimum_s=300.0, maximum_s=600.0)
+
+    def on_phase(phase, _):
+        if phase == "window":
+            act()
+
+    pair.wait_ready()
+    pids, began_s = pair.pids, time.monotonic()
+    with pytest.raises((Unmeasurable, KeyboardInterrupt)) as caught:
+        pair.measure(collective("all_reduce"), EAGER, endless, timeout_s=timeout_s, on_phase=on_phase)
+    assert time.monotonic() - began_s < 30.0
+    assert not pair.alive
+    assert all_gone(pids)
+    return caught.value
+
+
+def test_a_killed_rank_ends_the_group_with_the_reason(pair):
+    error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGKILL))
+    assert error.reason == "crashed"
+    assert error.message.startswith("Rank 1 of 2")
+    assert "SIGKILL" in error.message
+
+
+def test_a_rank_that_hangs_ends_the_group_at_the_time_limit(pair):
+    error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGSTOP), timeout_s=5.0)
+    assert error.reason == "hung"
+
+
+def test_a_cancelled_measurement_ends_the_group(pair):
+    def cancel():
+        raise KeyboardInterrupt
+
+    assert isinstance(ending(pair, cancel), KeyboardInterrupt)
+    assert pair.measure(collective("broadcast"), EAGER, SHORT, timeout_s=60.0).reading.time_us > 0  # a new group
+
+
+def test_a_group_of_simulated_cards_sums_their_energies():
+    cards = [f"SIM-here-{number}" for number in range(3)]
+    env = {"FARM_SIMULATED_CARDS": "3", "FARM_HOST": "here"}
+    spec = {"operator": "torch.nn.ReLU", "parameters": {}}
+    subject = Subject("operator", content_id(spec), spec)
+    with BenchmarkGroup(cards, env) as group:
+        assert group.wait_ready().communication == "simulated"
+        reading = group.measure(subject, Protocol(cards=3), Stopping()).reading
+        assert [rank.card for rank in reading.details.ranks] == cards
+        assert reading.energy_mj == pytest.approx(sum(rank.energy_mj for rank in reading.details.ranks))
+        folder = group._folder
+        assert os.stat(folder).st_mode & 0o777 == 0o700
+        threading.Timer(0.5, os.kill, (group.pids[2], signal.SIGKILL)).start()
+        spec = {"operator": "torch.nn.ReLU", "parameters": {"simulate": "hang"}}
+        with pytest.raises(Unmeasurable, match="Rank 2 of 3 on SIM-here-2"):
+            group.measure(Subject("operator", content_id(spec), spec), Protocol(), Stopping(), timeout_s=60.0)
+    assert not os.path.exists(folder)

@@ -1,0 +1,197 @@
+"""Models that are split over cards, captured without cards: what rank 0 runs, and what is refused."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+from farm.errors import UnsupportedModel, UsageError
+from farm.models import catalog
+from farm.operators.rebuild import rebuild
+from farm.settings import settings
+from farm.training.extract import extract
+from farm.types.protocol import Software, Variant
+from tests.benchmark_process.test_group import TINY
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    def registered(**changes):
+        (tmp_path / "tiny").mkdir(exist_ok=True)
+        (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY | changes))
+        monkeypatch.setenv("FARM_MODELS", json.dumps({"tiny": str(tmp_path / "tiny")}))
+        settings.cache_clear()
+        return "tiny"
+
+    return registered
+
+
+def collectives(seen):
+    found = Counter()
+    for call in seen.calls:
+        spec = seen.tuples[call.tuple_id]
+        if spec.kind == "collective":
+            found[spec.short_name, spec.tensors[0].numel] += 1
+    return found
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_tensor_parallelism_runs_half_of_each_layer_and_two_all_reduces(tiny, phase):
+    name = tiny()
+    whole = extract(catalog.variant(name, 2, phase=phase))
+    split = extract(catalog.variant(name, 2, phase=phase, tensor_parallel=2))
+    assert split.refusal(name) is None
+    rows = 2 * (64 if phase == "prefill" else 1)
+    logits = 2 * 1 * 256 // 2
+    assert collectives(split.capture) == {("all_reduce", rows * 32): 4, ("all_gather", logits): 1}
+    products = {spec.operator for spec in split.capture.tuples.values()} & {"aten.mm.default", "aten.addmm.default"}
+    assert products
+    assert split.flops == pytest.approx(whole.flops / 2, rel=0.2)
+    assert all(call.part == "" for call in split.capture.calls)
+    for spec in split.capture.tuples.values():
+        if spec.kind != "collective":
+            rebuild(spec, "cpu").run()
+    again = extract(catalog.variant(name, 2, phase=phase, tensor_parallel=2))
+    assert again.capture.counts == split.capture.counts
+
+
+def test_data_parallelism_is_captured_with_its_collectives_and_copies():
+    alone = extract(catalog.variant("resnet18", 2, input_size=32, step="training"))
+    ddp = extract(catalog.variant("resnet18", 2, input_size=32, step="training", data_parallel=2))
+    fsdp = extract(catalog.variant("resnet18", 2, input_size=32, step="training", data_parallel=4, sharding="fsdp"))
+    weights = sum(one.numel() for one in catalog.build("resnet18").parameters())
+    reduced = {size: number for (name, size), number in collectives(ddp.capture).items() if name == "all_reduce"}
+    assert sum(size * number for size, number in reduced.items()) == weights
+    gathered = sum(size * n for (name, size), n in collectives(fsdp.capture).items() if name == "all_gather")
+    scattered = sum(size * n for (name, size), n in collectives(fsdp.capture).items() if name == "reduce_scatter")
+    assert scattered >= weights
+    assert 4 * gathered > scattered
+    for found in (ddp, fsdp):
+        assert found.refusal("resnet18") is None
+        assert found.flops == found.model_flops == alone.flops
+        assert {call.part for call in found.capture.calls} >= {"forward", "backward", "optimizer"}
+        for spec in found.capture.tuples.values():
+            if spec.kind != "collective":
+                rebuild(spec, "cpu").run()
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "message"),
+    [
+        ("gpt2", {"tensor_parallel": 2}, "gpt2 has no plan for tensor parallelism"),
+        ("resnet18", {"tensor_parallel": 2}, "resnet18 has no plan for tensor parallelism"),
+        ("mixtral-8x7b", {"tensor_parallel": 2, "layers": 1}, "the farm does not know"),
+        ("llama-3.1-8b", {"tensor_parallel": 3, "layers": 1}, "has 32 attention heads, not a multiple of 3"),
+        ("llama-3.1-8b", {"tensor_parallel": 16, "layers": 1}, "has 8 key value heads, not a multiple of 16"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_in_one_line(model, said, message):
+    with pytest.raises(UnsupportedModel, match=message) as caught:
+        extract(catalog.variant(model, 1, **said))
+    assert caught.value.next_step
+    assert "\n" not in caught.value.message
+
+
+def test_a_size_that_the_cards_cannot_share_evenly_is_refused(tiny):
+    with pytest.raises(UnsupportedModel, match=r"'model\.model\.layers\.0\.mlp\.gate_proj' has the size 65"):
+        extract(catalog.variant(tiny(intermediate_size=65), 1, tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tensor_parallel": 2, "data_parallel": 2, "step": "training"}, "do not work together"),
+        ({"data_parallel": 2}, "--data-parallel is for training"),
+        ({"tensor_parallel": 2, "step": "training"}, "needs --data-parallel"),
+        ({"sharding": "fsdp", "step": "training"}, "--sharding needs --data-parallel"),
+        ({"tensor_parallel": 2, "compile": "default"}, "--compile does not work with several cards"),
+        ({"tensor_parallel": 0}, "tensor_parallel is 0"),
+    ],
+)
+def test_combinations_that_are_not_measured_are_refused(fields, message):
+    with pytest.raises(UsageError, match=message):
+        Variant("net", 1, 32, **fields)
+    with pytest.raises(UsageError, match="--cards is for a model of your own"):
+        catalog.variant("resnet18", 1, distributed=2)
+
+
+def test_one_card_leaves_ids_as_they_were_and_other_settings_of_nccl_change_them():
+    assert Variant("net", 1, 32).to_json() == Variant("net", 1, 32, tensor_parallel=1, sharding="ddp").to_json()
+    one, ring = Software("2.11.0"), Software("2.11.0", communication="nccl 2.28.3 NCCL_ALGO=Ring")
+    assert "communication" not in one.to_json()
+    assert len({one.id, ring.id, Software("2.11.0", communication="nccl 2.28.3").id}) == 3
+
+
+def test_a_distributed_model_of_your_own_is_captured_on_its_cards(tmp_path, monkeypatch):
+    (tmp_path / "own_split.py").write_text(
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module\n"
+        "def net():\n"
+        "    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 8), torch.nn.Linear(8, 4))\n"
+        "    plan = {'1': ColwiseParallel(), '2': RowwiseParallel()}\n"
+        "    if dist.is_initialized():\n"
+        "        parallelize_module(model, init_device_mesh('cpu', (2,)), plan)\n"
+        "    return model\n"
+    )
+    monkeypatch.setenv("FARM_MODELS", '{"net": "own_split:net"}')
+    monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
+    settings.cache_clear()
+    found = extract(catalog.variant("net", 2, input_size=32, distributed=2))
+    assert found.refusal("net") is None
+    assert collectives(found.capture) == {("all_reduce", 8): 1}
+
+
+# ------------------------------------------------------------------------------------------------ on real ranks
+
+
+def observe(rank, rendezvous, variants):
+    """Run split models as a rank of two and return the calls of each."""
+    from farm.benchmark import ranks
+    from farm.training.capture import capture_step
+    from farm.training.extract import build_step
+    from farm.training.split import build
+    from farm.training.step import ForwardPass
+
+    cpu = torch.device("cpu")
+    ranks.join(cpu, rank, 2, rendezvous)
+    for variant in variants:
+        if variant.step:
+            step = build_step(variant, cpu)
+            step.split = True
+        else:
+            step = ForwardPass(build(variant, cpu), catalog.example_inputs(variant, device=cpu), grad=False)
+            step.run()
+        yield capture_step(step, warmed_up=True).counts
+
+
+def split_variants(name):
+    training = {"step": "training", "data_parallel": 2, "optimizer": "adamw-foreach"}
+    how = [{"tensor_parallel": 2}, {"tensor_parallel": 2, "phase": "decode"}, training, training | {"sharding": "fsdp"}]
+    return [catalog.variant(name, 2, **said) for said in how]
+
+
+@pytest.mark.slow
+def test_real_ranks_run_what_was_captured_without_cards(tiny, monkeypatch, tmp_path):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    variants = split_variants(tiny())
+    command = [sys.executable, "-m", "tests.training.test_split", str(tmp_path / "rendezvous")]
+    started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
+    found = [json.loads(process.communicate(timeout=240)[0]) for process in started]
+    for at, variant in enumerate(variants):
+        captured = extract(variant).capture
+        for counts in (each[at] for each in found):
+            assert not Counter(captured.counts) - Counter(counts)
+            # gloo's reduce-scatter copies its result; NCCL's does not.
+            added = Counter(counts) - Counter(captured.counts)
+            assert sum(added.values()) == (0 if variant.sharding == "ddp" else 3)
+
+
+if __name__ == "__main__":
+    json.dump(list(observe(int(sys.argv[2]), sys.argv[1], split_variants("tiny"))), sys.stdout)
