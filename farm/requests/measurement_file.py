@@ -28,7 +28,7 @@ from farm.types.request import Sweep
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
 STANDARD_INPUT = "standard input"
-MAX_COMBINATIONS = 100_000
+MAX_COMBINATIONS = 1_000_000
 MAX_VALUES = 500_000  # largest number of values in a file; values that aliases repeat count again
 LARGEST_SIZE = 2**63 - 1  # the largest integer that PyTorch accepts
 _MERGE = "tag:yaml.org,2002:merge"
