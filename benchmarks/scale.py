@@ -1,14 +1,17 @@
 """Measure planning and publishing of a large sweep, and queries in a large database.
 
     python benchmarks/scale.py submit --items 20000
+    python benchmarks/scale.py ask --items 1000000 --postgres
     python benchmarks/scale.py begin --items 20000
     python benchmarks/scale.py look --items 200000 --postgres
 
-`submit` plans a sweep of that many combinations of Conv2d for one simulated card without a worker, with the reconcilers
-of three hosts running. It prints when the first messages existed, the total duration, the largest ratio of messages to
-items, and the memory of the process. `begin` submits the same sweep to a running farm of one simulated card with `farm
-submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps of
-20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
+`submit` plans a sweep of that many combinations of Conv2d for simulated cards without a worker, with a reconciler in
+another process. It prints when the first messages existed, the planning rate in each tenth, the memory of this process
+and of the broker, and the size of the database. Then it prints the durations of list, status, report, cancel and
+resume, each with its slowest statement. `ask` does the latter with a waiting job that is written without planning it
+(`--report`: also its report). `begin` submits the same sweep to a running farm of one simulated card with
+`farm submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps
+of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
 repeated query (`cold` is the first one); `--plans` prints the database's query plans.
 """
 
@@ -16,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import redis
 from sqlalchemy import event, insert, text, update
-from sqlmodel import col, func, select
+from sqlmodel import col, select
 
 from farm.devices.simulated import SOFTWARE
 from farm.doctor.database import card_checks
@@ -48,7 +52,6 @@ from tests.farms import running
 from tests.planned import READING, register
 from tests.servers import PostgresServer
 
-HOSTS = 3
 LARGE = 20_000
 
 
@@ -80,54 +83,131 @@ def sweep_of(number: int) -> Request:
     return Request(sweep=Sweep("Conv2d", grid, "a large sweep"), protocol=Protocol(launch="eager"), stopping=Stopping())
 
 
-def submit(number: int, postgres: bool) -> dict[str, Any]:
+def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
+    from tasks import submissions
+    from tasks.app import configure
+
+    with contextlib.ExitStack() as stack:
+        database = stack.enter_context(fresh_database(postgres))
+        broker = stack.enter_context(BrokerServer())
+        url = database.url.render_as_string(hide_password=False)
+        os.environ.update(FARM_BROKER_URL=broker.url, FARM_DATABASE_URL=url, FARM_HEARTBEAT_S="100000")
+        settings.cache_clear()
+        configure(settings())
+        chosen = register(database, *range(cards))
+        client = stack.enter_context(redis.Redis.from_url(broker.redis_url))
+        reconciler = subprocess.Popen([sys.executable, Path(__file__).parent / "thousand_cards.py", "--reconcile"])
+        stack.callback(reconciler.wait)
+        stack.callback(reconciler.kill)
+        began_s, found = time.monotonic(), dict[str, Any](items=number)
+        planned: list[float] = []
+
+        @contextlib.contextmanager
+        def progress() -> Iterator[Callable[[str, int, int], None]]:
+            def report(doing: str, done: int, of: int) -> None:
+                if client.llen(f"card.{chosen[0]}"):
+                    found.setdefault("first_message_s", round(time.monotonic() - began_s, 1))
+                if of and done * 10 >= of * (len(planned) + 1):
+                    planned.append(time.monotonic() - began_s)
+                    print(f"{done} of {of} planned after {planned[-1]:.0f} s, {_peak_mib()} MiB", file=sys.stderr)
+
+            yield report
+
+        with progress() as report:
+            opened = submissions.submit(database, sweep_of(number), chosen, progress=report)
+        found["submitted_s"] = round(time.monotonic() - began_s, 1)
+        ends_s = [0.0, *planned]
+        found["planned_per_s_by_tenth"] = [round(opened.new / 10 / (b - a)) for a, b in itertools.pairwise(ends_s)]
+        found |= {"cpu_s": round(time.process_time(), 1), "submitter_mib": _peak_mib()}
+        found["messages"] = sum(client.llen(f"card.{card}") for card in chosen)
+        found["broker_peak_mib"] = client.info("memory")["used_memory_peak"] >> 20
+        found["database_mib"] = _size_mib(database)
+        found |= _asked(database, opened.job_id, with_report=True)
+        found["broker_peak_mib_at_the_end"] = client.info("memory")["used_memory_peak"] >> 20
+    return found
+
+
+def ask(number: int, postgres: bool, cards: int, with_report: bool) -> dict[str, Any]:
     from tasks.app import configure
     from tasks.control import reconcile_now
-    from tasks.submissions import submit as submit_job
 
     with fresh_database(postgres) as database, BrokerServer() as broker:
         os.environ.update(FARM_BROKER_URL=broker.url, FARM_HEARTBEAT_S="100000")
         settings.cache_clear()
         configure(settings())
-        (card,) = register(database, 0)
-        client = redis.Redis.from_url(broker.redis_url)
-        ended, seen = threading.Event(), {"first_message_s": 0.0, "most_messages_per_item": 0.0}
-        began_s = time.monotonic()
+        job_id = _job(database, register(database, *range(cards)), number, "waiting", finished=False, waiting=True)
+        with database.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+        found: dict[str, Any] = {"items": number, "on_cards": cards, "database_mib": _size_mib(database)}
+        found |= _asked(database, job_id, with_report=with_report)
+        reconcile_now(database, settings(), "")
+        found |= _slowest(database, "reconciler", lambda: reconcile_now(database, settings(), ""))
+        with redis.Redis.from_url(broker.redis_url) as client:
+            found["broker_peak_mib"] = client.info("memory")["used_memory_peak"] >> 20
+    return found
 
-        def look() -> None:
-            while not ended.wait(0.1):
-                if messages := client.llen(f"card.{card}"):
-                    seen["first_message_s"] = seen["first_message_s"] or time.monotonic() - began_s
-                    with database.read() as session:
-                        items = session.exec(select(func.count()).select_from(tables.Item)).one()
-                    seen["most_messages_per_item"] = max(seen["most_messages_per_item"], messages / items)
 
-        def reconcile() -> None:
-            own = Database(database.url.render_as_string(hide_password=False))
-            while not ended.wait(settings().reconcile_s):
-                reconcile_now(own, settings(), "")
-            own.close()
+def _asked(database: Database, job_id: str, *, with_report: bool) -> dict[str, Any]:
+    """Measure what people do with a large job."""
+    from tasks.submissions import resume
 
-        threads = [threading.Thread(target=look)] + [threading.Thread(target=reconcile) for _ in range(HOSTS)]
-        for thread in threads:
-            thread.start()
-        try:
-            opened = submit_job(database, sweep_of(number), [card])
-            submitted_s = time.monotonic() - began_s
-            time.sleep(2 * settings().reconcile_s)  # check that no reconciler publishes a complete round again
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
-        messages = client.llen(f"card.{card}")
-    return {
-        "items": opened.new,
-        "messages": messages,
-        "submitted_s": round(submitted_s, 1),
-        **{name: round(value, 3) for name, value in seen.items()},
-        "cpu_s": round(time.process_time(), 1),
-        "largest_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    def reading(question: Callable[[Any], Any]) -> Callable[[], Any]:
+        def ask() -> Any:
+            with database.read() as session:
+                return question(session)
+
+        return ask
+
+    questions: dict[str, Callable[[], Any]] = {
+        "jobs": reading(lambda session: listing.jobs(session, 20)),
+        "status": reading(lambda session: jobs.progress(session, job_id)),
+        "cards": reading(lambda session: listing.registered_cards(session, 5.0)),
+        "resume": lambda: resume(database, job_id),
+        "cancel": lambda: jobs.cancel(database, job_id),
+        "resume --failed": lambda: jobs.retry_failed(database, job_id),
+        "resume again": lambda: resume(database, job_id),
     }
+    if with_report:
+        questions["report"] = reading(lambda session: report.build(session, job_id).to_json())
+    found: dict[str, Any] = {}
+    for name, ask in questions.items():
+        found |= _slowest(database, name, ask)
+    return found
+
+
+def _slowest(database: Database, name: str, ask: Callable[[], Any]) -> dict[str, Any]:
+    """Return the duration of an action, and its slowest statement with its duration."""
+    slowest, began = [(0.0, "")], dict[Any, float]()
+
+    def begin(_connection: Any, cursor: Any, *_: Any) -> None:
+        began[cursor] = time.monotonic()
+
+    def end(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        slowest.append((time.monotonic() - began[cursor], " ".join(statement.split())[:60]))
+
+    event.listen(database.engine, "before_cursor_execute", begin)
+    event.listen(database.engine, "after_cursor_execute", end)
+    began_s = time.monotonic()
+    ask()
+    took_s = time.monotonic() - began_s
+    event.remove(database.engine, "before_cursor_execute", begin)
+    event.remove(database.engine, "after_cursor_execute", end)
+    statement_s, statement = max(slowest)
+    found = {name: {"took_s": round(took_s, 2), "slowest_s": round(statement_s, 2), "slowest": statement}}
+    print(json.dumps(found), file=sys.stderr, flush=True)
+    return found
+
+
+def _peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _size_mib(database: Database) -> int:
+    with database.engine.connect() as connection:
+        if database.engine.dialect.name == "sqlite":
+            pages, size = (connection.scalar(text(f"PRAGMA {name}")) for name in ("page_count", "page_size"))
+            return int(pages * size) >> 20  # type: ignore[operator]
+        return int(connection.scalar(text("SELECT pg_database_size(current_database())")) or 0) >> 20
 
 
 def begin(number: int, postgres: bool) -> dict[str, Any]:
@@ -173,7 +253,9 @@ def fill(database: Database, number: int) -> tuple[str, str, str]:
     return large, small, waiting
 
 
-def _job(database: Database, cards: list[str], number: int, name: str, *, finished: bool = True) -> str:
+def _job(
+    database: Database, cards: list[str], number: int, name: str, *, finished: bool = True, waiting: bool = False
+) -> str:
     request = Request(
         sweep=Sweep("Conv2d", {"in_channels": tuple(range(number))}, name),
         protocol=Protocol(launch="eager"),
@@ -191,6 +273,11 @@ def _job(database: Database, cards: list[str], number: int, name: str, *, finish
     for start in range(1, number, 5000):
         ids = _operators(database, name, start, min(number, start + 5000))
         placed = [(operator_id, cards[index % len(cards)]) for index, operator_id in enumerate(ids)]
+        if waiting:
+            rows = [{**item, "subject_id": operator_id, "card_id": card_id} for operator_id, card_id in placed]
+            with database.write() as session:
+                session.execute(insert(tables.Item), rows)
+            continue
         with database.write() as session:
             session.execute(
                 insert(tables.ReadingRow),
@@ -289,13 +376,17 @@ def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("submit", "begin", "look"))
+    parser.add_argument("what", choices=("submit", "ask", "begin", "look"))
     parser.add_argument("--items", type=int, default=20000)
+    parser.add_argument("--cards", type=int, default=1, help="number of simulated cards of `submit`")
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
     if options.what == "submit":
-        print(json.dumps(submit(options.items, options.postgres), indent=2))
+        print(json.dumps(submit(options.items, options.postgres, options.cards), indent=2))
+    elif options.what == "ask":
+        print(json.dumps(ask(options.items, options.postgres, options.cards, options.report), indent=2))
     elif options.what == "begin":
         print(json.dumps(begin(options.items, options.postgres), indent=2))
     else:

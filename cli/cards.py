@@ -46,6 +46,7 @@ def cards(
 
 def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     """The cards of this host, and unless `local` those in the database, by id."""
+    from farm.devices.host import links_of
     from farm.jobs import listing
     from farm.jobs.cards import all_own_cards
     from farm.settings import settings
@@ -54,6 +55,7 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     for card in all_own_cards():
         state = {"state": "refused" if card.refusal else "here", "state_reason": card.refusal}
         rows[card.id] = {name: value for name, value in card.to_json().items() if name != "refusal"} | state
+        rows[card.id]["links"] = links_of(card)
     if local:
         return rows
     try:

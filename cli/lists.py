@@ -89,10 +89,18 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             (">items\nwaiting", "waiting"),
             (">items/h", "done_last_hour"),
             (">last seen\nago", "last_seen_ago_s", span),
+            *([("links", _links)] if any(row.get("links") for row in rows) else []),
             ("measuring", lambda row: clipped(str(row.get("measuring") or ""), 60)),
         ],
-        drops=("items/h", "last seen ago", "items waiting", "host", "measuring"),
+        drops=("items/h", "last seen ago", "items waiting", "host", "links", "measuring"),
     )
+
+
+def _links(row: Row) -> str:
+    links = row.get("links") or {}
+    words = {"nvlinks": "NVLinks", "peers": "peers"}
+    numbers = {name: len(value) if name == "peers" else value for name, value in links.items()}
+    return ", ".join(f"{numbers[name]} {word}" for name, word in words.items() if name in numbers)
 
 
 def operators(rows: Sequence[Row], title: str) -> RenderableType:

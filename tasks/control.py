@@ -19,14 +19,14 @@ import sqlalchemy
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable, Unreadable
-from farm.jobs import cards, items, jobs
+from farm.jobs import cards, groups, item_state, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now
-from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from farm.store.tables import CardState, Item, ItemState, JobState
 from tasks import queues
 from tasks.app import app
 
@@ -125,15 +125,16 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
             _cancel_interrupted_planning(store, farm)
         with _continuing("moving items to idle cards"):
             _balance(store, current, views, farm)
+    with _continuing("publishing items on several cards"):
+        queues.publish_groups(store, groups.due(store, farm))
     with _continuing("publishing lost items"):
         _publish_lost(store, current, views, farm)
     with store.read() as session:
-        unpublished = _unpublished(session, farm, queues.stale_after_s(current))
+        unpublished = _unpublished(session, farm, queues.stale_after_s(current), current.reconcile_s / 2)
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
         with _continuing(f"publishing job {job_id}"):
             queues.publish_round(store, job_id, number)
-            log.warning("Round %s of job %s was not fully published; the rest is published now", number, job_id)
     for job_id, number in _due(unfinished, current.reconcile_s):
         queues.publish_aggregate(job_id, number)
 
@@ -201,16 +202,17 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
     """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     working = {view.card.id: view.state for view in views if view.state in WORKING}
-    for card_id, messages in queues.queue_depths(list(working)).items():
-        lost = _without_holder(card_id, farm, idle_for_s)
-        with store.read() as session:
-            if working[card_id] != CardState.IDLE or messages:
-                published = lost.where(col(Item.published_at_s).is_not(None)).subquery()
-                counted = session.execute(select(func.count()).select_from(published))
-                if counted.scalar_one() <= messages + HELD_MESSAGES:
-                    continue
-            ids = list(session.scalars(lost.order_by(col(Item.id))))
-        if ids:
+    depths = queues.queue_depths(list(working))
+    lost = _without_holder(farm, idle_for_s)
+    with store.read() as session:
+        waiting = lost.with_only_columns(col(Item.card_id), func.count(), func.count(col(Item.published_at_s)))
+        numbers = session.execute(waiting.group_by(col(Item.card_id))).all()
+    for card_id, number, published in numbers:
+        messages = depths.get(card_id, number)
+        idle = working.get(card_id) == CardState.IDLE and not messages
+        if number if idle else published > messages + HELD_MESSAGES:
+            with store.read() as session:
+                ids = list(session.scalars(lost.where(col(Item.card_id) == card_id).order_by(col(Item.id))))
             queues.publish_items(store, ids, unless_within_s=idle_for_s)
             log.warning("Items of card %s had no message left; %s are published again", card_id, len(ids))
 
@@ -238,6 +240,8 @@ def _move_stranded(
         if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
             log.warning("%s items of card %s (%s) move to cards of the same model", len(moved), card.id, view.state)
             to_publish += moved
+    present = [view.card for view in views if view.card.id not in away]
+    to_publish += groups.move_stranded(store, present, away, farm)
     if away and working:
         to_publish += give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
     return to_publish
@@ -260,8 +264,8 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
             queues.publish_items(store, moved)
 
 
-def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
-    """Return a query for ids of a card's open items that are not under a lease and were not published just now.
+def _without_holder(farm: str, idle_for_s: float) -> Any:
+    """Return a query for ids of open items that are not under a lease and were not published just now.
 
     It omits items that the publisher of their round has not published yet.
     """
@@ -271,9 +275,9 @@ def _without_holder(card_id: str, farm: str, idle_for_s: float) -> Any:
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
         .join(tables.Round, this_round)
         .where(
-            col(Item.card_id) == card_id,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
+            item_state.has_message(),
             func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
             col(tables.Job.state) == JobState.OPEN,
             col(tables.Job.farm) == farm,
@@ -286,20 +290,25 @@ def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, 
     """Return (job id, number) of the newest round of each open job of a farm. Earlier rounds are closed."""
     newest = and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
     query = select(tables.Job.id, tables.Job.round).join(tables.Round, newest)
-    return list(session.exec(query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)))
+    query = query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)
+    return list(session.exec(query.order_by(col(tables.Job.created_at_s))))
 
 
-def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
-    """Return (job id, number) of rounds whose publisher stopped before the end."""
-    stale = col(tables.Round.progress_at_s) < database_now() - after_s
-    return _newest_rounds(session, farm, col(tables.Round.published_at_s).is_(None), stale)
+def _unpublished(session: Session, farm: str, after_s: float, again_s: float) -> list[tuple[str, int]]:
+    """Return (job id, number) of planned rounds, the oldest first, of which a process published a part at least
+    ``again_s`` ago, or is publishing without progress for ``after_s``. While a round is planned, its planner publishes.
+    """
+    this, idle_s = tables.Round, database_now() - col(tables.Round.progress_at_s)
+    due = or_(idle_s > after_s, and_(col(this.publisher).is_(None), idle_s > again_s))
+    planned = col(this.planned_at_s).is_not(None)
+    return _newest_rounds(session, farm, planned, col(this.published_at_s).is_(None), due)
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """Return (job id, number) of rounds without open items and without a verdict."""
-    still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
+    still_open = [query.scalar_subquery() for query in items.queries_of_open(tables.Job.id, tables.Job.round)]
     judged = select(tables.VerdictRow.id).where(
         tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round
     )
     planned = col(tables.Round.planned_at_s).is_not(None)
-    return _newest_rounds(session, farm, planned, col(tables.Job.id).not_in(still_open), ~judged.exists())
+    return _newest_rounds(session, farm, planned, *(one.is_(None) for one in still_open), ~judged.exists())

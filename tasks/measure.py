@@ -11,6 +11,7 @@ import ast
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,7 +65,9 @@ class CardWorker(ItemDriver):
             log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
-        self._send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
+        # With the cards of a group as its arguments, Flower shows which item holds them.
+        held = {"args": f"{claimed.label} on {', '.join(claimed.cards)}"} if claimed.cards else {}
+        self._send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label, **held)
 
     def retrying(self, reason: str, message: str) -> None:
         self._send_event("task-retried", exception=f"{reason}: {message}", traceback="")
@@ -90,6 +93,8 @@ class CardWorker(ItemDriver):
         """
         self._register_again()
         while not _ended.wait(heartbeat_s):
+            if time.monotonic() - self.claimed_at_s < heartbeat_s:
+                continue  # the claim read the state of the card
             try:
                 state = cards.stored_state(self.database, self.card_id)
             except FarmError:

@@ -45,6 +45,9 @@ ARGUMENTS: Mapping[str, Callable[[Any], object]] = {
     "aggregate": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value),
 }
 
+#: A header of messages that go to the front of their queue. Workers remove it like all headers that are not below.
+FRONT = "front"
+
 _TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
 _NUMBERS = ("retries", "group_index", "replaced_task_nesting")
 _FLAGS = ("ignore_result", "redelivered")
@@ -166,6 +169,13 @@ class Amqp(AMQP):  # type: ignore[misc]
 
 
 class Channel(redis.Channel):  # type: ignore[misc]
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        if not (message.get("headers") or {}).get(FRONT):
+            super()._put(queue, message, **options)
+            return
+        with self.conn_or_acquire() as client:
+            client.rpush(queue, json.dumps(message))
+
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)

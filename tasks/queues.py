@@ -1,8 +1,8 @@
 """Publishing messages: rounds as chords over the queues of the cards, single items, and aggregations.
 
 Messages contain ids only. An extra message is harmless, since the worker's claim is declined, but thousands would fill
-the broker. So the database marks items that need a message (``published_at_s`` is NULL), and only one process at a time
-publishes a round.
+the broker. So the database marks items that need a message (``published_at_s`` is NULL), only one process at a time
+publishes a round, and a queue gets messages only for the next items of its card.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farm.store import tables
 from farm.store.database import Database, among, database_now, in_batches, lock_items
 from farm.store.tables import Item, ItemState
 from tasks.app import EMBEDDED_VARIABLE, app, broker_unreachable
-from tasks.message_filter import CONTROL_QUEUE
+from tasks.message_filter import CONTROL_QUEUE, FRONT
 
 
 class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
@@ -55,6 +55,10 @@ class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
 #: Messages per chord. If a publisher dies, it has sent at most this many messages that the database does not know.
 BATCH = 250
 
+#: The most messages in the queue of a card, and in all queues. A queue gets more when it is half empty; these are
+#: chosen at random from so many of the card's items.
+AHEAD, AHEAD_IN_ALL, CHOSEN_FROM = 250, 100_000, 2000
+
 
 def card_queue(card_id: str) -> str:
     """Return the name of a card's queue."""
@@ -72,11 +76,11 @@ def stale_after_s(current: Settings) -> float:
 
 
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
-    """Publish the waiting items of a job's round that have no message yet; return the number of messages.
+    """Publish the next waiting items of a job's round that have no message yet; return the number of messages.
 
     Only one process at a time publishes a round; other callers return at once. Progress is stored after each batch: if
-    the publisher dies, the next publisher sends at most one batch again. If a fully planned round has nothing to
-    publish, publish its aggregation.
+    the publisher dies, the next publisher sends at most one batch again. The reconciler publishes items for which the
+    queues have no room yet. If no item of a planned round needs a message, publish its aggregation.
 
     Args:
         again: also publish items that had a message, and claimed items whose lease has ended.
@@ -85,7 +89,7 @@ def publish_round(database: Database, job_id: str, number: int, *, again: bool =
     if sent == 0:
         with database.read() as session:
             this_round = session.get(tables.Round, (job_id, number))
-        if this_round is not None and this_round.planned_at_s is not None:
+        if this_round is not None and this_round.published_at_s is not None:
             publish_aggregate(job_id, number)
     return sent or 0
 
@@ -107,6 +111,15 @@ def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_
         _publish(database, job_id, number, _send_single)
 
 
+def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
+    """Publish items on several cards (`farm.jobs.groups.due`) in front of the queues of their leading cards."""
+    for batch in in_batches(item_ids):
+        with database.write() as session:
+            _mark(session, col(Item.id).in_(batch), _free(), published_at_s=database_now())
+        with _publishing():
+            _send_single(_rows(database, batch))
+
+
 def _publish(
     database: Database, job_id: str, number: int, send: Callable[[Sequence[Any]], None], *, again: bool = False
 ) -> int | None:
@@ -124,11 +137,12 @@ def _publish(
         if not _update_round(session, job_id, number, free, publisher=me, progress_at_s=database_now()):
             return None
         if again:
-            _mark(session, Item.job_id == job_id, _free())
+            _mark(session, Item.job_id == job_id, _free(), col(Item.published_at_s).is_not(None))
     sent = 0
     try:
         while True:
-            for ids in _marked(database, job_id, number):
+            next_ids, roomy = _marked(database, job_id, number)
+            for ids in in_batches(next_ids, BATCH):
                 with _publishing():
                     send(_rows(database, ids))
                 sent += len(ids)
@@ -137,7 +151,7 @@ def _publish(
                     if not _progressed(session, job_id, number, me):
                         return sent
             with database.write() as session:
-                if _leave(session, job_id, number, me):
+                if _leave(session, job_id, number, me, roomy):
                     return sent
     except BaseException:
         with contextlib.suppress(FarmError), database.write() as session:
@@ -158,7 +172,7 @@ def _free() -> Any:
 
 
 def _unsent(job_id: str) -> tuple[Any, ...]:
-    return Item.job_id == job_id, _free(), col(Item.published_at_s).is_(None)
+    return Item.job_id == job_id, tables.UNSENT, _free()
 
 
 def _update_round(session: Session, job_id: str, number: int, *which: Any, **values: Any) -> bool:
@@ -174,39 +188,58 @@ def _progressed(session: Session, job_id: str, number: int, me: str, **values: A
     return _update_round(session, job_id, number, mine, progress_at_s=database_now(), **values)
 
 
-def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
-    """End publishing; return False if another item must be published first."""
+def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[str]) -> bool:
+    """End publishing; return False if an item of the cards in ``roomy`` must be published first."""
     # This locks the row of the round: other processes mark their items either before this transaction or after it.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
-    if session.exec(select(Item.id).where(*_unsent(job_id)).limit(1)).first():
+    # The order of the index: without it, PostgreSQL may read the whole table if it expects many such items.
+    left = select(Item.id).where(*_unsent(job_id)).order_by(col(Item.card_id), col(Item.id)).limit(1)
+    if next(among(session, left, Item.card_id, roomy), None) is not None:
         session.rollback()
         return False
-    # A round whose items are still being added is not fully published.
-    _update_round(session, job_id, number, col(tables.Round.planned_at_s).is_not(None), published_at_s=database_now())
+    if session.exec(left).first() is None:
+        # A round whose items are still being added is not fully published.
+        planned = col(tables.Round.planned_at_s).is_not(None)
+        _update_round(session, job_id, number, planned, published_at_s=database_now())
     return True
 
 
-def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[int]]:
-    """Yield the ids of the items to publish, in batches.
+def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], list[str]]:
+    """Return the ids of the items to publish now, in order, and the ids of the cards that then have room for more.
 
     The whole is first, since it may show that the predicted capture is wrong. The other items are in random order:
     slow changes of the card must not correlate with the position in the model.
     """
     with database.read() as session:
-        rows: list[Any] = list(session.exec(select(Item.id, Item.role).where(*_unsent(job_id)).order_by(col(Item.id))))
-    random.Random(f"{job_id}/{number}").shuffle(rows)
+        depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
+        most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
+        room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
+        one = (
+            select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)).order_by(col(Item.id))
+        )
+        needed = one.limit(1).scalar_subquery().is_not(None)
+        chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
+        for (card_id,) in list(among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)):
+            query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id).order_by(col(Item.id))
+            found: list[Any] = list(session.exec(query.limit(CHOSEN_FROM)))
+            chance.shuffle(found)
+            found.sort(key=lambda row: row.role != "whole")
+            rows += found[: room[card_id]]
+            room[card_id] -= len(found)
+    chance.shuffle(rows)
     rows.sort(key=lambda row: row.role != "whole")
-    return iter(in_batches((row.id for row in rows), BATCH))
+    return [row.id for row in rows], [card_id for card_id, left in room.items() if left > 0]
 
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
-    """Return the rows (id, card_id, short_name, label) for the messages of these items, in the given order."""
+    """Return the rows (id, card_id, cards, short_name, label) for the messages of these items, in the given order."""
     operator, variant = tables.Operator, tables.ModelVariant
     query = (
         sqlalchemy.select(  # type: ignore[call-overload]
             Item.id,
             Item.card_id,
+            Item.cards,
             func.coalesce(operator.short_name, "whole " + col(variant.model)).label("short_name"),
             func.coalesce(operator.label, tables.Job.title).label("label"),
         )
@@ -228,7 +261,9 @@ def _send_chord(job_id: str, number: int, rows: Sequence[Any]) -> None:
 def _send_single(rows: Sequence[Any]) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         for row in rows:
-            _measure(row).apply_async(producer=producer)
+            # An item on several cards may have waited before: it would begin anew behind all other items of its card.
+            front = {"headers": {FRONT: True}} if row.cards > 1 else {}
+            _measure(row).apply_async(producer=producer, **front)
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
@@ -242,6 +277,7 @@ def follow_up(database: Database, closed: Closed) -> None:
 
     Other farms use other brokers; their reconcilers find their items in the database.
     """
+    publish_groups(database, closed.due)
     if not closed.rounds and not closed.woken:
         return
     ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
@@ -266,6 +302,14 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
         return dict(zip(card_ids, together.execute(), strict=True))
 
 
+def takes_turn(for_s: float, *, longer: bool = False) -> bool:
+    """Reserve a time for this host's reconciler; False if another host has (``longer``: this one) reserved it."""
+    with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
+        client = connection.default_channel.client
+        return bool(client.set("farm.reconciler", settings().host, nx=not longer, px=max(1, int(900 * for_s))))
+    return True
+
+
 def aggregate_signature(job_id: str, number: int) -> Signature:
     signature: Signature = app.signature("aggregate", (f"{job_id}/{number}",), immutable=True, app=app)
     return signature.set(queue=CONTROL_QUEUE, argsrepr=f"job {job_id}, round {number}")
@@ -278,7 +322,7 @@ def _measure(row: Any) -> Signature:
     return signature.set(
         queue=card_queue(row.card_id),
         shadow=row.short_name or "whole model",
-        argsrepr=row.label or "",
+        argsrepr=f"{row.label or ''}{f' on {row.cards} cards' if row.cards > 1 else ''}",
         kwargsrepr="",
         time_limit=None,
     )

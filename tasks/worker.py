@@ -43,7 +43,7 @@ from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.broker_checks import QUESTION, SUPERVISOR
 from tasks.broker_probe import check_broker_works
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import card_queue, follow_up, own_farm
+from tasks.queues import card_queue, follow_up, own_farm, takes_turn
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
 
@@ -75,7 +75,6 @@ def serve_card(card_id: str) -> int:
         # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
         items.renew(database, holder, current.lease_s, _claimed_items())
-        cards.seen(database, holder)
         watchdog.exit_if_stalled(database, current)
 
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
@@ -205,12 +204,18 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
     steady_since_s = time.monotonic()
     outage = Outage(log, "Jobs are not repaired, and no message is published again")
     while not ended.wait(current.reconcile_s):
+        if not takes_turn(current.reconcile_s):
+            continue
+        began_s = time.monotonic()
         try:
             may_move = time.monotonic() - steady_since_s > lost_after_s(current)
             reconcile_now(database, current, own_farm(), may_move=may_move)
             if outage.lasts:
                 check_broker_works(current)  # a pass that publishes nothing does not show that the broker works
             outage.over()
+            # With a million open items a pass takes seconds. Passes may use only a part of the database's time.
+            if (pause_s := 4 * (time.monotonic() - began_s)) > current.reconcile_s:
+                takes_turn(pause_s, longer=True)
         except Exception as error:
             if isinstance(error, DatabaseUnreachable):
                 steady_since_s = time.monotonic()

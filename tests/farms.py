@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.errors import DatabaseUnreachable
-from farm.jobs import cards, jobs
+from farm.jobs import jobs
+from farm.jobs.cards import alive, views
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -106,7 +107,7 @@ class Farm:
 
     def alive(self) -> list[tables.CardRow]:
         with self.database.read() as session:
-            return cards.alive(session, 10.0)
+            return alive(session, 10.0)
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -136,16 +137,18 @@ class Farm:
         *,
         to: Sequence[str] | None = None,
         publish: bool = True,
+        cards: int = 1,
     ) -> str:
         """Submit a job of one item per behaviour of a simulated card ("crash", "" is normal); return its id.
 
         Args:
             to: the ids of cards, in any state; default: all live cards.
+            cards: of one host, that measure each item together.
         """
         ids = store_operators(self.database, behaviours, seconds)
         request = Request(
             sweep=Sweep("Conv2d", {"in_channels": tuple(range(len(ids)))}, "a test"),
-            protocol=Protocol(launch="eager"),
+            protocol=Protocol(launch="eager", cards=cards),
             stopping=Stopping(),
         )
         card_ids = [card.id for card in self.alive()] if to is None else to
@@ -296,9 +299,9 @@ class SharedFarm:
         if farm.worker is None or farm.worker.poll() is not None or broker.pid is None:
             return False
         with contextlib.suppress(DatabaseUnreachable), farm.database.read() as session:
-            views = cards.views(session, 1.0)
+            seen = views(session, 1.0)
             is_open = session.exec(select(tables.Job.id).where(tables.Job.state == tables.JobState.OPEN)).first()
-            return is_open is None and [view.state for view in views] == [tables.CardState.IDLE] * self._cards
+            return is_open is None and [view.state for view in seen] == [tables.CardState.IDLE] * self._cards
         return False
 
     def close(self) -> None:

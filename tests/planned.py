@@ -56,10 +56,13 @@ def register(database: Database, *numbers: int, model: str = "a card") -> list[s
     return ids
 
 
-def plan(database: Database, card_ids: Sequence[str], *, number: int = 1, operators: Sequence[str] = ()) -> str:
-    """Plan a sweep job of `number` tuples; return its id."""
+def plan(
+    database: Database, card_ids: Sequence[str], *, number: int = 1, operators: Sequence[str] = (), cards: int = 1
+) -> str:
+    """Plan a sweep job of `number` tuples, each measured by so many cards together; return its id."""
     ids = list(operators) or store_operators(database, [""] * number)
-    return jobs.create(database, sweep(len(ids)), card_ids, operator_ids=ids).job_id
+    request = sweep(len(ids), protocol=Protocol(launch="eager", cards=cards))
+    return jobs.create(database, request, card_ids, operator_ids=ids).job_id
 
 
 def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequence[str], **changes: Any) -> str:

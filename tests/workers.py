@@ -24,6 +24,7 @@ ROWS = (
     ("faults/test_cards.py", "security/test_messages.py", "cli/test_whole_path.py"),
     ("faults/test_messages.py",),
     ("faults/test_hosts.py",),
+    ("faults/test_groups.py",),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
     ("cli/test_paired_rounds.py",),

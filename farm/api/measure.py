@@ -200,7 +200,6 @@ def _run_job(request: Request, captured: CapturedModel | None, card: Card, datab
 
     def beat() -> None:
         items.renew(database, holder, settings().lease_s)
-        cards.seen(database, holder)
 
     with hold_card(card, database) as process:
         refuse_card_in(database, card.id, tables.CardState.DRAINING)

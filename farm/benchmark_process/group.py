@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess, Measured, Rank
@@ -41,8 +41,17 @@ class BenchmarkGroup:
     On a host without GPUs, all ranks may share the card of the CPU: pass its id once per rank.
     """
 
-    def __init__(self, card_ids: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self.card_ids = tuple(card_ids)
+    def __init__(
+        self,
+        card_ids: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            watch: called every `POLL_S` while the ranks start or measure. If it raises an exception, they are killed.
+        """
+        self.card_ids, self._watch = tuple(card_ids), watch
         self.starts = 0
         self._env = {**dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)}
         self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
@@ -107,6 +116,7 @@ class BenchmarkGroup:
         with self._killing():
             waiting = dict(enumerate(self._ranks))
             while waiting:
+                self._watch()
                 for rank, process in tuple(waiting.items()):
                     if process.is_ready(deadline_s, POLL_S):
                         del waiting[rank]
@@ -142,6 +152,7 @@ class BenchmarkGroup:
             for rank, process in enumerate(self._ranks):
                 asked[rank] = process.ask(request, deadline_s, None if rank else on_phase, POLL_S)
             while asked and time.monotonic() < deadline_s + POLL_S:
+                self._watch()
                 for rank, answer in tuple(asked.items()):
                     try:
                         found = answer()

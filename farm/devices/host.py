@@ -14,6 +14,7 @@ import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farm import __version__
 from farm.devices import amd, nvidia, simulated
@@ -60,6 +61,11 @@ def open_device(card: Card) -> Device:
     gpu: type[Device] = amd.AmdDevice if for_rocm() else nvidia.NvidiaDevice
     devices: dict[str, type] = {"cuda": gpu, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
     return devices[_measurable(card).kind](card)
+
+
+def links_of(card: Card) -> dict[str, Any]:
+    """The links of a card to other cards of its host (`farm.devices.nvidia.links`); {} if they are unknown."""
+    return nvidia.links(card.id) if card.kind == "cuda" and not for_rocm() else {}
 
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:

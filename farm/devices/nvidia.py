@@ -8,6 +8,7 @@ the other cards still work, and the farm does not use the CPU as if the host had
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -136,6 +137,26 @@ def _describe(index: int, settings: Settings) -> Card:
     return card
 
 
+def links(card_id: str) -> dict[str, Any]:
+    """The active ``nvlinks`` of a card, and the ``peers``, whose memory it can access, as far as NVML reports them."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
+        query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, own)
+        states = [_optional(functools.partial(query, number)) for number in range(_MOST_LINKS)]
+        if any(state is not None for state in states):
+            found["nvlinks"] = states.count(pynvml.NVML_FEATURE_ENABLED)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            other = _optional(functools.partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+            other_id = _optional(functools.partial(pynvml.nvmlDeviceGetUUID, other))
+            status = _peer_status(own, other, pynvml.NVML_P2P_CAPS_INDEX_READ)
+            if other_id not in (None, card_id) and status is not None:
+                found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
+    _optional(pynvml.nvmlShutdown)
+    return found
+
+
 def _uncounted_id(settings: Settings) -> str:
     return f"{WITHOUT_UUID}{settings.host}"
 
@@ -202,7 +223,8 @@ def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
         _optional(pynvml.nvmlShutdown)
 
 
-def _peer_status(one: Any, other: Any, capability: int) -> int | None:
+def _peer_status(one: Any, other: Any, capability: Any) -> int | None:
+    capability = capability[0] if isinstance(capability, tuple) else capability  # a constant of pynvml is, by mistake
     return _optional(lambda: pynvml.nvmlDeviceGetP2PStatus(one, other, capability))
 
 

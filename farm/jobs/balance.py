@@ -8,6 +8,7 @@ cards work, waiting items move from the card that would end last to cards that w
 from __future__ import annotations
 
 import bisect
+import heapq
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +19,8 @@ from sqlmodel import Session, col, func, select
 from farm.store.database import among, database_now
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
-#: Items that `slowness` uses: ended within RECENT_S seconds, at most NEWEST per card, and at least FEWEST of them.
-RECENT_S, NEWEST, FEWEST = 900.0, 200, 3
+#: Items that `slowness` uses: ended within RECENT_S seconds, about NEWEST per card, MOST in all, and at least FEWEST.
+RECENT_S, NEWEST, MOST, FEWEST = 900.0, 200, 10_000, 3
 #: A pause between two items counts as work up to this length. After a longer pause the card was idle. Unit: s.
 LONGEST_PAUSE_S = 1.0
 
@@ -65,11 +66,16 @@ def place(
 
     ``free_at_s``: card id -> seconds until the card is idle. ``slowness``: card id -> as in `CardQueue`; 1 if missing.
     """
-    ends_s = dict(free_at_s)
-    placed = {}
+    ends_s, placed = dict(free_at_s), {}
+    queues = [(end_s, card) for card, end_s in ends_s.items()]
+    heapq.heapify(queues)  # of equally fast cards, the first to be idle also finishes the item first
     for item in sorted(work, key=lambda item: (-item.expected_s, item.key)):
-        card_id = min(ends_s, key=lambda card: (ends_s[card] + slowness.get(card, 1.0) * item.expected_s, card))
+        card_id = queues[0][1]
+        if slowness:
+            card_id = min(ends_s, key=lambda card: (ends_s[card] + slowness.get(card, 1.0) * item.expected_s, card))
         ends_s[card_id] += slowness.get(card_id, 1.0) * item.expected_s
+        if not slowness:
+            heapq.heapreplace(queues, (ends_s[card_id], card_id))
         placed[item.key] = card_id
     return placed
 
@@ -183,11 +189,12 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
             Item.state == ItemState.DONE,
             col(Item.reused).is_(False),
             Item.role == "tuple",
+            Item.cards == 1,
             col(Item.started_at_s).is_not(None),
             col(Item.ended_at_s) > database_now() - RECENT_S,
         )
         .order_by(col(Item.ended_at_s).desc())
-        .limit(NEWEST * len(card_ids))
+        .limit(min(NEWEST * len(card_ids), MOST))
     )
     expected_s: dict[str, float] = defaultdict(float)
     taken_s: dict[str, float] = defaultdict(float)

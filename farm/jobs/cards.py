@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import case, update
-from sqlmodel import Session, col, func, select
+import sqlalchemy
+from sqlalchemy import update
+from sqlmodel import Session, and_, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
-from farm.devices.host import cpu_card, discover, is_installed
+from farm.devices.host import cpu_card, discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
+from farm.jobs.item_state import has_message
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
@@ -93,8 +95,8 @@ class CardStatus:
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
     measuring: str  # the label of the claimed item, or ""
     waiting: int  # waiting and deferred items
-    done_last_hour: int
     seen_ago_s: float
+    done_last_hour: int = 0  # only if `views` was asked to count these items
     deferred: int = 0  # items that wait because another item measures the same subject
     silent_s: float = 0.0  # seconds without a new item while items wait; 0 below SILENT_AFTER_HEARTBEATS
 
@@ -120,6 +122,7 @@ def register(
     with database.write() as session:
         row = _described(session, card)
         row.software_id, row.capabilities = store_software(session, software), sorted(capabilities)
+        row.links = links_of(card)
         _serve(session, row, holder, queue, CardState.IDLE)
         return row.software_id
 
@@ -165,12 +168,6 @@ def stored_state(database: Database, card_id: str) -> str:
     with database.read() as session:
         row = session.get(CardRow, card_id)
         return row.state if row is not None else ""
-
-
-def seen(database: Database, holder: str) -> None:
-    """Record the heartbeat of a worker."""
-    with database.write() as session:
-        session.execute(update(CardRow).where(col(CardRow.worker) == holder).values(last_seen_at_s=database_now()))
 
 
 def stopped(database: Database, holder: str, reason: str = "") -> None:
@@ -268,39 +265,50 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
     return row
 
 
-def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
-    """Return the status of all registered cards."""
+def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list[CardStatus]:
+    """Return the status of all registered cards. ``hourly``: also count the items of the last hour, closed ones."""
     now = read_clock_s(session)
-    waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
-    hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
-    measuring = dict(
-        session.execute(
-            select(Item.card_id, func.max(Operator.label))
-            .select_from(Item)
-            .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
-            .where(Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-            .group_by(col(Item.card_id))
-        ).all()
-    )
+    counted = _counts(session, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
+    lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
+    counted |= _counts(session, *lately) if hourly else {}
+    measuring = measured_now(session)
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
-    states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
+    states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
     silent_s = silent_times_s(
-        session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)]
+        session, [row for row in rows if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted]
     )
     return [
         CardStatus(
             card,
             states[card.id],
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
-            waiting.get(card.id, 0) + deferred.get(card.id, 0),
-            hourly.get(card.id, 0),
+            counted.get((card.id, ItemState.WAITING), 0) + counted.get((card.id, ItemState.DEFERRED), 0),
             now - card.last_seen_at_s,
-            deferred.get(card.id, 0),
+            counted.get((card.id, ItemState.DONE), 0),
+            counted.get((card.id, ItemState.DEFERRED), 0),
             silent if (silent := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
         )
         for card in rows
     ]
+
+
+def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
+    """Return card id -> label of the item that the card measures, for matching items; None for a whole model.
+
+    An item on several cards has an entry for each card that is reserved for it.
+    """
+    # If the lease has ended, no worker measures the item.
+    lasting = (Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now(), *which)
+    reserved = and_(col(CardRow.group_item_id) == Item.id, col(CardRow.group_token) == Item.token)
+    found: dict[str, str | None] = {}
+    for card, card_id in ((None, col(Item.card_id)), (CardRow, col(CardRow.id))):
+        query = sqlalchemy.select(card_id, col(Operator.label), col(Item.cards)).select_from(Item)
+        query = query if card is None else query.join(card, reserved)
+        labelled = query.join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True).where(*lasting)
+        for one, label, number in session.execute(labelled.order_by(card_id)):
+            found[one] = f"{label} on {number} cards" if label and number > 1 else label
+    return found
 
 
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
@@ -311,19 +319,18 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
     farms = {card.id: farm_of(card.worker) for card in found}
     if not farms:
         return {}
-    published_at_s = case((col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(Item.published_at_s)))
     asked = (
-        select(Item.card_id, Job.farm, func.max(published_at_s), func.max(Item.started_at_s))
+        select(Item.card_id, Job.farm, func.max(Item.published_at_s))
         .join(Job, col(Job.id) == col(Item.job_id))
-        .where(col(Item.card_id).in_(farms))
+        .where(col(Item.card_id).in_(farms), col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), has_message())
         .group_by(col(Item.card_id), col(Job.farm))
     )
+    published = {card_id: at_s for card_id, farm, at_s in session.execute(asked) if farm == farms[card_id] and at_s}
+    # A subquery for each card: the database then reads one entry of the index per card.
+    begun_at_s = select(func.max(Item.started_at_s)).where(col(Item.card_id) == col(CardRow.id)).scalar_subquery()
+    begun = session.execute(select(CardRow.id, begun_at_s).where(col(CardRow.id).in_(published)))
     now_s = read_clock_s(session)
-    return {
-        card_id: now_s - max(published_s, begun_s or 0.0)
-        for card_id, farm, published_s, begun_s in session.execute(asked)
-        if farm == farms[card_id] and published_s is not None
-    }
+    return {card_id: now_s - max(published[card_id], begun_s or 0.0) for card_id, begun_s in begun}
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
@@ -335,7 +342,7 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     return [
         (card, now_s - card.last_seen_at_s)
         for card in session.exec(select(CardRow).order_by(col(CardRow.host), col(CardRow.index)))
-        if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
+        if present_state(card, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
     ]
 
 
@@ -344,7 +351,9 @@ def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
-def _state(card: CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
+def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False) -> str:
+    """Return the present state of a card: that of its row, or lost, or busy. ``heartbeat_s``: default: the setting."""
+    heartbeat_s = heartbeat_s or settings().heartbeat_s
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:
@@ -354,11 +363,10 @@ def _state(card: CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
     return CardState.BUSY if busy else CardState.IDLE
 
 
-def _counts(session: Session, state: ItemState, since_s: float | None = None) -> Mapping[str, int]:
-    query = select(Item.card_id, func.count()).where(Item.state == state)
-    if since_s is not None:
-        query = query.where(col(Item.ended_at_s) >= since_s, col(Item.reused).is_(False))
-    return dict(session.execute(query.group_by(col(Item.card_id))).all())
+def _counts(session: Session, *which: Any) -> dict[tuple[str, str], int]:
+    """Return (card id, state) -> number of matching items."""
+    query = select(Item.card_id, Item.state, func.count()).where(*which).group_by(col(Item.card_id), col(Item.state))
+    return {(card_id, state): number for card_id, state, number in session.execute(query)}
 
 
 def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:

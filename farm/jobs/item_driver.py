@@ -13,6 +13,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import stat
 import threading
@@ -30,7 +31,7 @@ from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
-from farm.jobs import cards, item_state, items
+from farm.jobs import cards, group_driver, groups, item_state, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
 from farm.settings import make_private, settings
@@ -179,6 +180,7 @@ class ItemDriver:
     spool: Spool | None = None  # stores readings while the database is unreachable; None: `ask` waits for the database
     software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
+    claimed_at_s: float = field(default=-math.inf, init=False)  # of the newest claim on the registered card; monotonic
     _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
     _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)  # see `_time_in_turn`
 
@@ -258,13 +260,22 @@ class ItemDriver:
                 claimed=False,
             )
             if isinstance(claimed, Claim):
+                if claimed.card_state != CardState.STARTING:
+                    self.claimed_at_s = time.monotonic()
+                if claimed.after_group:
+                    self._call_groups()
                 if (outcome := self._attempt(claimed)) is not None:
+                    if claimed.cards:
+                        self._call_groups()
                     return outcome
                 continue  # the benchmark process crashed; the next claim counts the attempt
+            if claimed.why is DeclineReason.RESERVED:
+                self._await_group()
+                continue
             if claimed.why is DeclineReason.DEFERRED and item_id in claimed.closed.woken:
                 continue
             self.follow_up(claimed.closed)
-            if claimed.why in (DeclineReason.GONE, DeclineReason.DEFERRED):
+            if claimed.why in (DeclineReason.GONE, DeclineReason.DEFERRED, DeclineReason.PUT_OFF):
                 return ItemOutcome("declined")
             if claimed.why is DeclineReason.REUSED:
                 return ItemOutcome("reused")
@@ -278,6 +289,9 @@ class ItemDriver:
         Raises:
             Unmeasurable: see `BenchmarkProcess.measure`.
         """
+        if claimed.cards:
+            farm, on_phase = cards.farm_of(self.holder), partial(self.phase, claimed)
+            return group_driver.measure(self.database, claimed, farm, on_phase, self.stop_requested)
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
@@ -342,6 +356,20 @@ class ItemDriver:
         """Whether this process must stop."""
         return False
 
+    def _await_group(self) -> None:
+        """Wait until the group that holds the card has ended. Raises `CardUnavailable` if this process must stop."""
+        pauses_s = _pauses_s(1.0)
+        while self.ask(groups.is_reserved, self.database, self.card_id, claimed=False):
+            if self.stop_requested():
+                raise CardUnavailable("The worker is stopping.")
+            time.sleep(next(pauses_s))
+
+    def _call_groups(self) -> None:
+        """Publish items on several cards of this host that wait for cards which are free now."""
+        with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
+            due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
+            self.follow_up(Closed(False, due=tuple(due)))
+
     # -------------------------------------------------------------------------------- one attempt
 
     def _attempt(self, claimed: Claim) -> ItemOutcome | None:
@@ -350,6 +378,11 @@ class ItemDriver:
             if claimed.lists_kernels:
                 return self._list_kernels(claimed)
             answer = self.measure(claimed)
+        except group_driver.Interrupted as error:
+            why, counted = error.args
+            log.warning("%s was interrupted: %s", claimed.label, why)
+            self.ask(items.put_off, self.database, claimed, why, counted=counted)
+            return ItemOutcome("declined")
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]
             log.warning("%s was not measured (%s): %s", claimed.label, error.reason, said)

@@ -122,7 +122,7 @@ CLAIM = Transition(
     OPEN,
     CLAIMED,
     "a worker takes it; if claimed, its lease has ended or the same holder had it",
-    {"attempts": col(Item.attempts) + 1, "started_at_s": database_now()},
+    {"attempts": col(Item.attempts) + 1, "started_at_s": database_now(), "put_off_at_s": None},
     given=("token", "holder", "claim_key", "lease_until_s", "subject_key"),
 )
 SERVE = Transition(
@@ -156,6 +156,14 @@ HAND_BACK = Transition(
     WAITING,
     "its worker was stopped and is gone",
     {**_NO_CLAIM, "attempts": col(Item.attempts) - 1},
+)
+PUT_OFF = Transition(
+    "put off",
+    OPEN,
+    WAITING,
+    "its cards are not free together, or its measurement ended because one of them is needed or gone",
+    {**_NO_CLAIM, "put_off_at_s": database_now()},
+    given=("attempts",),
 )
 MOVE = Transition(
     "move",
@@ -237,3 +245,8 @@ TABLE = tuple(value for value in list(globals().values()) if isinstance(value, T
 def in_work() -> ColumnElement[bool]:
     """SQL condition: a worker measures the item. It is claimed, or was cancelled during the measurement."""
     return or_(col(Item.state) == CLAIMED, and_(col(Item.state) == CANCELLED, col(Item.claim_key).is_not(None)))
+
+
+def has_message() -> ColumnElement[bool]:
+    """SQL condition: the newest message of a published item was not used up by putting the item off."""
+    return or_(col(Item.put_off_at_s).is_(None), col(Item.put_off_at_s) < col(Item.published_at_s))

@@ -15,21 +15,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement
+import sqlalchemy
+from sqlalchemy import ColumnElement, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
-from farm.jobs import item_state
+from farm.jobs import groups, item_state
 from farm.store import tables
 from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies
-from farm.store.database import Database, database_now, in_batches, lock_items
-from farm.store.tables import OPEN, Item, ItemState, Job, JobState
+from farm.store.database import Database, database_now, fetch, in_batches, lock_items
+from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -38,6 +40,8 @@ from farm.types.request import Request
 class DeclineReason(StrEnum):
     """Why a claim was declined. In the last three cases the claim also closed the item."""
 
+    RESERVED = "reserved"  # a group holds the card (`farm.jobs.groups`)
+    PUT_OFF = "put_off"  # the cards of the item's group are not free together
     GONE = "gone"  # the item is closed, claimed by another worker or moved; its job has ended; or its card is draining
     DEFERRED = "deferred"  # a worker measures another item with the same subject
     REUSED = "reused"  # an existing reading can be used
@@ -60,6 +64,9 @@ class Claim:
     protocol: Protocol
     stopping: Stopping
     capture_id: int | None = None
+    card_state: str = ""  # the state in the row of its card
+    cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
+    after_group: bool = False  # the last item on the card was of a group: other groups may reserve the card again
 
     @property
     def lists_kernels(self) -> bool:
@@ -74,6 +81,7 @@ class Closed:
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
     woken: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()  # items on several cards to publish (`farm.jobs.groups.due`)
 
 
 @dataclass(frozen=True)
@@ -112,12 +120,16 @@ def claim(
             ),
         ),
     )
+    grouped = False  # found at the first try: the rows of a group's cards must be locked before all others
     while True:
         try:
             with database.write() as session:
+                host = groups.host_of(session, card_id, lock=True) if grouped else ()
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
-                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held)
-            break
+                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held, host)
+            if taken is not None:
+                break
+            grouped = True
         except IntegrityError:  # another item has the key: a worker measures it, or its lease has ended
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
@@ -129,8 +141,9 @@ def claim(
             break
     if isinstance(taken, Claim):
         return taken
-    # After the commit: see `_finished`.
-    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=_finished(database, set(taken.closed.rounds))))
+    with database.read() as session:
+        finished = _finished(session, set(taken.closed.rounds))
+    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=finished))
 
 
 def _claim(
@@ -141,21 +154,25 @@ def _claim(
     max_attempts: int,
     claimable: ColumnElement[bool],
     held: Mapping[str, Any],
-) -> Claim | Declined:
-    """Claim the item, or return why it was declined. ``Closed.rounds`` may contain rounds with open items."""
-    # One query for item, job and card: queries take most of the pause between two items of a busy card.
-    found = session.exec(
-        select(Item, Job, tables.CardRow.state)
-        .join(Job, col(Job.id) == col(Item.job_id))
-        .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
-        .where(Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
-    ).first()
-    if found is None or found[2] in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
+    host: Sequence[tables.CardRow],
+) -> Claim | Declined | None:
+    """Claim the item, or return why it was declined; None if it needs several cards and ``host`` is empty.
+
+    ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's host.
+    """
+    its = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
+    locking = _described(*its, software_id=software_id).with_for_update(read=True, of=tables.CardRow)
+    item = session.execute(locking).first()  # it locks the card's row against a reservation at the same time
+    if item is None or item.card_state in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
         return _GONE
-    item, job, _ = found
-    request = Request.from_json(job.request)
+    if item.cards > 1 and not host:
+        return None
+    reserved = item.group_item_id is not None and groups.in_force(session, [session.get_one(tables.CardRow, card_id)])
+    if reserved and item.cards == 1:
+        return Declined(DeclineReason.RESERVED)
+    request = Request.from_json(item.request)
     its_round = ((item.job_id, item.round),)
-    (reading,) = find_readings(session, [item], request, software_id, {card_id})
+    reading = find_readings(session, [item], request, software_id, {card_id})[0] if item.known else None
     if reading is not None:
         served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
         return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else _GONE
@@ -165,29 +182,61 @@ def _claim(
         return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
     key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
+    group = groups.reserve(session, host, item, session.get_one(Job, item.job_id), token) if item.cards > 1 else ()
+    if item.cards > 1 and not group:
+        waits = session.exec(item_state.PUT_OFF.update(claimable, attempts=item.attempts)).rowcount
+        return Declined(DeclineReason.PUT_OFF) if waits else _GONE
     taken = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
-    return _describe(session, item, job, request, token) if session.exec(taken).rowcount else _GONE
+    if not session.exec(taken).rowcount:
+        return _GONE
+    after_group = item.cards == 1 and item.group_item_id is not None
+    if after_group:
+        groups.end_turn(session, card_id)
+    return dataclasses.replace(_describe(session, item, request, token), cards=group, after_group=after_group)
 
 
-def _subject_key(item: Item, reuse: str, software_id: str) -> str:
+#: The columns of an item that claims and results use. A whole row costs the database and this process twice as much.
+_NAMES = (
+    "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width token subject_key"
+)
+_USED = tuple(getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message", "cards"))
+
+
+def _described(*which: Any, software_id: str = "") -> Any:
+    """Return a query for items with their job's request, card state and operator, and whether readings exist."""
+    operator, reading = tables.Operator, tables.ReadingRow
+    same = (reading.subject_id == col(Item.subject_id), reading.protocol_id == col(Item.protocol_id))
+    known = select(reading.id).where(*same, reading.software_id == software_id).exists()
+    card = tables.CardRow
+    about: Any = (Job.request, col(card.state).label("card_state"), col(card.group_item_id), known.label("known"))
+    return (
+        sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
+        .join(Job, col(Job.id) == col(Item.job_id))
+        .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
+        .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
+        .where(*which)
+    )
+
+
+def _subject_key(item: Any, reuse: str, software_id: str) -> str:
     """Return the subject key of an item. One reading can close all items with the same key."""
     scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
-def _describe(session: Session, item: Item, job: Job, request: Request, token: str) -> Claim:
+def _describe(session: Session, item: Any, request: Request, token: str) -> Claim:
+    """Return the claim on an item. ``item``: a row of `_described`."""
     capture_id = tokens = compiled = None
     if request.variant is not None and request.variant.compile:
         capture = tables.Capture
-        numbered = tables.Round.job_id == job.id, tables.Round.number == item.round
+        numbered = tables.Round.job_id == item.job_id, tables.Round.number == item.round
         its_round = select(tables.Round.capture_id).where(*numbered)
         stored = session.exec(select(capture.compiled).where(col(capture.id).in_(its_round))).first() or {}
         compiled = {"variant": request.variant.to_json(), "choices": stored.get("choices")}
     if item.subject_kind == "operator":
-        operator = session.get(tables.Operator, item.subject_id)
-        assert operator is not None, "foreign data: an item's operator is stored before the item"
-        spec, label, short_name = operator.spec, operator.label, operator.short_name
+        assert item.label is not None, "foreign data: an item's operator is stored before the item"
+        spec, label, short_name = item.spec, item.label, item.short_name
         if not isinstance(spec, dict):
             raise Unreadable(f"The stored description of {label} cannot be read.", "Capture the model again.")
     else:
@@ -196,9 +245,8 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
     if request.variant is not None and request.variant.text and (compiled or item.subject_kind == "variant"):
         tokens = find_tokens(session, request.variant.text).to_json()
     if item.subject_kind == "variant":
-        newest = session.get(tables.Round, (job.id, item.round))
+        newest = session.get(tables.Round, (item.job_id, item.round))
         capture_id = newest.capture_id if newest else None
-    assert item.id is not None
     return Claim(
         item.id,
         item.job_id,
@@ -211,6 +259,7 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
         _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen`, items differ in protocol
         request.stopping.allowing(item.half_width),
         capture_id,
+        item.card_state,
     )
 
 
@@ -258,18 +307,17 @@ def waiting_beside(
     """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first the whole model;
     and tuple id -> number of calls in the model.
     """
-    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id)
-    waiting = select(Item).where(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
+    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id, Item.cards == 1)
+    waiting = _described(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
     found: list[tuple[Subject, Protocol]] = []
     with database.read() as session:
         its_round = session.get(tables.Round, (claimed.job_id, claimed.round))
-        if its_round is None or (job := session.get(Job, claimed.job_id)) is None:
+        if its_round is None:
             return [], {}
         calls = counts(session, its_round.capture_id) if its_round.capture_id is not None else {}
-        request = Request.from_json(job.request)
-        for item in session.exec(waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)):
+        for item in session.execute(waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)):
             with contextlib.suppress(Unreadable):
-                one = _describe(session, item, job, request, "")
+                one = _describe(session, item, Request.from_json(item.request), "")
                 found.append((one.subject, one.protocol))
     return found, calls
 
@@ -286,7 +334,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
     """
     packed = reading.trace.pack() if reading.trace is not None else None  # before the transaction, which blocks others
     with database.write() as session:
-        item = _held(session, claimed)
+        item, deferred = _held(session, claimed)
         if item is None:
             return Closed(False)
         ids = {"card_id": card_id, "card_model": item.card_model, "software_id": software_id}
@@ -297,17 +345,16 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
-        deferred = session.execute(
-            select(Item.id, Item.half_width, Job.request)
-            .join(Job, col(Job.id) == col(Item.job_id))
-            .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
-        )
-        served = col(Item.id).in_([item_id for item_id, wanted, asked in deferred if _satisfies(row, asked, wanted)])
-        serving = item_state.SERVE.update(served, col(Item.state) == ItemState.DEFERRED, reading_id=reading_id)
-        also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
-        affected = {(item.job_id, item.round), *((job_id, number) for job_id, number in also)}
-        woken = _wake_behind(session, item)
-    return Closed(True, _finished(database, affected), woken)
+        # If another item of the round waits, the process that closes that one looks whether the round has ended.
+        affected, woken = {(item.job_id, item.round)} if item.other is None else set(), tuple[int, ...]()
+        if deferred:
+            jobs = fetch(session, Job, (one.job_id for one in deferred))
+            served = [one.id for one in deferred if _satisfies(row, jobs[one.job_id].request, one.half_width)]
+            serving = item_state.SERVE.update(col(Item.id).in_(served), reading_id=reading_id)
+            also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
+            affected.update((job_id, number) for job_id, number in also)
+            woken = _wake_behind(session, item)
+        return Closed(True, _finished(session, affected), woken)
 
 
 def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any], half_width: float) -> bool:
@@ -324,7 +371,7 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
     ``again``: if the item is not cancelled, keep it open for another attempt and write only the reason.
     """
     with database.write() as session:
-        item = _held(session, claimed)
+        item, deferred = _held(session, claimed)
         if item is None:
             return Closed(False)
         its_own, cancelled = col(Item.id) == item.id, item.state == ItemState.CANCELLED
@@ -333,8 +380,19 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
         if again and not cancelled:
             return Closed(False)
-        woken = _wake_behind(session, item)
-    return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
+        woken = _wake_behind(session, item) if deferred else ()
+        ended = {(item.job_id, item.round)} if item.other is None else set()
+        return Closed(True, _finished(session, ended), woken)
+
+
+def put_off(database: Database, claimed: Claim, why: str, *, counted: bool) -> None:
+    """Let an item on several cards wait again after an interruption. ``counted``: the attempt counts."""
+    its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token)
+    with database.write() as session:
+        session.exec(item_state.LET_GO.update(*its_own))
+        session.exec(item_state.NOTE.update(*its_own, **item_state.why("crashed", f"Interrupted: {why}.")))
+        attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
+        session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))
 
 
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
@@ -346,30 +404,35 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
         return session.exec(item_state.DROP.update(*its)).rowcount
 
 
-def _held(session: Session, claimed: Claim) -> Item | None:
-    """Lock the item and return it if the claim is valid; otherwise count repeated work and return None.
+def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
+    """If the claim is valid, lock the item and return it with the items deferred to it; otherwise count repeated work.
+    Columns: `_USED`, and ``other``: an item of the round that still waits, if this process knows one.
 
-    The query locks the item and the items deferred to it, in the order of ids. Otherwise a deadlock is possible: the
-    claim of a deferred item locks that item and waits for the key, and this transaction has the key and waits for the
-    deferred item.
+    The query locks the items in the order of ids. Otherwise a deadlock is possible: the claim of a deferred item locks
+    that item and waits for the key, and this transaction has the key and waits for the deferred item.
     """
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
-    query = select(Item).where(or_(col(Item.id) == claimed.item_id, behind)).order_by(col(Item.id)).with_for_update()
-    item = next((item for item in session.exec(query) if item.id == claimed.item_id), None)
+    there = aliased(Item)
+    known = _waiting.get((claimed.job_id, claimed.round), 0)
+    other = select(there.id).where(there.id == known, there.state == ItemState.WAITING).scalar_subquery()
+    its = or_(col(Item.id) == claimed.item_id, behind)
+    query = sqlalchemy.select(*_USED, other.label("other")).where(its)  # type: ignore[call-overload]
+    found = session.execute(query.order_by(col(Item.id)).with_for_update(of=Item)).all()
+    item = next((item for item in found if item.id == claimed.item_id), None)
     if item is not None and item.token == claimed.token and item.state in (ItemState.CLAIMED, ItemState.CANCELLED):
-        return item
+        return item, [one for one in found if one.id != claimed.item_id]
     if item is not None:
         session.exec(item_state.REPEAT.update(col(Item.id) == item.id))
         session.commit()
-    return None
+    return None, ()
 
 
 # ------------------------------------------------------------------------------------------ leases
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Extend the leases of a living holder; return their number.
+    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases.
 
     Args:
         item_ids: the items whose messages the holder has. If it has no message of a claimed item, nobody measures the
@@ -379,13 +442,16 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
     held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
     if item_ids is not None:
         held = held.where(col(Item.id).in_(sorted(item_ids)))
+    seen = update(tables.CardRow).where(col(tables.CardRow.worker) == holder).values(last_seen_at_s=database_now())
     with database.write() as session:
-        return session.exec(held).rowcount
+        session.execute(seen)
+        return session.exec(held).rowcount if item_ids or item_ids is None else 0
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card; return their number. Only the process that has the card's lock may call this."""
+    """End all leases on a card, and its reservation; return their number. Only the holder of its lock may call this."""
     with database.write() as session:
+        groups.end_turn(session, card_id)
         return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
 
 
@@ -437,7 +503,7 @@ def close_exhausted(
             if session.exec(item_state.EXHAUST.update(*its_own, *ended, **_last_reason(item))).rowcount:
                 rounds.add((item.job_id, item.round))
                 woken += _wake_behind(session, item)
-    return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
+        return Closed(bool(rounds), _finished(session, rounds), tuple(woken))
 
 
 def wake_orphans(
@@ -450,7 +516,10 @@ def wake_orphans(
         farm: only jobs of this farm; None: jobs of all farms. Each farm publishes to its own broker.
         job_id: only this job.
     """
-    measuring = select(col(Item.subject_key)).where(item_state.in_work(), col(Item.lease_until_s) >= database_now())
+    # By its key and not by its state: the database then reads no closed item.
+    measuring = select(col(Item.claim_key)).where(
+        col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now()
+    )
     orphans = _in_jobs(select(col(Item.id)), farm, job_id).where(
         col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring)
     )
@@ -472,7 +541,7 @@ def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
     return query if job_id is None else query.where(Item.job_id == job_id)
 
 
-def _last_reason(item: Item) -> dict[str, str]:
+def _last_reason(item: Any) -> dict[str, str]:
     """Return the columns with the reason of an exhausted item: the stored reason of an attempt, if there is one."""
     message = item.message or f"All {item.attempts} attempts ended without a result."
     return item_state.why(item.reason or "attempts_exhausted", message)
@@ -483,23 +552,39 @@ def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
     return tuple(sorted(session.exec(item_state.WAKE.update(which).returning(col(Item.id))).scalars()))
 
 
-def _wake_behind(session: Session, item: Item) -> tuple[int, ...]:
+def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
     """Wake the items that are deferred to this item; return their ids."""
     return _wake(session, col(Item.subject_key) == item.subject_key)
 
 
-def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the rounds that have no open items.
+#: Round -> one of its items that waited when this process last looked, so that most closed items need no search.
+_waiting: dict[tuple[str, int], int] = {}
 
-    Call this after the commit that closes an item. Otherwise two items that close at once each see the other open.
+
+def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Commit; return the rounds that have no open items.
+
+    The query is a transaction of its own. Otherwise two items that close at once each see the other open.
     """
-    if not rounds:
-        return ()
-    with database.read() as session:
-        return tuple(sorted(key for key in rounds if not open_items(session, *key)))
+    session.commit()
+    session.connection().execution_options(sqlite_begin="DEFERRED")
+    return tuple(sorted(key for key in rounds if not open_items(session, *key)))
+
+
+def queries_of_open(job_id: Any, number: Any) -> tuple[Any, Any]:
+    """Return a query for an item of a round that waits, and one for an item of it that is open in another state."""
+    its = (col(Item.job_id) == job_id, col(Item.round) == number)
+    # WAITING is the last state in the index. From its end, few entries of items that no longer wait precede one.
+    waiting = select(Item.id).where(*its, col(Item.state) >= ItemState.WAITING).order_by(col(Item.state).desc())
+    others = select(Item.id).where(*its, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED)))
+    return waiting.limit(1), others.limit(1)
 
 
 def open_items(session: Session, job_id: str, number: int) -> bool:
-    """True if any item of the round is open. Called after every item, so it does not count all items."""
-    query = select(Item.id).where(Item.job_id == job_id, Item.round == number, col(Item.state).in_(OPEN)).limit(1)
-    return session.exec(query).first() is not None
+    """True if any item of the round is open. It does not count all items, and remembers an item that waits."""
+    waiting, others = queries_of_open(job_id, number)
+    if (found := session.exec(waiting).first()) is not None:
+        _waiting[job_id, number] = found
+        return True
+    _waiting.pop((job_id, number), None)
+    return session.exec(others).first() is not None

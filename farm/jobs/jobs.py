@@ -11,15 +11,16 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchJob, did_you_mean
-from farm.jobs import item_state
+from farm.jobs import groups, item_state
 from farm.jobs.balance import time_left_s
-from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
+from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
+from farm.jobs.items import open_items
 from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
-from farm.store.database import Database, database_now, lock_items, locked, read_clock_s
+from farm.store.database import Database, database_now, id_ranges, lock_items, locked, read_clock_s
 from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 
@@ -152,14 +153,7 @@ def progress(session: Session, job_id: str) -> Progress:
         reused += number if was_reused else 0
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
-    current = session.execute(
-        select(Item.card_id, tables.Operator.label)
-        .select_from(Item)
-        .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
-        # If the lease has ended, no worker measures the item.
-        .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-        .order_by(col(Item.card_id))
-    ).all()
+    current = measured_now(session, Item.job_id == job_id)
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
     message = ABANDONED if gone else ""
     newest = session.get(tables.Round, (job_id, job.round))
@@ -167,8 +161,8 @@ def progress(session: Session, job_id: str) -> Progress:
         cut = f"its planning was interrupted: `farm resume --failed {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
-        message = waits_for(session, job_id, settings().heartbeat_s)
-    elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id, _ in current) and not gone:
+        message = waits_for(session, job_id, settings().heartbeat_s) or groups.waits_for(session, job_id)
+    elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id in current) and not gone:
         message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
         job.id,
@@ -179,7 +173,7 @@ def progress(session: Session, job_id: str) -> Progress:
         reused,
         sum(counts.values()),
         time_left_s(session, job, left_s) if job.state == JobState.OPEN and not gone else 0.0,
-        () if gone else tuple((card_id, label or job.title) for card_id, label in current),
+        () if gone else tuple((card_id, label or job.title) for card_id, label in sorted(current.items())),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
         message,
@@ -188,38 +182,51 @@ def progress(session: Session, job_id: str) -> Progress:
 
 
 def cancel(database: Database, job_id: str) -> int:
-    """Cancel a job and its open items; return the number of items. Workers ignore the messages of these items."""
+    """Cancel a job, then its open items in several transactions; return the number of items. Workers ignore their
+    messages. If the process ends too early, a repetition cancels the rest.
+    """
     with database.write() as session:
         job = locked(session, Job, job_id)
-        if job is None or job.state != JobState.OPEN:
+        if job is None or job.state == JobState.DONE:
             return 0
-        job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
-        its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
-        lock_items(session, *its_open)
-        return session.exec(item_state.CANCEL.update(*its_open)).rowcount
+        if job.state == JobState.OPEN:
+            job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
+        ranges = id_ranges(session, job_id)
+    cancelled = 0
+    for its in ranges:
+        with database.write() as session:
+            job = locked(session, Job, job_id)
+            if job is not None and job.state == JobState.CANCELLED:
+                lock_items(session, its, col(Item.state).in_(OPEN))
+                cancelled += session.exec(item_state.CANCEL.update(its)).rowcount
+    return cancelled
 
 
 def retry_failed(database: Database, job_id: str) -> int:
     """Let the failed and cancelled items of a job wait again with all attempts; return the number of open items.
 
     Cancelled items whose measurement still runs become claimed again. Cancelled items with a reading become done.
+    Several transactions do this; the last one opens the job.
     """
+    with database.read() as session:
+        ranges = id_ranges(session, job_id)
+    kept = begun = 0
+    for its in ranges:
+        with database.write() as session:
+            if (job := locked(session, Job, job_id)) is None:
+                return 0
+            lock_items(session, its, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+            kept += session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
+            lasts = col(Item.lease_until_s) >= database_now()
+            begun += session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
+            # Put all items into the newest round, whose verdict is computed again.
+            again = item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
+            begun += session.exec(again).rowcount
     with database.write() as session:
         job = locked(session, Job, job_id)
-        if job is None:
-            return 0
-        its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
-        lock_items(session, *its_closed)
-        its = col(Item.job_id) == job_id
-        kept = session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
-        lasts = col(Item.lease_until_s) >= database_now()
-        going_on = session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
-        # Put all items into the newest round, whose verdict is computed again.
-        begun = session.exec(
-            item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
-        ).rowcount
-        newest = session.get(tables.Round, (job_id, job.round))
-        if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
+        newest = session.get(tables.Round, (job_id, job.round)) if job is not None else None
+        unplanned = newest is not None and newest.planned_at_s is None
+        if job is not None and (kept or unplanned or open_items(session, job_id, job.round)):
             job.state, job.ended_at_s = JobState.OPEN, None
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
             verdicts = select(tables.VerdictRow).where(
@@ -227,7 +234,7 @@ def retry_failed(database: Database, job_id: str) -> int:
             )
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
-        return going_on + begun
+    return begun
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:

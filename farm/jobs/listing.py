@@ -123,9 +123,10 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "queue": view.card.queue,
             "worker": view.card.worker,
             "capabilities": list(view.card.capabilities),
+            "links": view.card.links or {},
             "fingerprint": dict(view.card.fingerprint),
         }
-        for view in cards.views(session, heartbeat_s)
+        for view in cards.views(session, heartbeat_s, hourly=True)
     ]
 
 

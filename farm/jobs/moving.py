@@ -31,6 +31,8 @@ from farm.store.database import (
 )
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, ReadingRow
 
+MOST_MOVABLE = 250  # the most items of a card that one pass of the balancing considers
+
 
 def move_items(
     database: Database,
@@ -57,6 +59,7 @@ def move_items(
         return []
     with database.write() as session:
         its: list[Any] = [Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", Job.farm == farm]
+        its.append(Item.cards == 1)  # `farm.jobs.groups.move_stranded` moves the others
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
         if not in_work:
@@ -106,6 +109,7 @@ def give_up(
         its: list[Any] = [
             col(Item.card_id).in_(away),
             Item.role != "tuple",
+            Item.cards == 1,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
             Job.state == JobState.OPEN,
@@ -119,8 +123,9 @@ def give_up(
             by_job[item.job_id].append(item)
         wanted: list[Item] = []
         for key, items in by_job.items():
-            open_items = select(func.count()).select_from(Item).where(Item.job_id == key, col(Item.state).in_(OPEN))
-            if session.exec(open_items).one() > len(items):
+            # Earlier rounds have no open items. `limit`: this needs no count of all open items.
+            others = select(Item.id).where(Item.job_id == key, Item.round == jobs[key].round, col(Item.state).in_(OPEN))
+            if len(session.exec(others.limit(len(items) + 1)).all()) > len(items):
                 continue
             back = {item.card_id for item in items}.intersection(for_now)
             if back and back & _contributors(session, key):
@@ -188,24 +193,25 @@ def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: fl
 
 
 def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
-    """Return the tuples that wait for these cards, each with the cards to which it may move."""
-    rows = session.execute(
-        select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
+    """Return tuples that wait for these cards, with the cards to which they may move; first those without a message."""
+    has_message = col(Item.published_at_s).is_not(None)
+    order = func.row_number().over(partition_by=col(Item.card_id), order_by=(has_message, col(Item.id).desc()))
+    ranked = (
+        select(Item.id, Item.card_id, Item.expected_s, Item.job_id, order.label("place"))  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
         .where(
             col(Item.card_id).in_([card.id for card in cards]),
             Item.state == ItemState.WAITING,
             Item.role == "tuple",
+            Item.cards == 1,
             Job.state == JobState.OPEN,
             Job.farm == farm,
         )
-        .order_by(col(Item.id))
-    ).all()
-    takers = {key: _takers(job, cards) for key, job in fetch(session, Job, (job_id for *_, job_id in rows)).items()}
-    return [
-        MovableItem(item_id, card_id, expected_s, job_id, takers[job_id])
-        for item_id, card_id, expected_s, job_id in rows
-    ]
+        .subquery()
+    )
+    rows = session.execute(select(ranked).where(ranked.c.place <= MOST_MOVABLE).order_by(ranked.c.id)).all()
+    takers = {key: _takers(job, cards) for key, job in fetch(session, Job, (row.job_id for row in rows)).items()}
+    return [MovableItem(row.id, row.card_id, row.expected_s, row.job_id, takers[row.job_id]) for row in rows]
 
 
 def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[MovableItem]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,7 @@ from sqlmodel import Session, col, func, select
 from farm.errors import NoSuchCard, TupleRejected, UnknownOperator, Unreadable, UsageError, did_you_mean
 from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
+from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -121,8 +123,9 @@ def add_round(
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples)
-        if len(busy) > 1:
-            subject = max(new, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
+        alone = [item for item in new if item.cards == 1]
+        if alone and len(busy) > 1:
+            subject = max(alone, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
             extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
         listing = select(Item.card_id).where(Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED)
@@ -184,6 +187,9 @@ def _tuples(
         new_item(job, cards[0], "tuple", now_s, subject_kind="operator", subject_id=one.id, protocol_id=protocol_id)
         for one, protocol_id, _ in operators
     ]
+    needed = _cards_of_collectives(session, [one for one, *_ in operators])
+    for item in tuples:
+        item.cards = max(request.protocol.cards, needed.get(item.subject_id, 1))
 
     def expect(within: float) -> float:
         """Set how precise each tuple must be, and its expected seconds; return those of all tuples to measure."""
@@ -203,18 +209,45 @@ def _tuples(
     while request.budget_s and expect(within) > request.budget_s - WHOLE_S and within < LEAST_PRECISE:
         within = 1.25 * within or 1e-4
     new = [item for item in tuples if item.state == ItemState.WAITING]
-    for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
-        item.card_id = card_id
+    _put_on_cards(session, new, cards, growing=job.id)
     return tuples
+
+
+def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[str, int]:
+    """Return tuple id -> number of cards for the collectives among these operators."""
+    ids = [operator.id for operator in operators if operator.kind == "collective"]
+    query = select(tables.Operator.id, tables.Operator.parameters)
+    return {id_: parameters["cards"] for id_, parameters in among(session, query, tables.Operator.id, ids)}
+
+
+def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> None:
+    """Choose the (leading) card of each item, see `card_for_each`. Raises UsageError if no host has enough cards."""
+    for number in sorted({item.cards for item in items}):
+        alike = [item for item in items if item.cards == number]
+        leading = leading_cards(cards, number) if number > 1 else cards
+        if not leading:
+            most = max(sum(card.host == other.host for other in cards) for card in cards)
+            raise UsageError(
+                f"The job needs {number} cards of one host, but no host has more than {most} of the chosen cards.",
+                "Give fewer cards, or choose the cards of a host with more of them; `farm cards` lists them.",
+            )
+        for item, card_id in zip(alike, card_for_each(session, alike, leading, growing=growing), strict=True):
+            item.card_id = card_id
 
 
 def _wholes(
     session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item]
 ) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings of tuples are reused."""
+    """Create a whole item for every card that measures tuples or whose readings are reused; one for a split model."""
     assert request.variant is not None
     subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": WHOLE_S}
     subject["protocol_id"] = store_protocol(session, request.protocol.of_whole)
+    if (number := max(request.variant.cards, request.protocol.cards)) > 1:
+        split = new_item(job, cards[0], "whole", **subject)
+        split.cards = number
+        _put_on_cards(session, [split], cards)
+        _reuse(session, [split], request, cards)
+        return [split]
     by_id = {card.id: card for card in cards}
     wholes = []
     for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
@@ -242,7 +275,7 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     ).all()
     wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
-    if wholes and all(item.card_id != card_id for item in wholes):
+    if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
         subject = wholes[0].model_dump(include=_SUBJECT)
         wanted.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
     session.add_all(wanted)
@@ -288,7 +321,7 @@ def _operators(
         pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
     first = dict(reversed(pairs))  # tuple id -> data of its first call
     operator = tables.Operator
-    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved)
+    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved, operator.kind)
     found = fetch_values(session, columns, first)
     wanted = [(found[operator_id], protocol_id(data), calls) for (operator_id, data), calls in pairs.items()]
     if request.placements != "none":
@@ -328,20 +361,30 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
             item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
-def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> list[str]:
-    """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT)."""
-    ahead = dict(
-        session.execute(
-            select(Item.card_id, func.sum(Item.expected_s))
-            .where(col(Item.state).in_(OPEN), col(Item.card_id).in_([card.id for card in cards]))
-            .group_by(col(Item.card_id))
-        ).all()
-    )
-    free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
+def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
+    """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
+    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute.
+    """
+    now_s, ids = time.monotonic(), [card.id for card in cards]
+    if len(ids) == 1:
+        return ids * len(items)
+    read_s, free_at_s = _loads.pop(growing, (-math.inf, {}))
+    if now_s - read_s > 30.0 or list(free_at_s) != ids:
+        query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
+        ahead = dict(session.execute(query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(ids))).all())
+        read_s, free_at_s = now_s, {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
     placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
+    if growing:
+        for number, card_id in chosen.items():
+            free_at_s[card_id] += items[number].expected_s
+        _loads.clear()
+        _loads[growing] = read_s, free_at_s
     return [chosen[number] for number in range(len(items))]
+
+
+_loads: dict[str, tuple[float, dict[str, float]]] = {}  # growing job -> when its cards' loads were queried; the loads
 
 
 # ---- closing a round

@@ -72,11 +72,19 @@ def lookup(
     whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)
     if not whole and selection.subject_ids is None:
         selection = Selection((*selection.conditions, READING.subject_kind == "operator"), None)
-    total, best, by = 0, list[Any](), _BY[sort]
-    # Select ids first: an index has the sorted column, and complete rows are long.
+    total, most, by = 0, dict[str, float | None](), _BY[sort]
+    # One pass over the readings: the first `limit` of them are of the `limit` subjects with the largest values.
     for conditions in selection.where():
-        number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.ReadingRow).where(*conditions)
-        total += session.scalar(number) or 0
+        of_subject = (READING.subject_id, sqlalchemy.func.count(), sqlalchemy.func.max(by))
+        query = sqlalchemy.select(*of_subject).where(*conditions).group_by(READING.subject_id)
+        for subject_id, number, largest in session.execute(query):
+            total += number
+            most[subject_id] = largest
+    least = sorted((value for value in most.values() if value is not None), reverse=True)[limit - 1 : limit]
+    subject_ids = [one for one, value in most.items() if not least or (value is not None and value >= least[0])]
+    best = list[Any]()
+    # Select ids first: an index has the sorted column, and complete rows are long.
+    for conditions in Selection(selection.conditions, tuple(subject_ids)).where():
         first = sqlalchemy.select(READING.id, by).where(*conditions)
         best += session.execute(first.order_by(by.desc().nulls_last(), READING.id).limit(limit)).all()
     chosen = heapq.nsmallest(limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0]))

@@ -23,7 +23,7 @@ from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
-from farm.store.tables import Item, Job, ReadingRow
+from farm.store.tables import Job, ReadingRow
 from farm.types.fields import names_of
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
@@ -358,7 +358,7 @@ def _labelled(session: Session, found: Verification) -> Verification:
 
 
 def find_readings(
-    session: Session, items: Sequence[Item], request: Request, software_id: str, card_ids: Collection[str]
+    session: Session, items: Sequence[Any], request: Request, software_id: str, card_ids: Collection[str]
 ) -> list[ReadingRow | None]:
     """Return for each item the reading to reuse, or None. Readings of the chosen cards (``card_ids``) are preferred."""
     if request.reuse == "none":
@@ -376,7 +376,7 @@ def find_readings(
     return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
 
 
-def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
+def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
     """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then the newest."""
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, inspect, make_url, text
+from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, exc, inspect, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
-from sqlmodel import Session, SQLModel, col, select
+from sqlmodel import Session, SQLModel, and_, col, func, select
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
@@ -95,12 +95,13 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
-        """Open a transaction: commit at the end, roll back on any exception."""
-        with self._explained(), Session(self.engine, expire_on_commit=False) as session:
-            if self._is_sqlite:
-                session.connection(execution_options={"sqlite_begin": "IMMEDIATE"})
-            yield session
-            session.commit()
+        """Open a transaction: commit at the end, roll back on any exception. A commit keeps the connection."""
+        with self._explained(), self.engine.connect() as connection:
+            connection.execution_options(sqlite_begin="IMMEDIATE")
+            with Session(connection, expire_on_commit=False) as session:
+                session.connection()
+                yield session
+                session.commit()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -491,3 +492,10 @@ def lock_items(session: Session, *which: Any) -> None:
     """Lock the matching items in the order of their ids, against deadlocks: an UPDATE locks rows in any order."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()).all()
+
+
+def id_ranges(session: Session, job_id: str, size: int = 10_000) -> list[ColumnElement[bool]]:
+    """Return conditions that divide the items of a job by id: a statement for a million rows would block others."""
+    first, last = session.execute(select(func.min(Item.id), func.max(Item.id)).where(Item.job_id == job_id)).one()
+    starts = () if first is None else range(first, last + 1, size)
+    return [and_(col(Item.job_id) == job_id, col(Item.id).between(start, start + size - 1)) for start in starts]

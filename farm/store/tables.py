@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from pydantic import create_model
-from sqlalchemy import DDL, JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, event
+from sqlalchemy import DDL, JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, event, text
 from sqlmodel import Field, SQLModel
 
 from farm.types import protocol, reading
@@ -111,6 +111,10 @@ class CardRow(Row, table=True):
     worker: str = ""  # the holder name of the worker that serves it
     capabilities: list[str] = _json(list)
     fingerprint: dict[str, Any] = _json(dict)
+    links: dict[str, Any] | None = _json(None)  # to other cards of its host (`farm.devices.host.links_of`)
+    # The newest reservation for an item on several cards, see `farm.jobs.groups`; NULL: the newest item was on one card
+    group_item_id: int | None = Field(default=None, sa_type=BigInteger)
+    group_token: str = ""  # the token of that item's claim
     origin: str = ""  # the farm from which readings of this card were imported; "": a card of this farm
     registered_at_s: float = 0.0
     last_seen_at_s: float = 0.0
@@ -250,6 +254,11 @@ class Round(Row, table=True):
     published_at_s: float | None = None  # None: one of its items needs a message
 
 
+#: SQL condition of the items that need a message. Without parameters: databases use the index only for this text.
+UNSENT = text("published_at_s IS NULL AND state IN ('waiting', 'claimed')")
+_PUT_OFF = text("put_off_at_s IS NOT NULL")
+
+
 class Item(Row, table=True):
     """One subject of a job to measure on one card.
 
@@ -264,6 +273,9 @@ class Item(Row, table=True):
         Index("ix_item_card_state", "card_id", "state"),
         Index("ix_item_state_ended", "state", "ended_at_s"),  # queried for all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
+        Index("ix_item_card_started", "card_id", "started_at_s"),  # when a card last began an item
+        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=UNSENT, postgresql_where=UNSENT),
+        Index("ix_item_put_off", "put_off_at_s", sqlite_where=_PUT_OFF, postgresql_where=_PUT_OFF),
     )
     id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))
     job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
@@ -272,8 +284,9 @@ class Item(Row, table=True):
     subject_kind: str  # operator | variant
     subject_id: str
     protocol_id: str = Field(foreign_key="protocol.id")
-    card_id: str = Field(foreign_key="card.id")
+    card_id: str = Field(foreign_key="card.id")  # of an item on several cards: the leading card
     card_model: str
+    cards: int = 1  # the number of cards of one host that measure it together
     state: str = ItemState.WAITING
     expected_s: float = 0.0
     half_width: float = 0.0  # of the time, as a share, that is enough for the job's sum; 0: that of the request
@@ -290,6 +303,7 @@ class Item(Row, table=True):
     message: str = ""
     created_at_s: float = 0.0
     published_at_s: float | None = None  # time of its newest message; None: it needs a message
+    put_off_at_s: float | None = None  # when its cards were last found in use; None: never since its last claim
     started_at_s: float | None = None
     ended_at_s: float | None = None
 
@@ -297,7 +311,7 @@ class Item(Row, table=True):
 #: Columns of an index for comparisons of readings: first the circumstances, then the compared figures and the id.
 CIRCUMSTANCES = (
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
-    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "id"),
+    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "card_id", "id"),
 )
 
 

@@ -39,6 +39,8 @@ class FakeNvml:
         self.throttle_mask = 0
         self.processes: list[int] = []
         self.mig = 0
+        self.nvlinks: list[int] = []  # 1: active, 0: not connected
+        self.access: bool | None = None  # whether each card can read the memory of the others; None: not reported
         self.lacks: dict[str, int] = {}
         self.lacking_fields: dict[int, int] = {}
         self.missing: set[str] = set()  # not in the library at all, as with an old driver
@@ -98,6 +100,19 @@ class FakeNvml:
 
     def _nvmlDeviceGetUUID(self, handle: Any, text: Any, size: Any) -> None:
         text.value = self.uuids[_index(handle)].encode()
+
+    def _nvmlDeviceGetNvLinkState(self, handle: Any, link: int, active: Any) -> int | None:
+        if link >= len(self.nvlinks):
+            return pynvml.NVML_ERROR_INVALID_ARGUMENT
+        active._obj.value = self.nvlinks[link]
+        return None
+
+    def _nvmlDeviceGetP2PStatus(self, handle: Any, other: Any, what: int, status: Any) -> int | None:
+        assert what == 0, "reading"
+        if self.access is None:
+            return pynvml.NVML_ERROR_NOT_SUPPORTED
+        status._obj.value = pynvml.NVML_P2P_STATUS_OK if self.access else pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
+        return None
 
     def _nvmlDeviceGetName(self, handle: Any, text: Any, size: Any) -> None:
         text.value = self.name

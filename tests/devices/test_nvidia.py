@@ -9,6 +9,7 @@ import pytest
 
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, find_card, open_device
+from farm.devices.nvidia import links
 from farm.errors import NoSuchCard
 from farm.settings import settings
 from tests.devices.fake_nvml import OTHER_UUID, UUID, FakeNvml, behind_pynvml
@@ -282,3 +283,15 @@ def test_a_closed_device_says_nothing(nvml: FakeNvml) -> None:
     card = device()
     card.close()
     assert card.energy_counter_mj() is None
+
+
+def test_the_links_of_a_card_are_what_the_driver_reports_of_them(nvml: FakeNvml) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    assert links(UUID) == {}, "nothing is invented"
+    nvml.nvlinks, nvml.access = [1, 1, 0], True
+    assert links(UUID) == {"nvlinks": 2, "peers": [OTHER_UUID]}
+    nvml.nvlinks, nvml.access = [], False
+    assert links(UUID) == {"peers": []}
+    nvml.faults[("nvmlDeviceGetUUID", 1)] = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert links(UUID) == {}
+    assert links("GPU-unknown") == {}

@@ -7,7 +7,7 @@ import pytest
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import NoSuchCard
-from farm.jobs import cards, listing
+from farm.jobs import cards, items, listing
 from farm.jobs.items import DeclineReason
 from farm.store import tables
 from farm.types.protocol import Software
@@ -53,7 +53,7 @@ def test_what_a_card_does_and_runs_is_listed(any_database):
         (row,) = listing.registered_cards(session, 10.0)
     assert (row["waiting"], row["deferred"], row["done_last_hour"]) == (4, 1, 1)
     assert (row["worker"], row["queue"]) == ("holder-0", "card.SIM-0")
-    assert row["software"] == {"id": SOFTWARE.id, **SOFTWARE.to_json()}
+    assert row["software"] == {"id": SOFTWARE.id, "communication": "", **SOFTWARE.to_json()}
 
 
 def taking(database):
@@ -83,7 +83,7 @@ def test_a_worker_that_starts_again_makes_a_lost_card_seen_at_once(any_database)
     assert view(any_database).seen_ago_s < 60
     unseen(any_database)
     assert view(any_database).state == "lost", "its worker is gone before it got ready"
-    cards.seen(any_database, "new")
+    items.renew(any_database, "new", 0.0, ())
     assert view(any_database).state == "starting"
 
 

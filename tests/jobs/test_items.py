@@ -7,7 +7,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import event, update
 from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
@@ -338,3 +338,38 @@ def test_a_reading_with_figures_that_are_none_is_kept_without_them(any_database)
         (row,) = session.exec(select(tables.ReadingRow))
     assert row.power_w is None
     assert row.details == {"nan": None, "deep": [{"inf": None, "text": "\ufffd?"}], "one": 1.0}
+
+
+def test_a_claim_and_a_result_need_one_session_each(any_database, card):
+    job_id = plan(any_database, [card], number=5)
+    sessions, statements = [], []
+    event.listen(any_database.engine, "checkout", lambda *_: sessions.append(1))
+    event.listen(any_database.engine, "before_cursor_execute", lambda *about: statements.append(about[2]))
+    for item in items_of(any_database, job_id)[:2]:
+        sessions.clear()
+        statements.clear()
+        assert complete(any_database, claim(any_database, item), card).rounds == ()
+    asked = [statement for statement in statements if not statement.startswith("BEGIN")]
+    assert (len(sessions), len(asked)) == (2, 5), asked
+
+
+def test_the_last_of_items_that_close_at_once_finds_that_its_round_has_ended(any_database, card):
+    """Each knows an item that waited when it looked; the other is no longer open when it looks again."""
+    first, second, third = items_of(any_database, plan(any_database, [card], number=3))
+    assert complete(any_database, claim(any_database, first), card).rounds == ()
+    held = [claim(any_database, item, f"holder {item.id}") for item in (second, third)]
+    with meanwhile(any_database, "INSERT INTO reading", lambda: complete(any_database, held[1], card)) as other:
+        closed = complete(any_database, held[0], card)
+    assert sorted([closed.rounds, other[0].rounds])[-1] == ((first.job_id, 1),)
+
+
+def test_a_heartbeat_is_one_session(any_database, card):
+    sessions = []
+    item = only(any_database, plan(any_database, [card]))
+    claim(any_database, item, "holder-0", lease_s=1)
+    event.listen(any_database.engine, "checkout", lambda *_: sessions.append(1))
+    assert items.renew(any_database, "holder-0", 60, {item.id}) == 1
+    assert len(sessions) == 1
+    assert only(any_database, item.job_id).lease_until_s > item.created_at_s + 50
+    with any_database.read() as session:
+        assert session.get_one(tables.CardRow, card).last_seen_at_s > item.created_at_s

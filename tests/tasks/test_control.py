@@ -9,7 +9,7 @@ import redis
 from sqlalchemy import update
 from sqlmodel import select
 
-from farm.jobs import cards
+from farm.jobs import cards, items
 from farm.jobs.items import Claim
 from farm.jobs.rounds import add_round
 from farm.settings import Settings, settings
@@ -64,7 +64,7 @@ def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database
     with any_database.read() as session:
         views = cards.views(session, current.heartbeat_s)
     back = claim(any_database, items_of(any_database, job_id)[0])
-    cards.seen(any_database, "holder-0")
+    items.renew(any_database, "holder-0", 0.0, ())
     assert _move_stranded(any_database, current, views, "") == []
     assert {item.card_id for item in items_of(any_database, job_id)} == {lost}
     unseen_for(any_database, lost, lost_after_s(current) + 1)
@@ -75,11 +75,11 @@ def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database
 def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker(any_database):
     job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"], scope=("Conv2d",))
     with any_database.write() as session:
-        assert _unpublished(session, "", -1.0) == [(job_id, 1)]
+        assert _unpublished(session, "", -1.0, -1.0) == [(job_id, 1)]
         job = session.get_one(tables.Job, job_id)
         first = session.get_one(tables.Round, (job_id, 1))
         add_round(session, job, scope=("Conv2d", "ReLU"), capture_id=first.capture_id, reason="below the target")
-        assert _unpublished(session, "", -1.0) == [(job_id, 2)]
+        assert _unpublished(session, "", -1.0, -1.0) == [(job_id, 2)]
 
 
 def test_an_aggregation_that_is_asked_for_in_vain_is_asked_for_ever_more_seldom(monkeypatch):
@@ -245,7 +245,7 @@ def test_what_several_hosts_find_lost_is_published_once(any_database, at_broker)
         client.flushall()
     aged(any_database, 1000)
     with any_database.read() as session:
-        lost = list(session.scalars(control._without_holder(card, "", 5.0)))
+        lost = list(session.scalars(control._without_holder("", 5.0)))
     assert len(lost) == 30
     for _host in range(3):
         queues.publish_items(any_database, lost, unless_within_s=5.0)
@@ -261,3 +261,47 @@ def test_items_that_a_killed_process_marked_are_published(any_database, at_broke
         session.execute(update(tables.Item).values(published_at_s=None))
     queues.publish_items(any_database, [item.id for item in items_of(any_database, job_id)], unless_within_s=5.0)
     assert messages_of(at_broker, card) == 6
+
+
+def test_a_queue_gets_only_the_next_messages_of_its_card_and_more_when_it_is_half_empty(
+    any_database, at_broker, monkeypatch
+):
+    monkeypatch.setattr(queues, "AHEAD", 12)
+    busy, other = register(any_database, 0, 1)
+    job_id = plan(any_database, [busy, other], number=60)
+    client = redis.Redis.from_url(at_broker.redis_url)
+
+    def reconciled(seconds=60):
+        aged(any_database, seconds)
+        reconcile_now(any_database, Settings(heartbeat_s=100_000, broker_url=at_broker.url), "")
+        return messages_of(at_broker, busy), messages_of(at_broker, other)
+
+    assert queues.publish_round(any_database, job_id, 1) == 24
+    assert messages_of(at_broker, "control") == 0, "the round has not ended"
+    assert reconciled() == (12, 12)
+    client.rpop(f"card.{busy}", 5)
+    assert reconciled() == (7, 12), "the queue is more than half full"
+    client.rpop(f"card.{busy}", 1)
+    assert reconciled(0) == (6, 12), "another process has published just now"
+    assert reconciled() == (12, 12)
+    for _ in range(5):
+        client.ltrim(f"card.{busy}", 0, 0)
+        client.ltrim(f"card.{other}", 0, 0)
+        reconciled()
+    with any_database.read() as session:
+        its_round = session.get_one(tables.Round, (job_id, 1))
+        assert its_round.published_at_s, "every item has got its message"
+    client.close()
+
+
+def test_one_reconciler_at_a_time_looks_around(at_broker):
+    assert queues.takes_turn(60.0)
+    assert not queues.takes_turn(60.0), "another host has just begun"
+    assert queues.takes_turn(0.001, longer=True)
+    time.sleep(0.01)
+    assert queues.takes_turn(60.0)
+    at_broker.stop()
+    try:
+        assert queues.takes_turn(60.0), "a host whose broker is away looks at the database"
+    finally:
+        at_broker.start()

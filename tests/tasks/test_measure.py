@@ -18,7 +18,7 @@ from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool
 from farm.settings import settings
 from tasks import measure, queues
-from tests.planned import READING, claim, items_of, plan, readings, register
+from tests.planned import READING, claim, complete, items_of, plan, readings, register
 
 CARD = Card(id="SIM-0", kind="simulated", model="a card", memory_bytes=0, host="here", index=0)
 
@@ -137,9 +137,36 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
 
 def test_a_message_leaves_the_time_limit_to_the_worker_that_takes_it():
     assert measure.measure.time_limit, "this process knows the task, and has a limit of its own for it"
-    message = queues._measure(SimpleNamespace(id=1, card_id="SIM-0", short_name="Conv2d", label="Conv2d 3->8"))
+    message = queues._measure(SimpleNamespace(id=1, card_id="SIM-0", cards=1, short_name="Conv2d", label="Conv2d 3->8"))
     assert {**measure.measure._get_exec_options(), **message.options}["time_limit"] is None
 
 
 def refuse(*_, **__):
     raise ValueError("not this one")
+
+
+def test_the_events_of_a_group_name_its_cards(worker, any_database):
+    register(any_database, 1)
+    (item,) = items_of(any_database, plan(any_database, ["SIM-0", "SIM-1"], cards=2))
+    events = []
+    worker.task = SimpleNamespace(send_event=lambda kind, **fields: events.append((kind, fields)))
+    worker.phase(claim(any_database, item, "holder-0"), "window", {})
+    ((kind, fields),) = events
+    assert (kind, fields["args"]) == ("task-window", f"{fields['operator']} on SIM-0, SIM-1")
+
+
+def test_a_card_that_a_group_holds_keeps_its_message_until_the_group_has_ended(worker, any_database, monkeypatch):
+    register(any_database, 1)
+    ids = ["SIM-0", "SIM-1"]
+    (group,) = items_of(any_database, plan(any_database, ids, cards=2))
+    (alone,) = items_of(any_database, plan(any_database, ["SIM-0"]))
+    held = claim(any_database, group, "another")
+    monkeypatch.setattr(worker, "stop_requested", lambda: True)
+    with pytest.raises(Reject):
+        measure.run_item(None, worker, alone.id)
+    pauses = []
+    monkeypatch.setattr(
+        worker, "stop_requested", lambda: pauses.append(1) or complete(any_database, held, "SIM-0") is None
+    )
+    assert measure.run_item(None, worker, alone.id) == {"item": alone.id, "status": "done"}
+    assert len(pauses) == 1

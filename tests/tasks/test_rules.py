@@ -14,7 +14,7 @@ import redis
 from sqlmodel import select
 
 from farm.jobs import cards, items, jobs
-from farm.jobs.items import Claim, Declined
+from farm.jobs.items import Claim, Declined, DeclineReason
 from farm.settings import settings
 from farm.store import tables
 from tasks import control
@@ -34,8 +34,8 @@ class Desk:
         self.cards = register(database, 0, 1)
         self.card, self.peer = self.cards
 
-    def submit(self, number, *, to=None):
-        job_id = plan(self.database, to or self.cards, number=number)
+    def submit(self, number, *, to=None, cards=1):
+        job_id = plan(self.database, to or self.cards, number=number, cards=cards)
         publish_round(self.database, job_id, 1)
         return job_id
 
@@ -43,7 +43,7 @@ class Desk:
         """Time goes by, these cards alone are seen and renew what they hold, and the control worker looks around."""
         self.clock.forward(seconds)
         for number in seen:
-            cards.seen(self.database, f"holder-{number}")
+            items.renew(self.database, f"holder-{number}", 0.0, ())
             if renewed:
                 items.renew(self.database, f"holder-{number}", settings().lease_s)
         control.reconcile_now(self.database, settings(), "")
@@ -232,3 +232,30 @@ def test_a_card_that_has_nothing_takes_half_of_what_waits_for_the_other(desk):
     desk.work()
     assert desk.ended(job_id)
     assert set(attempts(desk, job_id)) == {(1, 0)}
+
+
+def test_a_group_that_was_put_off_is_published_in_front_when_its_cards_are_free(desk):
+    first, second = desk.submit(1, cards=2), desk.submit(1, cards=2)
+    held = desk.take(desk.card)
+    assert held.cards == (desk.card, desk.peer)
+    assert desk.take(desk.card).why is DeclineReason.PUT_OFF
+    desk.submit(6)
+    desk.later()
+    assert desk.take(desk.peer).why is DeclineReason.RESERVED, "its message stays with the worker, which asks again"
+    assert desk.give(desk.card, held)
+    desk.later()
+    for card in (desk.card, desk.peer):  # each begins an item on one card first
+        assert desk.give(card, desk.take(card))
+    desk.later()
+    assert desk.take(desk.card).item_id == desk.items(second)[0].id, "it is in front of the items that waited longer"
+    assert {item.state for item in desk.items(first)} == {"done"}
+
+
+def test_a_group_whose_leading_worker_died_is_begun_again(desk):
+    job_id = desk.submit(1, cards=2)
+    assert desk.take(desk.card).cards
+    desk.later(settings().lease_s + SOON_S, renewed=False)
+    desk.later()
+    desk.work()
+    assert desk.ended(job_id)
+    assert attempts(desk, job_id) == [(2, 0)]

@@ -1,0 +1,92 @@
+"""Measure one item on several cards: wait until the cards are free, start the ranks, watch over them.
+
+The ranks are processes of the leading card's worker (`farm.benchmark_process.group`). They end within a second if the
+job is cancelled, if one of the cards is drained, quarantined or lost, or if the claim or a worker has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from sqlmodel import col, select
+
+from farm.benchmark_process.client import Measured
+from farm.benchmark_process.group import BenchmarkGroup
+from farm.errors import DatabaseUnreachable
+from farm.jobs import cards, item_state
+from farm.jobs.items import Claim
+from farm.settings import settings
+from farm.store.content import store_software
+from farm.store.database import Database, database_now, read_clock_s
+from farm.store.tables import CardRow, CardState, Item, ItemState
+from farm.types.protocol import OnPhase
+
+#: Interval in which the state of a group's cards is read. Unit: s.
+WATCH_S = 0.5
+
+
+class Interrupted(Exception):
+    """A group has to end its measurement. Arguments: why, and whether the attempt counts: no person ended it."""
+
+
+def measure(
+    database: Database, claimed: Claim, farm: str, on_phase: OnPhase, must_stop: Callable[[], bool]
+) -> Measured:
+    """Measure a claimed item on the cards of its group. It does not wait for them if the process ``must_stop``.
+
+    Raises:
+        Interrupted: the measurement had to end; all ranks have ended.
+        Unmeasurable: see `BenchmarkGroup.measure`.
+    """
+    next_s = 0.0
+
+    def watch() -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + WATCH_S
+            with contextlib.suppress(DatabaseUnreachable):  # the reading then waits in the spool
+                check_cards(database, claimed)
+
+    on_phase("reserve", {"cards": list(claimed.cards)})
+    while peers_at_work(database, claimed):
+        watch()
+        if must_stop():
+            raise Interrupted("its worker stops", False)
+        time.sleep(0.1)
+    with BenchmarkGroup(claimed.cards, watch=watch) as group:
+        software, sick = group.wait_ready(), group.unhealthy
+        for card_id in claimed.cards:
+            if f"{card_id}: " in sick:
+                cards.quarantine(database, card_id, sick, farm=farm)
+        check_cards(database, claimed)
+        with database.write() as session:
+            store_software(session, software)  # it may differ from that of the card, see `Software.communication`
+        about = (claimed.subject, claimed.protocol, claimed.stopping)
+        return group.measure(*about, timeout_s=settings().item_timeout_s, on_phase=on_phase)
+
+
+def peers_at_work(database: Database, claimed: Claim) -> bool:
+    """True if one of the cards of a group still measures the item that it began before the reservation."""
+    lasting = (item_state.in_work(), col(Item.lease_until_s) >= database_now(), col(Item.id) != claimed.item_id)
+    query = select(Item.id).where(col(Item.card_id).in_(claimed.cards), *lasting)
+    with database.read() as session:
+        return session.exec(query.limit(1)).first() is not None
+
+
+def check_cards(database: Database, claimed: Claim) -> None:
+    """Raise `Interrupted` if the claim on an item, or the use of one of its cards, has ended."""
+    with database.read() as session:
+        item = session.get(Item, claimed.item_id)
+        if item is None or item.token != claimed.token:
+            raise Interrupted("another worker has claimed the item", True)
+        if item.state == ItemState.CANCELLED:
+            raise Interrupted("its job was cancelled", False)
+        now_s = read_clock_s(session)
+        for card in session.exec(select(CardRow).where(col(CardRow.id).in_(claimed.cards))):
+            state = cards.present_state(card, now_s)
+            if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
+                raise Interrupted(f"the card {card.id} is {state}", False)
+            if state == CardState.LOST or (card.kind != "cpu" and card.group_token != claimed.token):
+                raise Interrupted(f"the worker of the card {card.id} has ended", True)
