@@ -398,7 +398,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     if verdict.communication_us is not None and verdict.time.gap is not None:
         alone_us, exposed_us = verdict.communication_us
         alone, exposed, hidden = (quantity(us, TIME) for us in (alone_us, exposed_us, alone_us - exposed_us))
-        split = f"{exposed} are exposed and {hidden} hidden, by the difference of the whole model and the other operators"
+        split = f"{exposed} are exposed and {hidden} hidden, from the whole model minus the other operators"
         yield "overlap", f"collectives take {alone} alone; {split}"
     if verdict.launch_gap_us is not None:
         more = "longer" if verdict.launch_gap_us >= 0 else "less"
