@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, update
+from sqlalchemy import ColumnElement, Connection, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -567,7 +567,8 @@ def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str
     The query is a transaction of its own. Otherwise two items that close at once each see the other open.
     """
     session.commit()
-    session.connection().execution_options(sqlite_begin="DEFERRED")
+    if isinstance(bind := session.get_bind(), Connection):  # before the transaction begins: it must not lock
+        bind.execution_options(sqlite_begin="DEFERRED")
     return tuple(sorted(key for key in rounds if not open_items(session, *key)))
 
 

@@ -15,6 +15,7 @@ from farm.jobs import cards, items, jobs
 from farm.jobs.cards import holder_name, holder_of_process
 from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
+from farm.store.database import Database
 from farm.store.tables import ItemState
 from farm.types.protocol import Stopping
 from farm.types.reading import Details
@@ -373,3 +374,17 @@ def test_a_heartbeat_is_one_session(any_database, card):
     assert only(any_database, item.job_id).lease_until_s > item.created_at_s + 50
     with any_database.read() as session:
         assert session.get_one(tables.CardRow, card).last_seen_at_s > item.created_at_s
+
+
+def test_the_search_for_open_items_after_a_result_does_not_lock_the_database(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/state/farm.db")
+    database.upgrade()
+    begun: list[str] = []
+
+    @event.listens_for(database.engine, "before_cursor_execute")
+    def note(connection, cursor, statement, *rest):
+        begun.extend([statement] * statement.startswith("BEGIN"))
+
+    with database.write() as session:
+        items._finished(session, {("a", 1)})
+    assert begun == ["BEGIN IMMEDIATE", "BEGIN DEFERRED"]
