@@ -213,7 +213,7 @@ def _size_mib(database: Database) -> int:
 def begin(number: int, postgres: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         database = stack.enter_context(fresh_database(postgres))
-        broker = stack.enter_context(BrokerServer(persistent=True))
+        broker = stack.enter_context(BrokerServer(options={"appendonly": "yes"}))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = database.url.render_as_string(hide_password=False)
         farm = stack.enter_context(running(folder, broker.url, url))

@@ -180,7 +180,7 @@ def finished_before(database: Database, number: int) -> None:
 def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        broker = stack.enter_context(BrokerServer(persistent=True))
+        broker = stack.enter_context(BrokerServer(options={"appendonly": "yes"}))
         url = postgres.new_database()
         changes = {"FARM_DATABASE_URL": url, "FARM_BROKER_URL": broker.url, "FARM_STATE_DIR": str(folder)}
         changes |= {"FARM_SIMULATED_ITEM_S": str(options.item_s)}

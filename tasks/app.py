@@ -78,7 +78,6 @@ app.conf.update(
     worker_proc_alive_timeout=POOL_START_S,
     # Results are not stored, since progress and outcomes are in the database; they would fill the broker's memory.
     task_ignore_result=True,
-    task_track_started=False,
     result_expires=CHORD_EXPIRES_S,
     result_chord_expires=CHORD_EXPIRES_S,
     result_backend_always_retry=True,
@@ -93,7 +92,6 @@ app.conf.update(
     broker_channel_error_retry=True,
     worker_enable_prefetch_count_reduction=False,  # one message at most anyway
     worker_consumer="tasks.consumer:Consumer",
-    enable_utc=True,
 )
 
 

@@ -173,9 +173,7 @@ class BrokerServer(PrivateServer):
     """A private broker. `url` is for Celery and Flower, `redis_url` for redis-py.
 
     Args:
-        persistent: write the data to an append-only file in the private folder, so that `stop` and `start` keep it.
-            Default: a stopped broker loses all data.
-        options: more options of the server, for example ``{"maxmemory": "100mb"}``.
+        options: more options of the server: ``{"appendonly": "yes"}`` keeps the data of a stopped broker in the folder.
         config: a configuration file; the options that make the server private override it.
         ping_as: the user (without a password) for PING, if the configuration has an access list.
 
@@ -186,12 +184,10 @@ class BrokerServer(PrivateServer):
     def __init__(
         self,
         *,
-        persistent: bool = False,
         options: dict[str, str] | None = None,
         config: Path | None = None,
         ping_as: str | None = None,
     ) -> None:
-        self.persistent = persistent
         self.options = options or {}
         self.config = config
         self.ping_as = ping_as
@@ -208,7 +204,7 @@ class BrokerServer(PrivateServer):
         command += ["--port", "0", "--unixsocket", self.socket, "--unixsocketperm", "700"]
         command += ["--dir", self.folder, "--daemonize", "no", "--save", ""]
         # noeviction: a full broker must refuse new messages; it must not drop old ones.
-        command += ["--maxmemory-policy", "noeviction", "--appendonly", "yes" if self.persistent else "no"]
+        command += ["--maxmemory-policy", "noeviction", "--appendonly", "no"]
         command += [word for name, value in self.options.items() for word in (f"--{name}", value)]
         self.socket.unlink(missing_ok=True)
         self._process = start_tied(command, log=self.log, cwd=self.folder, pass_fds=[self.owned_fd])

@@ -244,14 +244,10 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
         hostname=name,
         queues=[queue],
         pool=pool,
-        concurrency=1,
-        prefetch_multiplier=1,
-        task_events=True,
         without_gossip=True,
         without_mingle=True,
         quiet=True,
         loglevel=logging.INFO,
-        optimization="fair",
     )
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)

@@ -22,7 +22,7 @@ from cli.main import app
 from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.errors import DatabaseUnreachable
 from farm.jobs import jobs
-from farm.jobs.cards import alive, views
+from farm.jobs.cards import views
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -107,7 +107,7 @@ class Farm:
 
     def alive(self) -> list[tables.CardRow]:
         with self.database.read() as session:
-            return alive(session, 10.0)
+            return [view.card for view in views(session, 10.0) if view.state in ("idle", "busy")]
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -287,7 +287,7 @@ class SharedFarm:
             unhealthy = folder / "unhealthy"  # cards listed in this file fail their health check
             unhealthy.write_text("")
             changes = {**QUICK, UNHEALTHY_VARIABLE: str(unhealthy)}
-            broker = self._stack.enter_context(BrokerServer(persistent=True))  # like a real farm's broker
+            broker = self._stack.enter_context(BrokerServer(options={"appendonly": "yes"}))  # like a real farm's broker
             database_url = self._new_database() if self._new_database else f"sqlite:///{folder / 'farm.db'}"
             farm = running(folder, broker.url, database_url, cards=self._cards, **changes)
             self._running = self._stack.enter_context(farm), broker

@@ -265,7 +265,7 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
                 stack.callback(subprocess.run, ["umount", "--lazy", path], check=True)
         address = middle.address if middle else ""
         listens = {"port": "6379", "bind": address, "protected-mode": "no"} if middle else {}
-        site = Site(folder, BrokerServer(persistent=True, options=listens), KeptPostgres(kept, address))
+        site = Site(folder, BrokerServer(options={"appendonly": "yes", **listens}), KeptPostgres(kept, address))
         stack.callback(site._servers.shutdown)
         site.without = {what: reason for what, reason in without.items() if reason}
         if middle:

@@ -14,7 +14,7 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pynvml
@@ -72,6 +72,16 @@ THROTTLE_REASONS = {
 }
 
 
+@contextlib.contextmanager
+def opened() -> Iterator[None]:
+    """Use NVML during a block. Raises `pynvml.NVMLError` if there is no driver."""
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        _optional(pynvml.nvmlShutdown)
+
+
 def nvidia_cards(settings: Settings) -> list[Card]:
     """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
 
@@ -79,11 +89,8 @@ def nvidia_cards(settings: Settings) -> list[Card]:
     entry for all cards.
     """
     try:
-        pynvml.nvmlInit()
-        try:
+        with opened():
             return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]
-        finally:
-            _optional(pynvml.nvmlShutdown)
     except pynvml.NVMLError as error:
         if _code(error) in ABSENT:
             return []
@@ -140,8 +147,7 @@ def _describe(index: int, settings: Settings) -> Card:
 def links(card_id: str) -> dict[str, Any]:
     """The active ``nvlinks`` of a card, and the ``peers``, whose memory it can access, as far as NVML reports them."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
+    with contextlib.suppress(pynvml.NVMLError), opened():
         own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
         query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, own)
         states = [_optional(functools.partial(query, number)) for number in range(_MOST_LINKS)]
@@ -153,7 +159,6 @@ def links(card_id: str) -> dict[str, Any]:
             status = _peer_status(own, other, pynvml.NVML_P2P_CAPS_INDEX_READ)
             if other_id not in (None, card_id) and status is not None:
                 found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
-    _optional(pynvml.nvmlShutdown)
     return found
 
 
@@ -192,11 +197,7 @@ _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
     """See `farm.devices.host.link_between`. A user who switches peer access off (NCCL_P2P_DISABLE) needs none."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return "", None
-    try:
+    with contextlib.suppress(pynvml.NVMLError), opened():
         handles = [(one, _optional(functools.partial(pynvml.nvmlDeviceGetHandleByUUID, one))) for one in card_ids]
         pairs = list(itertools.combinations([pair for pair in handles if pair[1] is not None], 2))
         for (one, first), (other, second) in pairs if "NCCL_P2P_DISABLE" not in os.environ else ():
@@ -219,8 +220,7 @@ def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
         generation = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(first)) or 0
         lanes = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(first)) or 0
         return f"PCIe {generation} x{lanes}", _LANE_BYTES_PER_S.get(generation, 0) * lanes or None
-    finally:
-        _optional(pynvml.nvmlShutdown)
+    return "", None
 
 
 def _peer_status(one: Any, other: Any, capability: Any) -> int | None:

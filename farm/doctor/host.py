@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farm import settings as farm_settings
+from farm.devices import nvidia
 from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import Installed, discover, installed_torch, open_device
@@ -96,21 +97,16 @@ def _driver() -> tuple[str, tuple[int, int], str]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        with nvidia.opened():
+            version = pynvml.nvmlSystemGetDriverVersion()
+            number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         return version if isinstance(version, str) else version.decode(), (number // 1000, number % 1000 // 10), ""
     except pynvml.NVMLError as error:
         return "", (0, 0), str(error)
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
 
 
 def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
     """Report GPUs that the driver counts but the farm did not list: no worker uses them."""
-    from farm.devices import nvidia
-
     counted = [] if current.simulated_cards else nvidia.nvidia_cards(current)
     if any(card.id == f"{nvidia.WITHOUT_UUID}{current.host}" for card in counted):
         return  # another check reports that the driver does not count GPUs

@@ -346,11 +346,6 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     ]
 
 
-def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
-    """Return the cards that measure items now or are ready to."""
-    return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
-
-
 def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False) -> str:
     """Return the present state of a card: that of its row, or lost, or busy. ``heartbeat_s``: default: the setting."""
     heartbeat_s = heartbeat_s or settings().heartbeat_s

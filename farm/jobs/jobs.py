@@ -229,11 +229,8 @@ def retry_failed(database: Database, job_id: str) -> int:
         if job is not None and (kept or unplanned or open_items(session, job_id, job.round)):
             job.state, job.ended_at_s = JobState.OPEN, None
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
-            verdicts = select(tables.VerdictRow).where(
-                tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
-            )
-            for verdict in session.exec(verdicts):
-                session.delete(verdict)
+            judged = (col(tables.VerdictRow.job_id) == job_id, col(tables.VerdictRow.round) == job.round)
+            session.execute(sqlalchemy.delete(tables.VerdictRow).where(*judged))
     return begun
 
 

@@ -320,12 +320,8 @@ def store_observed(
         if observed is None:
             return None
         seen = [CapturedCall(**call) for call in observed["calls"]]
-        there = (
-            select(tables.Call.operator_id)
-            .where(tables.Call.capture_id == capture_id)
-            .order_by(col(tables.Call.call_index))
-        )
-        if session.exec(there).all() == [call.tuple_id for call in seen]:
+        known = session.execute(_calls(capture_id, tables.Call.operator_id))
+        if [call.operator_id for call in known] == [call.tuple_id for call in seen]:
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
         store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})

@@ -185,7 +185,7 @@ def pair(two_cards: SharedFarm) -> Hurt:
 @pytest.fixture
 def private_broker() -> Iterator[BrokerServer]:
     """A broker that keeps its data over a restart, as a farm's should."""
-    with BrokerServer(persistent=True) as broker:
+    with BrokerServer(options={"appendonly": "yes"}) as broker:
         yield broker
 
 

@@ -24,7 +24,9 @@ def middle(network):
     with contextlib.ExitStack() as stack:
         with host:
             broker = stack.enter_context(
-                BrokerServer(persistent=True, options={"port": "6379", "bind": host.address, "protected-mode": "no"})
+                BrokerServer(
+                    options={"appendonly": "yes", "port": "6379", "bind": host.address, "protected-mode": "no"}
+                )
             )
             postgres = stack.enter_context(PostgresServer(host.address))
         url = postgres.new_database()

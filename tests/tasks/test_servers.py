@@ -52,7 +52,7 @@ def test_celery_accepts_its_url_as_broker_and_as_result_backend():
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_persistent_broker_remembers_over_a_restart(client_of, end):
-    with BrokerServer(persistent=True, options={"appendfsync": "always"}) as server:
+    with BrokerServer(options={"appendonly": "yes", "appendfsync": "always"}) as server:
         client_of(server).set("key", "value")
         getattr(server, end)()
         assert server.pid is None
