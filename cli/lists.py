@@ -301,12 +301,10 @@ def paired(found: PairedComparison) -> RenderableType:
     parts.append(Text(f"{len(found.jobs)} rounds on {found.card}"))
 
     def cells(row: JudgedRow) -> list[Any]:
-        units = TIME if row.quantity == "time" else ENERGY
+        a, b, change, *bounds = row.cells
         style = "red" if row.low > 0 else "green" if row.high < 0 else ""
-        change = Text(f"{row.change * 100:+.1f} %", style="bold red" if row.fails else style)
-        bounds = [f"{bound * 100:+.1f} %" for bound in (row.low, row.high)]
-        sides = [quantity(side, units) for side in (row.a, row.b)]
-        return [f"{row.quantity} of {row.name}", percent(row.share), *sides, change, *bounds, str(row.rounds)]
+        styled = Text(change, style="bold red" if row.fails else style)
+        return [f"{row.quantity} of {row.name}", percent(row.share), a, b, styled, *bounds, str(row.rounds)]
 
     heads = ("row", ">share", ">A", ">B", ">change", ">at least", ">at most", ">rounds")
     parts += [Text(), tables.ruled(heads, [cells(row) for row in found.judgement.rows], ("rounds", "at most"))]

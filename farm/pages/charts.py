@@ -15,12 +15,13 @@ from typing import Any
 
 from farm.operators.roofline import Roofline
 from farm.pages import COLOURS, GREY
+from farm.report.breakdowns import by_key
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.safe_text import printable
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
 from farm.verdict.figures import Figure
-from farm.verdict.verdict import Comparison, TupleRow
+from farm.verdict.verdict import Comparison
 
 Chart = dict[str, Any]
 Legend = list[tuple[str, str]]  # names with their colours
@@ -128,9 +129,7 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
         return None
     colours = colours_of(report.types)
     total_us = sum(row.total_us for row in shown)
-    groups: dict[str, list[TupleRow]] = defaultdict(list)
-    for row in shown:
-        groups[row.short_name].append(row)
+    groups = by_key(lambda row: row.short_name, shown)
     ridge = peaks.flops_per_s / peaks.bytes_per_s
     intensities = [*(row.flops / row.bytes_moved for row in shown), ridge]
     rates = [*(row.flops / (row.time_us or 1.0) / 1e6 for row in shown), peaks.flops_per_s / 1e12]
@@ -276,9 +275,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
         _line(ends, [end * factor for end in ends], width, dash)
         for factor, width, dash in ((1.0, 2, "solid"), (1.05, 1, "dot"), (0.95, 1, "dot"))
     ]
-    members: dict[str, list[_Point]] = defaultdict(list)
-    for point in sorted(points, key=lambda point: point[0]):
-        members[point[0]].append(point)
+    members = by_key(lambda point: point[0], sorted(points, key=lambda point: point[0]))
     for group, found in members.items():
         _, titles, totals, of_group, gaps, links = zip(*found, strict=True)
         half_widths = [total.half_width / 1e3 for total in totals]

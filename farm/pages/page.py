@@ -27,7 +27,7 @@ from sqlmodel import Session, col, func, select
 from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
-from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
+from farm.report.breakdowns import OF_OWNERS, OwnerGroup, by_key, grouped
 from farm.report.history import SERIES
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
@@ -292,12 +292,10 @@ def _cards(session: Session) -> list[Row]:
     """Return one row per card model: its peaks (measured on one card), and its numbers of cards and readings."""
     counted = sqlalchemy.select(READING.card_model, func.count()).where(READING.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(READING.card_model))}
-    groups: dict[str, list[tables.CardRow]] = defaultdict(list)
     card_row = tables.CardRow
-    for card in session.exec(select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))):
-        groups[card.model].append(card)
+    known = session.exec(select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id)))
     rows = []
-    for model, cards in sorted(groups.items()):
+    for model, cards in sorted(by_key(lambda card: card.model, known).items()):
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -56,6 +56,14 @@ class OwnerGroup:
     energy_mj: float | None
 
 
+def by_key(key: Callable[[Any], Any], rows: Iterable[Any]) -> dict[Any, list[Any]]:
+    """Group rows by a key, in the order of its first occurrence."""
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return dict(groups)
+
+
 def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
     """Return the rows of a training step, the most expensive owner first. `data` is the data class of all its calls."""
     call = tables.Call
@@ -87,9 +95,7 @@ def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: 
 
 def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
     """Group the rows by owner. All functions of the loss are one group."""
-    groups: dict[str, list[OwnerRow]] = {}
-    for row in rows:
-        groups.setdefault(row.owner if row.part in OF_OWNERS else row.part, []).append(row)
+    groups = by_key(lambda row: row.owner if row.part in OF_OWNERS else row.part, rows)
     return [
         OwnerGroup(
             name,
@@ -245,10 +251,8 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
         layers = catalog.find(whole.model).depth
     except FarmError:  # a model of another farm
         return None
-    read: dict[str, list[Part]] = defaultdict(list)
-    for part in evidence.parts:
-        read[part.operator_id].append(part)
-    parts = [part for one in wanted for part in _extrapolated(one, read[one.operator_id], evidence.roofline)]
+    read = by_key(lambda part: part.operator_id, evidence.parts)
+    parts = [part for one in wanted for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)]
     # The wholes of the measured layers show at which clocks the card runs the model.
     summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch)
     return AllLayers(

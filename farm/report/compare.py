@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from sqlmodel import Session, col
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.report import operators as kernels
+from farm.report.breakdowns import by_key
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
@@ -206,7 +207,7 @@ class _Found:
     @cached_property
     def by_type(self) -> Mapping[str, list[SideTuple]]:
         """The tuples of each operator type."""
-        return _by(lambda row: row.short_name, self.every)
+        return by_key(lambda row: row.short_name, self.every)
 
     @cached_property
     def own_us(self) -> dict[tuple[str, str], float]:
@@ -229,13 +230,6 @@ class _Found:
         keys = {row.key for row in rows}
         estimated = [(row.calls * row.estimated_us, row.key in keys) for row in every]
         return share_of(math.fsum(us for us, inside in estimated if inside), math.fsum(us for us, _ in estimated))
-
-
-def _by(key: Callable[[Any], str], rows: Iterable[Any]) -> dict[str, list[Any]]:
-    groups: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return groups
 
 
 Pair = tuple[SideTuple, SideTuple]
@@ -265,7 +259,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
     if a.side.job_id and b.side.job_id:
         weights, alike = "own calls", pairs
     own = weights == "own calls"
-    of_types = _by(lambda pair: pair[0].short_name, alike)
+    of_types = by_key(lambda pair: pair[0].short_name, alike)
     names = dict.fromkeys([*a.by_type, *b.by_type] if own else of_types)
     types = [_row(a, b, of_types.get(name, []), name, name, own=own) for name in names]
     types = [row for row in types if row.tuples or row.b_tuples]
@@ -428,7 +422,7 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
                 {name: model.variant[name] for name in model.variant if name not in apart}, sort_keys=True
             )
 
-        of_a, of_b = (_by(kept, models) for models in left)
+        of_a, of_b = (by_key(kept, models) for models in left)
         for key in of_a.keys() & of_b.keys():
             for group in (of_a[key], of_b[key]):
                 if len(group) > 1:

@@ -24,6 +24,7 @@ from sqlmodel import Session, col, select
 from farm.errors import BelowTarget, UsageError
 from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
+from farm.store.columns import READING
 from farm.store.content import DOUBTFUL
 from farm.types.format import ENERGY, TIME, percent, plural
 from farm.types.format import quantity as in_unit
@@ -236,10 +237,10 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     Of the tuples and wholes that were measured on several cards with the same software and protocol, those with 95 % of
     the time differ by at most this much between the card with the largest and the card with the smallest mean.
     """
-    reading, of = tables.ReadingRow.__table__.c, sqlalchemy.func  # type: ignore[attr-defined]
-    key = (reading.subject_id, reading.protocol_id, reading.software_id, reading.method)
-    means = (of.avg(reading.time_us).label("time"), of.avg(reading.energy_mj).label("energy"))
-    cards = sqlalchemy.select(*key, *means).where(reading.card_model == model).group_by(*key, reading.card_id)
+    of = sqlalchemy.func
+    key = (READING.subject_id, READING.protocol_id, READING.software_id, READING.method)
+    means = (of.avg(READING.time_us).label("time"), of.avg(READING.energy_mj).label("energy"))
+    cards = sqlalchemy.select(*key, *means).where(READING.card_model == model).group_by(*key, READING.card_id)
     card = cards.subquery()
     ratios = [of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)]
     grouped = (

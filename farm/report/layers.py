@@ -21,6 +21,7 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
+from farm.report.breakdowns import by_key
 from farm.report.report import Report
 from farm.safe_text import printable
 from farm.store import tables
@@ -139,9 +140,8 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
     elif by == "call":
         rows = [row_of([call], name=call.name) for call in calls]
     else:
-        groups: dict[Any, list[_LayerCall]] = defaultdict(list)
-        for call in calls:
-            groups[call.short_name if by == "type" else (call.place.operator_id, call.place.data)].append(call)
+        of_type = by == "type"
+        groups = by_key(lambda call: call.short_name if of_type else (call.place.operator_id, call.place.data), calls)
         rows = []
         for group in groups.values():
             label = group[0].row.label if group[0].row and by == "tuple" else group[0].short_name

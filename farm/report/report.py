@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
 from farm.jobs import item_state
-from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
+from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, by_key, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import tables
 from farm.store.database import fetch
@@ -259,9 +259,7 @@ def _with_observed(
 
 
 def _types(tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ...]:
-    groups: dict[str, list[TupleRow]] = defaultdict(list)
-    for row in tuples:
-        groups[row.short_name].append(row)
+    groups = by_key(lambda row: row.short_name, tuples)
     total_us, total_mj, total_estimated_us = _sums(tuples)
     rows = []
     for name, group in groups.items():
