@@ -18,20 +18,15 @@ from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: Operator -> collective, the argument with its input, and the one that it writes ("": it returns a new tensor).
 _OPERATORS = {
-    **{
-        f"_c10d_functional::{operator}": (name, "input", written)
-        for operator, name, written in (
-            ("all_reduce", "all_reduce", ""),
-            ("all_reduce_", "all_reduce", "input"),
-            ("all_gather_into_tensor", "all_gather", ""),
-            ("all_gather_into_tensor_out", "all_gather", "out"),
-            ("reduce_scatter_tensor", "reduce_scatter", ""),
-            ("reduce_scatter_tensor_out", "reduce_scatter", "out"),
-            ("all_to_all_single", "all_to_all", ""),
-            ("broadcast", "broadcast", ""),
-            ("broadcast_", "broadcast", "input"),
-        )
-    },
+    "_c10d_functional::all_reduce": ("all_reduce", "input", ""),
+    "_c10d_functional::all_reduce_": ("all_reduce", "input", "input"),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", "input", ""),
+    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", "input", "out"),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", ""),
+    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", "input", "out"),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input", ""),
+    "_c10d_functional::broadcast": ("broadcast", "input", ""),
+    "_c10d_functional::broadcast_": ("broadcast", "input", "input"),
     "c10d::allreduce_": ("all_reduce", "tensors", "tensors"),
     "c10d::broadcast_": ("broadcast", "tensors", "tensors"),
     "c10d::_allgather_base_": ("all_gather", "input_tensor", "output_tensor"),

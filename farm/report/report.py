@@ -395,10 +395,11 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         share = verdict.temperature_energy_mj / verdict.energy.total.value
         restated = "restating the tuples' energies to the temperature of the whole model changes the sum by"
         yield "temperature", f"{restated} {share * 100:+z.1f} %"
-    if verdict.communication_us is not None:
+    if verdict.communication_us is not None and verdict.time.gap is not None:
         alone_us, exposed_us = verdict.communication_us
-        text = f"collectives take {quantity(alone_us, TIME)} alone; {quantity(exposed_us, TIME)} are exposed and "
-        yield "overlap", text + f"{quantity(alone_us - exposed_us, TIME)} are hidden behind computation"
+        alone, exposed, hidden = (quantity(us, TIME) for us in (alone_us, exposed_us, alone_us - exposed_us))
+        split = f"{exposed} are exposed and {hidden} hidden, from the whole model minus the other operators"
+        yield "overlap", f"collectives take {alone} alone; {split}"
     if verdict.launch_gap_us is not None:
         more = "longer" if verdict.launch_gap_us >= 0 else "less"
         yield "launch gap", f"a pass takes {quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"

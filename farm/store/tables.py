@@ -108,7 +108,7 @@ class CardRow(Row, table=True):
     state: str = CardState.STOPPED
     state_reason: str = ""
     quarantined_by: str = ""  # the embedded farm that set the quarantine; "": only a person can end it
-    worker: str = ""  # the holder name of the worker that serves it
+    worker: str = Field(default="", index=True)  # the holder name of the worker that serves it
     capabilities: list[str] = _json(list)
     fingerprint: dict[str, Any] = _json(dict)
     links: dict[str, Any] | None = _json(None)  # to other cards of its host (`farm.devices.host.links_of`)

@@ -18,6 +18,7 @@ UNSENT = sa.text("published_at_s IS NULL AND state IN ('waiting', 'claimed')")
 def upgrade() -> None:
     op.drop_index("ix_reading_circumstances", "reading")
     op.create_index("ix_reading_circumstances", "reading", CIRCUMSTANCES)
+    op.create_index("ix_card_worker", "card", ["worker"])
     op.create_index("ix_item_card_started", "item", ["card_id", "started_at_s"])
     columns = ["job_id", "card_id", "id"]
     op.create_index("ix_item_unsent", "item", columns, sqlite_where=UNSENT, postgresql_where=UNSENT)
