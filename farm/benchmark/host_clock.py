@@ -31,8 +31,8 @@ from farm.benchmark.cache import InPlacePass, write_again
 from farm.benchmark.clock import TimedRound
 from farm.benchmark.passes import Pass, applied
 from farm.benchmark.workload import Workload
+from farm.models.building import replaced
 from farm.operators import kernels
-from farm.operators.capture import replaced
 from farm.types.protocol import Protocol, Stopping
 
 TURNS = 22  # most turns: in a turn each subject has a visit

@@ -53,7 +53,7 @@ class BenchmarkGroup:
         """
         self.card_ids, self._watch = tuple(card_ids), watch
         self.starts = 0
-        self._env = {**dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)}
+        self._env = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)
         self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
         self._link: tuple[str, float | None] = ("", None)
         self._folder: str | None = None
@@ -155,15 +155,13 @@ class BenchmarkGroup:
                 self._watch()
                 for rank, answer in tuple(asked.items()):
                     try:
-                        found = answer()
+                        if (found := answer()) is None:
+                            continue
+                        readings[rank] = found
                     except Unmeasurable as error:
                         failures.append((rank, error))
                         deadline_s = min(deadline_s, time.monotonic() + OTHERS_S)
-                        found = None
-                        del asked[rank]
-                    if found is not None:
-                        readings[rank] = found
-                        del asked[rank]
+                    del asked[rank]
             if failures:
                 raise self._failure(failures)
         merged = of_ranks([readings[rank] for rank in sorted(readings)], self.card_ids)
@@ -175,14 +173,15 @@ class BenchmarkGroup:
         for process in self._ranks:
             process.kill()
         self._ranks = ()
-        self._forget()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End all ranks; kill those that still run after `timeout_s`."""
         for process in self._ranks:
             process.close(timeout_s)
-        self._ranks = ()
-        self._forget()
+        self.kill()
 
     def __enter__(self) -> BenchmarkGroup:
         self.start()
@@ -190,11 +189,6 @@ class BenchmarkGroup:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _forget(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
     @contextlib.contextmanager
     def _killing(self) -> Iterator[None]:

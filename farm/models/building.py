@@ -55,8 +55,8 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute in a ``with`` block."""
-    before = getattr(owner, name)
+    """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
+    before = owner.__dict__[name]
     setattr(owner, name, value)
     try:
         yield

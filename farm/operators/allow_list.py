@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,65 +86,12 @@ RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._l
 
 # ------------------------------------------------------------------------------------------------ aten overloads
 
-# A name without a dot means the overload `default`. The list contains the operators seen in captures on the CPU and in
-# audits on cards, and related ones. It contains no operator that accesses files, processes or memory handles, that is
-# dispatched to other operators, or whose output size depends on values.
-_OVERLOADS = """
-abs add.Scalar add.Tensor add_.Scalar add_.Tensor addbmm addcdiv addcdiv_ addcmul addcmul_ addmm addmm.out all all.dim
-amax amin any any.dim arange arange.start arange.start_step argmax atan2 baddbmm baddbmm.out bernoulli bernoulli.p
-bernoulli_.float bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor
-bitwise_xor.Scalar bitwise_xor.Tensor bmm bmm.out cat channel_shuffle clamp clamp.Tensor clamp_ clamp_max clamp_max_
-clamp_min clamp_min_ clone constant_pad_nd copy copy_ cos cosh cumsum div.Scalar div.Tensor div.Scalar_mode
-div.Tensor_mode div_.Scalar div_.Tensor dot elu elu_ elu_backward eq.Scalar eq.Tensor erf exp expm1 exponential_ eye
-fill.Scalar fill.Tensor fill_.Scalar fill_.Tensor flip floor full full_like gather ge.Scalar ge.Tensor gelu gelu_
-gelu_backward glu glu_backward gt.Scalar gt.Tensor hardsigmoid hardsigmoid_ hardsigmoid_backward hardswish hardswish_
-hardswish_backward hardtanh hardtanh_ hardtanh_backward im2col col2im index.Tensor index_add index_add_ index_copy
-index_copy_ index_fill.int_Scalar index_fill_.int_Scalar index_put index_put_ index_select isnan le.Scalar le.Tensor
-leaky_relu leaky_relu_ leaky_relu_backward lerp.Scalar lerp.Tensor lerp_.Scalar lerp_.Tensor linalg_vector_norm linspace
-log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logical_and logical_not logical_or logical_xor logsumexp
-lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor masked_fill_.Scalar masked_fill_.Tensor max max.dim maximum
-mean mean.dim min min.dim minimum mish mish_ mish_backward mm mm.out mse_loss mse_loss_backward mul.Scalar mul.Tensor
-mul.out mul_.Scalar mul_.Tensor mv ne.Scalar ne.Tensor neg neg_ new_empty new_full new_ones new_zeros norm.ScalarOpt_dim
-normal_ ones ones_like pixel_shuffle pixel_unshuffle pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int
-rand rand_like randint randint.low_out randn randn_like randperm reciprocal reflection_pad2d reflection_pad2d_backward
-relu relu_ repeat replication_pad2d replication_pad2d_backward roll round rsqrt rsub.Scalar rsub.Tensor scalar_tensor
-scatter.src scatter.value scatter_.src scatter_.value scatter_add scatter_add_ scatter_reduce.two select_backward
-select_scatter sgn sigmoid sigmoid_ sigmoid_backward sign silu silu_ silu_backward sin sinh slice_backward slice_scatter
-smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward sort sqrt stack std.correction sub.Scalar sub.Tensor
-sub_.Scalar sub_.Tensor sum sum.dim_IntList tan tanh tanh_ tanh_backward threshold threshold_backward topk tril triu
-uniform_ upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
-upsample_nearest2d upsample_nearest2d_backward var.correction var_mean.correction where.self zero_ zeros zeros_like
-_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-adaptive_max_pool2d adaptive_max_pool2d_backward avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward
-max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
-convolution convolution_backward cudnn_batch_norm cudnn_batch_norm_backward native_batch_norm native_batch_norm_backward
-batch_norm_backward _batch_norm_with_update native_group_norm native_group_norm_backward native_layer_norm
-native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_dropout native_dropout_backward _log_softmax
-_log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax _weight_norm_interface
-_weight_norm_interface_backward embedding embedding_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
-nll_loss2d_backward binary_cross_entropy_with_logits _unsafe_index.Tensor _unsafe_index_put _index_put_impl_
-_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention
-_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention
-_scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu
-_scaled_dot_product_flash_attention_for_cpu_backward _local_scalar_dense _to_copy _addmm_activation
-_addmm_activation.out _foreach_add.List _foreach_add.Scalar _foreach_add.ScalarList _foreach_add_.List
-_foreach_add_.Scalar _foreach_add_.ScalarList _foreach_add_.Tensor _foreach_addcdiv.Scalar _foreach_addcdiv.ScalarList
-_foreach_addcdiv_.Scalar _foreach_addcdiv_.ScalarList _foreach_addcdiv_.Tensor _foreach_addcmul.Scalar
-_foreach_addcmul.ScalarList _foreach_addcmul_.Scalar _foreach_addcmul_.ScalarList _foreach_addcmul_.Tensor
-_foreach_copy_ _foreach_div.List _foreach_div.Scalar _foreach_div.ScalarList _foreach_div_.List _foreach_div_.Scalar
-_foreach_div_.ScalarList _foreach_div_.Tensor _foreach_lerp.List _foreach_lerp.Scalar _foreach_lerp_.List
-_foreach_lerp_.Scalar _foreach_lerp_.ScalarList _foreach_maximum.List _foreach_maximum_.List _foreach_mul.List
-_foreach_mul.Scalar _foreach_mul.ScalarList _foreach_mul.Tensor _foreach_mul_.List _foreach_mul_.Scalar
-_foreach_mul_.ScalarList _foreach_mul_.Tensor _foreach_neg _foreach_neg_ _foreach_norm.Scalar _foreach_pow.List
-_foreach_pow.Scalar _foreach_pow.ScalarAndTensor _foreach_pow.ScalarList _foreach_reciprocal _foreach_reciprocal_
-_foreach_sqrt _foreach_sqrt_ _foreach_sub.List _foreach_sub.Scalar _foreach_sub_.List _foreach_sub_.Scalar
-_foreach_zero_ split_with_sizes_copy.out _chunk_cat.out _fused_adam_ _fused_adam_.tensor_lr _fused_adamw_
-_fused_adamw_.tensor_lr _fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_
-_amp_update_scale_
-"""
-
+# In the file, a name without a dot means the overload `default`. The list contains the operators seen in captures on
+# the CPU and in audits on cards, and related ones. It contains no operator that accesses files, processes or memory
+# handles, that is dispatched to other operators, or whose output size depends on values.
 ATEN_OVERLOADS: frozenset[str] = frozenset(
-    f"aten.{name}" if "." in name else f"aten.{name}.default" for name in _OVERLOADS.split()
+    f"aten.{name}" if "." in name else f"aten.{name}.default"
+    for name in Path(__file__).with_name("aten_overloads.txt").read_text().split()
 )
 
 

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError, told
+from farm.models.building import replaced
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.collectives import WRAPPERS
@@ -178,17 +179,6 @@ def watched_modules(call: Callable[..., Any]) -> contextlib.AbstractContextManag
     """While active, passes each call of a module to ``call(original, module, args, kwargs)``."""
     original = nn.Module.__call__
     return replaced(nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs))
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    original = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 class FunctionAsModel(nn.Module):

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from farm.errors import CaptureError, UsageError
+from farm.models.building import replaced
 from farm.operators import kernels
-from farm.operators.capture import replaced
 from farm.settings import make_private, settings
 
 #: Module -> the private names in it that this module uses; a test names those that a version of PyTorch lacks.

@@ -7,8 +7,10 @@ tiny calls would be free.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -44,19 +46,12 @@ class DataSheet:
 
 # Dense data-sheet peaks (SXM if there is a choice). The first name found in the card's model counts, so longer names
 # come first. The measured values of a card's fingerprint override them.
-_CARDS: tuple[tuple[str, DataSheet], ...] = (
-    ("H200", DataSheet(67e12, 495e12, 990e12, 4.8e12, 2.0, 132, 50 << 20, 700.0)),
-    ("H100 PCIe", DataSheet(51e12, 378e12, 756e12, 2.0e12, 2.0, 114, 50 << 20, 350.0)),
-    ("H100", DataSheet(67e12, 495e12, 990e12, 3.35e12, 2.0, 132, 50 << 20, 700.0)),
-    ("B200", DataSheet(75e12, 1100e12, 2250e12, 8.0e12, 2.0, 148, 126 << 20, 1000.0)),
-    ("A100", DataSheet(19.5e12, 156e12, 312e12, 1.9e12, 2.5, 108, 40 << 20, 400.0)),
-    ("L40", DataSheet(90e12, 90e12, 181e12, 0.86e12, 2.5, 142, 96 << 20, 300.0)),
-    ("L4", DataSheet(30e12, 60e12, 121e12, 0.3e12, 2.5, 58, 48 << 20, 72.0)),
-    ("V100", DataSheet(15.7e12, 15.7e12, 125e12, 0.9e12, 3.0, 80, 6 << 20, 300.0)),
-    ("T4", DataSheet(8.1e12, 8.1e12, 65e12, 0.32e12, 3.0, 40, 4 << 20, 70.0)),
-)
+_CARDS: dict[str, DataSheet] = {
+    name: DataSheet(**peaks)
+    for name, peaks in json.loads(Path(__file__).with_name("data_sheets.json").read_text()).items()
+}
 #: The names of the cards with a data sheet here.
-KNOWN_CARDS = tuple(name for name, _ in _CARDS)
+KNOWN_CARDS = tuple(_CARDS)
 _GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)
 # A few server cores, as for a small CPU job, not a whole socket.
 _CPU = DataSheet(1e11, 1e11, 1e11, 2e10, 8.0, 1, 32 << 20, 200.0)
@@ -69,7 +64,7 @@ def sheet_of(model: str) -> str:
 
 def data_sheet(card_kind: str, card_model: str) -> DataSheet:
     """The data sheet of a card model; typical values for unknown ones."""
-    return _CPU if card_kind == "cpu" else dict(_CARDS).get(sheet_of(card_model), _GENERIC_GPU)
+    return _CPU if card_kind == "cpu" else _CARDS.get(sheet_of(card_model), _GENERIC_GPU)
 
 
 def roofline_of(

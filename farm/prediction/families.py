@@ -6,74 +6,15 @@ whole families of models, because the tuples of resnet18 resemble those of resne
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
-_FAMILIES = {
-    "convolution": "conv1d conv2d conv3d convolution",
-    "transposed convolution": "convtranspose1d convtranspose2d convtranspose3d",
-    "product": "linear bilinear mm bmm matmul addmm baddbmm addbmm einsum mv dot _scaled_mm _grouped_mm",
-    "attention": """
-        scaled_dot_product_attention multiheadattention _scaled_dot_product_flash_attention
-        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-        _scaled_dot_product_flash_attention_for_cpu
-    """,
-    "recurrent": "lstm gru rnn lstmcell grucell rnncell",
-    "batch norm": """
-        batchnorm1d batchnorm2d batchnorm3d native_batch_norm cudnn_batch_norm batch_norm _batch_norm_with_update
-        frozenbatchnorm2d syncbatchnorm
-    """,
-    "row norm": """
-        layernorm layernorm2d rmsnorm groupnorm instancenorm1d instancenorm2d layer_norm instancenorm3d rms_norm
-        group_norm native_layer_norm native_group_norm _fused_rms_norm softmax log_softmax _softmax _log_softmax
-        _safe_softmax softmax2d logsoftmax normalize localresponsenorm
-    """,
-    "reduction": """
-        mean sum max min amax amin all any argmax argmin prod norm var std var_mean logsumexp cumsum cumprod
-        linalg_vector_norm topk sort nll_loss_forward nll_loss2d_forward mse_loss crossentropyloss cross_entropy
-        diff
-    """,
-    "pooling": """
-        maxpool1d maxpool2d maxpool3d avgpool1d avgpool2d avgpool3d max_pool2d avg_pool2d adaptiveavgpool1d
-        adaptiveavgpool2d adaptiveavgpool3d adaptivemaxpool2d adaptive_avg_pool1d adaptive_avg_pool2d
-        adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d max_pool1d max_pool2d_with_indices
-        max_pool3d_with_indices adaptive_max_pool2d avg_pool3d max_pool3d upsample interpolate upsample_nearest2d
-        upsample_bilinear2d upsample_bicubic2d unfold fold im2col col2im
-    """,
-    "indexing": """
-        embedding gather index index_select index_copy scatter scatter_add index_put index_add embeddingbag take
-        take_along_dim masked_select getitem setitem _unsafe_index select_scatter slice_scatter masked_scatter
-        _index_put_impl where
-    """,
-    "copy": """
-        cat to contiguous clone float half bfloat16 reshape stack type_as copy _to_copy long int bool roll flip
-        repeat pad constant_pad_nd pixel_shuffle expand pixel_unshuffle channel_shuffle type flatten permute
-        transpose repeat_interleave concat zeropad2d channelshuffle pixelshuffle double tril triu meshgrid view
-        unflatten
-    """,
-    "creation": """
-        arange full ones zeros full_like ones_like zeros_like new_ones new_zeros new_full new_empty empty fill zero
-        eye linspace scalar_tensor rand randn randint normal uniform bernoulli exponential rand_like randn_like
-        randperm new_tensor tensor
-    """,
-}
-#: Operator type -> names of the modules, functions and aten operators that run its kernels.
-_SAME_WORK = {
-    "convolution": "conv1d conv2d conv3d",
-    "native_layer_norm": "layernorm layer_norm",
-    "native_group_norm": "groupnorm group_norm",
-    "_softmax": "softmax _safe_softmax",
-    "_log_softmax": "log_softmax logsoftmax",
-    "maxpool2d": "max_pool2d max_pool2d_with_indices",
-    "adaptiveavgpool2d": "adaptive_avg_pool2d _adaptive_avg_pool2d",
-    "scaled_dot_product_attention": """
-        _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-    """,
-    "to": "_to_copy",
-    "avgpool2d": "avg_pool2d",
-    "hardtanh": "relu6",
-}
+#: families: name -> its operator types; same_work: operator type -> other operators that run its kernels.
+_TABLE = json.loads(Path(__file__).with_name("families.json").read_text())
 _FAMILY_OF, _TYPE_OF = (
-    {name: group for group, names in groups.items() for name in names.split()} for groups in (_FAMILIES, _SAME_WORK)
+    {name: group for group, names in _TABLE[part].items() for name in names.split()}
+    for part in ("families", "same_work")
 )
 _BACKWARD = re.compile(r"_backward(_data)?$")
 

@@ -26,6 +26,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
 from farm.errors import CaptureError, FarmError, told
+from farm.models.building import replaced
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import (
     Around,
@@ -33,7 +34,6 @@ from farm.operators.capture import (
     Storages,
     WatchedFunctions,
     WatchedOperators,
-    replaced,
     watched_modules,
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
-from farm.operators.capture import UNDER_AUTOCAST, capture, predict
+from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import fake_pass
 from farm.settings import settings
 from farm.training.capture import capture_step
-from farm.training.split import CompletedWorks, build, fake_group, split
+from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.label import label_of
@@ -184,7 +184,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             forward: Callable[..., Any] = model
             if variant.cards > 1:
-                stack.enter_context(CompletedWorks())
+                stack.enter_context(WatchedOperators(completed_works))
                 forward = split(model, variant, on)
 
             def loss(output: Any) -> Loss:

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
-from farm.operators.collectives import WRAPPERS, local_part
+from farm.operators.collectives import local_part
 from farm.training.step import blocks_of
 from farm.types.protocol import Variant
 
@@ -123,19 +122,15 @@ def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
     return plan
 
 
-class CompletedWorks(TorchDispatchMode):
-    """While active in a fake group, each all-reduce has a result, as DDP needs; the fake group returns none."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ in WRAPPERS for kind in types):
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        if func is not torch.ops.c10d.allreduce_.default:
-            return out
-        done: torch.futures.Future[Any] = torch.futures.Future()
-        done.set_result(list(out[0]))
-        c10d: Any = torch._C._distributed_c10d
-        return out[0], c10d._create_work_from_future(done).boxed()
+def completed_works(func: Any, args: Any, kwargs: Any) -> Any:
+    """Runs an operator in a fake group. Each all-reduce has a result, as DDP needs; the fake group returns none."""
+    out = func(*args, **kwargs)
+    if func is not torch.ops.c10d.allreduce_.default:
+        return out
+    done: torch.futures.Future[Any] = torch.futures.Future()
+    done.set_result(list(out[0]))
+    c10d: Any = torch._C._distributed_c10d
+    return out[0], c10d._create_work_from_future(done).boxed()
 
 
 def _styles() -> dict[str, Any]:

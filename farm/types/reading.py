@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, Self, cast
 
@@ -362,13 +362,6 @@ class Reading:
         return cls(**{**data, **parsed})
 
 
-_SUMMED = (("power", "w"), ("energy", "mj"))
-
-
-def _quadrature(values: Iterable[float]) -> float:
-    return math.hypot(*values)
-
-
 def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     """The reading of a group from those of its ranks: the time of the slowest, the power and energy of all cards.
 
@@ -377,14 +370,14 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     slowest = max(readings, key=lambda one: one.time_us)
     of_card = {card_id: one for one, card_id in zip(readings, card_ids, strict=True)}.values()
 
-    def total(name: str, add: Callable[[Iterable[float]], float] = math.fsum) -> float | None:
+    def total(name: str) -> float | None:
         values = [getattr(one, name) for one in of_card]
-        return None if None in values else add(values)
+        if None in values:
+            return None
+        return math.hypot(*values) if "half_width" in name else math.fsum(values)
 
-    energies: dict[str, Any] = {
-        **{name: total(name) for name in ("power_w", "energy_mj", "idle_power_w", "base_power_w")},
-        **{f"{name}_half_width_{unit}": total(f"{name}_half_width_{unit}", _quadrature) for name, unit in _SUMMED},
-    }
+    summed = ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w")
+    energies: dict[str, Any] = {name: total(name) for name in summed}
     clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
     ranks = tuple(
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
