@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from farm.operators.encoding import NotEncodable, tensors_in
+from farm.operators.encoding import NotEncodable, dtype_of, tensors_in
 from farm.types.collective import COLLECTIVES, PREFIX
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -101,7 +101,7 @@ def product_beside(spec: OperatorTuple, device: torch.device) -> Callable[[], ob
     if not (size := spec.parameters.get("beside", 0)) or device.type == "meta":
         return None
     generator = torch.Generator(device).manual_seed(0)
-    shape, dtype = (size, size), getattr(torch, spec.tensors[0].dtype)
+    shape, dtype = (size, size), dtype_of(spec.tensors[0].dtype)
     left, right = (torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(2))
     return functools.partial(torch.mm, left, right)
 

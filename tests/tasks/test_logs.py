@@ -28,7 +28,9 @@ def restored_logging():
 def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and_processes_die(
     tmp_path, broker, sqlite_url
 ):
-    with running(tmp_path, broker.url, sqlite_url, options=("--json",), in_order=True, FARM_MAX_ATTEMPTS="1") as farm:
+    with running(
+        tmp_path, broker.url, sqlite_url, options=("--json-logs",), in_order=True, FARM_MAX_ATTEMPTS="1"
+    ) as farm:
         job_id = farm.submit(["", "raise", "crash", "oom"])
         farm.wait_for(lambda: farm.ended(job_id))
         assert sorted(item.state for item in farm.items(job_id)) == ["done", "failed", "failed", "failed"]
