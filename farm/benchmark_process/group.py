@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shutil
 import sys
@@ -30,8 +31,8 @@ POLL_S = 0.02
 #: After a first failure, the farm waits so long for the failures of other ranks: the first one that it sees is often
 #: that of a rank whose peer is gone. Unit: s.
 OTHERS_S = 1.0
-#: Failures that name a cause come before those that a missing peer may have caused.
-_CAUSES = ("crashed", "out_of_memory", "rejected", "not_available", "not_capturable", "hung", "raised")
+#: Failures that a missing peer may have caused; others name a cause.
+_PERHAPS_OF_A_PEER = ("hung", "raised")
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -148,10 +149,10 @@ class BenchmarkGroup:
         readings: dict[int, Reading] = {}
         failures: list[tuple[int, Unmeasurable]] = []
         with self._killing():
-            asked = {}
+            asked, until_s = {}, math.inf
             for rank, process in enumerate(self._ranks):
                 asked[rank] = process.ask(request, deadline_s, None if rank else on_phase, POLL_S)
-            while asked and time.monotonic() < deadline_s + POLL_S:
+            while asked and time.monotonic() < until_s:  # each answer raises at the deadline
                 self._watch()
                 for rank, answer in tuple(asked.items()):
                     try:
@@ -160,7 +161,7 @@ class BenchmarkGroup:
                         readings[rank] = found
                     except Unmeasurable as error:
                         failures.append((rank, error))
-                        deadline_s = min(deadline_s, time.monotonic() + OTHERS_S)
+                        until_s = min(until_s, time.monotonic() + OTHERS_S)
                     del asked[rank]
             if failures:
                 raise self._failure(failures)
@@ -200,7 +201,7 @@ class BenchmarkGroup:
             raise
 
     def _failure(self, failures: Sequence[tuple[int, Unmeasurable]]) -> Unmeasurable:
-        rank, error = min(failures, key=lambda failure: _CAUSES.index(failure[1].reason))
+        rank, error = min(failures, key=lambda failure: failure[1].reason in _PERHAPS_OF_A_PEER)
         text = f"Rank {rank} of {len(self.card_ids)} on {self.card_ids[rank]}: {error.message}"
         return Unmeasurable(error.reason, text, error.next_step)
 

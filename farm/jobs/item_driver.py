@@ -291,7 +291,7 @@ class ItemDriver:
         """
         if claimed.cards:
             farm, on_phase = cards.farm_of(self.holder), partial(self.phase, claimed)
-            return group_driver.measure(self.database, claimed, farm, on_phase, self.stop_requested)
+            return self.ask(group_driver.measure, self.database, claimed, farm, on_phase, self.stop_requested)
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)

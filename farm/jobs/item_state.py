@@ -215,7 +215,11 @@ AGAIN = Transition(
     (FAILED, CANCELLED),
     WAITING,
     "its job is tried again; or it is `card_left` or `kernels_listed`, and its card is needed in another round",
-    {**_NO_CLAIM, "attempts": 0, "reason": "", "message": "", "published_at_s": None, "ended_at_s": None},
+    {
+        **_NO_CLAIM,
+        **{"attempts": 0, "reason": "", "message": ""},
+        **{"published_at_s": None, "put_off_at_s": None, "ended_at_s": None},
+    },
     given=("round",),
 )
 REFUSE = Transition(

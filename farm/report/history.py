@@ -43,7 +43,7 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
         .join(ModelVariant, is_whole)
         .join(SoftwareRow, col(SoftwareRow.id) == col(ReadingRow.software_id))
         .join(ProtocolRow, col(ProtocolRow.id) == col(ReadingRow.protocol_id))
-        .where(col(ModelVariant.model).in_(names))
+        .where(col(ModelVariant.model).in_(names), col(ReadingRow.simulated).is_(False))
         .order_by(col(ReadingRow.created_at_s))
     )
     found = defaultdict[Any, list[ReadingRow]](list)
@@ -52,10 +52,10 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
         # The name of a test: the sizes of its inputs may be unknown.
         title = variant.model if "::" in variant.model else str(variant)
         series = (title, reading.card_model, reading.card_id, str(Protocol.from_json(protocol)), reading.method or 1)
-        found[series, reading.details.get("revision"), row.version, torch].append(reading)
+        found[series, reading.details.get("revision"), row.version, torch, reading.software_id].append(reading)
     rows = [
         {**dict(zip(SERIES, series, strict=True)), "torch": torch, **_row(revision, readings)}
-        for (series, revision, _, torch), readings in found.items()
+        for (series, revision, _, torch, _), readings in found.items()
     ]
     # Code without a revision is as old as its measurement.
     rows.sort(key=lambda row: (row["committed_at_s"] or row["measured_at_s"], row["dirty"], row["measured_at_s"]))
