@@ -16,6 +16,8 @@ from cli.output import answer, say
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
+    from sqlmodel import Session
+
     from cli.run import Ending
     from farm.report.gate import Gate, Judgement
     from farm.requests.partial_request import PartialRequest
@@ -77,9 +79,11 @@ def compare(
     from farm.report import compare as comparisons
     from farm.report.gate import judge
 
-    with output.open_database().read() as session:
+    def ask(session: Session) -> tuple[comparisons.SideComparison, Judgement | None]:
         found = comparisons.compare(session, first, second)
-        judged = judge(session, found, gate) if fail_above is not None or shape in FOR_CI else None
+        return found, judge(session, found, gate) if fail_above is not None or shape in FOR_CI else None
+
+    found, judged = output.first_that_knows(ask)
     shown = {**found.to_json(), "gate": judged.to_json()} if judged else found
     _show(shape, shown, judged, (found.a.text, found.b.text), lambda: lists.comparison(found, limit))
     if judged is not None:

@@ -245,9 +245,9 @@ def is_complete(report: Report) -> bool:
 
 
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
-    """Draw the sum of the tuples (y) over the whole model (x), one point per complete job (`is_complete`): a chart for
-    time, one for energy. On the diagonal, both are equal. Each pair of card model and dtype has a colour. A report
-    comes with the link to its page ("": no link)."""
+    """Draw the sum of the tuples (y) over the whole model (x): a chart for time, one for energy, with a point for each
+    complete job (`is_complete`) that has a gap. On the diagonal, both are equal. Each pair of card model and dtype has
+    a colour. A report comes with the link to its page ("": no link)."""
     points: dict[str, list[_Point]] = {"time": [], "energy": []}
     for report, link in reports:
         if not is_complete(report):
@@ -255,7 +255,7 @@ def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
         dtype = (report.request.get("variant") or {}).get("dtype", "")
         group = f"{report.cards[0].model if report.cards else '?'}, {dtype}".strip(", ")
         for what, comparison in (("time", report.verdict.time), ("energy", report.verdict.energy)):
-            if comparison is None or comparison.whole is None or not report.verdict.measured:
+            if comparison is None or comparison.whole is None or comparison.gap is None:
                 continue
             if comparison.whole.value > 0 and comparison.total.value > 0:
                 points[what].append((group, report.title, comparison.total, comparison.whole, comparison.gap, link))

@@ -29,9 +29,8 @@ def test_packaged_readings_are_small_and_by_the_current_method(name, card_model)
     assert {file.name for file in folder.iterdir()} == {
         *("readings.parquet", "calls.parquet", "captures.parquet", "verdicts.parquet", "dictionary.md")
     }
-    assert (
-        sum(file.stat().st_size for file in folder.iterdir()) <= 6_000_000
-    )  # as benchmarks/package_readings.py allows
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert size <= 6_000_000, "the limit of benchmarks/package_readings.py"
     columns = ["method", "simulated", "card_kind", "card_model", "origin"]
     rows = pq.read_table(folder / "readings.parquet", columns=columns).to_pylist()
     assert {tuple(row.values()) for row in rows} == {(METHOD, False, "cuda", card_model, name)}

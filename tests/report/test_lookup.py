@@ -91,6 +91,8 @@ def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkey
     assert said.code == 0, said.stderr
     assert len(json.loads(said.stdout)["readings"]) == 2
     assert "Using the packaged readings" in said.stderr
+    compared = farm("compare", "operator=Conv2d", "operator=Conv2d", "--json")
+    assert (compared.code, "Using the packaged readings" in compared.stderr) == (0, True)
     Database(settings().database).upgrade()
     assert "Conv2d" in farm("lookup", "Conv2d").stdout
     unknown = farm("lookup", "Conv2")
