@@ -92,7 +92,9 @@ def test_kill_9_of_one_process_of_a_group(four, victim):
     victims[victim].kill()
     assert end_of(processes.values()), "one dead rank ends the others"
     assert four.settled(job_id) == {"done": 1}
-    assert [(item.attempts, item.repeated) for item in four.farm.items(job_id)] == [(2, 0)]
+    (item,) = four.farm.items(job_id)
+    # A peer's new worker may register its card as stopped before the group sees it as lost: then the attempt is free.
+    assert (item.attempts, item.repeated) in [(2, 0), *([(1, 0)] if victim == "worker of a peer" else [])]
     assert four.settled(alone) == {"done": 4}
     assert held(four) == {}
 
