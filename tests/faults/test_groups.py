@@ -93,7 +93,7 @@ def test_kill_9_of_one_process_of_a_group(four, victim):
     assert end_of(processes.values()), "one dead rank ends the others"
     assert four.settled(job_id) == {"done": 1}
     (item,) = four.farm.items(job_id)
-    # A peer's new worker may register its card as stopped before the group sees it as lost: then the attempt is free.
+    # Seen once in a full run: the attempt did not count after a peer's worker was killed. The cause is not confirmed.
     assert (item.attempts, item.repeated) in [(2, 0), *([(1, 0)] if victim == "worker of a peer" else [])]
     assert four.settled(alone) == {"done": 4}
     assert held(four) == {}
