@@ -71,24 +71,28 @@ def waiting_share(choices: Iterable[Choice], wholes: Sequence[ReadingView]) -> F
     the loops, it is the energy of the waits. The model's own energy has no influence. `WAITING` if the replay is
     missing or too imprecise.
     """
-    replays = [whole.details.in_order for whole in wholes]
-    figures = [(part.count, chosen) for part, chosen in choices]
-    if len(replays) != 1 or replays[0] is None or any(chosen is None or chosen.energy is None for _, chosen in figures):
-        return WAITING
-    replay, temperature_c = replays[0], wholes[0].temperature_c
-    energy_mj = replay.energy_mj
-    if temperature_c is not None and replay.temperature_c is not None:
-        energy_mj *= 1 + POWER_PER_C.value * (temperature_c - replay.temperature_c)
+    replay, figures = replayed(wholes), [(part.count, chosen) for part, chosen in choices]
     known = [(count, chosen, chosen.energy) for count, chosen in figures if chosen and chosen.energy]
     swing_mj = math.fsum(count * chosen.waiting_mj for count, chosen, _ in known)
-    if not swing_mj:
+    if replay is None or len(known) < len(figures) or not swing_mj:
         return WAITING
-    scatter_mj = math.hypot(replay.energy_half_width_mj, *(count * energy.half_width for count, _, energy in known))
+    scatter_mj = math.hypot(replay["energy"].half_width, *(count * energy.half_width for count, _, energy in known))
     shared_mj = math.fsum(count * chosen.loop_unsure_mj for count, chosen, _ in known)
     half_width = max(LEAST_WAITING, math.hypot(scatter_mj, shared_mj) / abs(swing_mj))
-    missing_mj = energy_mj - math.fsum(count * energy.value for count, _, energy in known)
+    missing_mj = replay["energy"].value - math.fsum(count * energy.value for count, _, energy in known)
     share = min(1.0, max(0.0, WAITING.value + missing_mj / swing_mj))
     return Figure(share, half_width) if half_width < WAITING.half_width else WAITING
+
+
+def replayed(wholes: Sequence[ReadingView]) -> dict[str, Figure] | None:
+    """Return the time in us and the energy in mJ of all calls, replayed in order from the tuples; the energy at the
+    temperature of the whole. None if not exactly one whole has it."""
+    if len(wholes) != 1 or (found := wholes[0].details.in_order) is None:
+        return None
+    own_c, whole_c = found.temperature_c, wholes[0].temperature_c
+    warmer = 1 + POWER_PER_C.value * (whole_c - own_c) if own_c is not None and whole_c is not None else 1.0
+    energy = Figure(found.energy_mj * warmer, found.energy_half_width_mj)
+    return {"time": Figure(found.time_us, found.time_half_width_us), "energy": energy}
 
 
 def aggregate(
@@ -123,7 +127,8 @@ def aggregate(
     with_context = alone < len(measured)
     # The differences between jobs were measured for tuples that are timed among other operators.
     between = BETWEEN_JOBS if with_context else dict.fromkeys(BETWEEN_JOBS, 0.0)
-    compared = _comparisons(measured, readings, systematic_time, systematic_energy, between)
+    replay = (replayed(readings) if len(measured) == len(parts) else None) or {}
+    compared = _comparisons(measured, readings, systematic_time, systematic_energy, between, replay)
     found = Verdict(
         outcome="none",
         reasons=(),
@@ -170,8 +175,13 @@ def _comparisons(
     systematic_time: float,
     systematic_energy: float,
     between: Mapping[str, float],
+    replay: Mapping[str, Figure],
 ) -> dict[str, Any]:
-    """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power."""
+    """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
+
+    A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So the
+    error of a sum is at most its difference from the replay, plus the error of the replay.
+    """
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 
     def compared(
@@ -180,22 +190,35 @@ def _comparisons(
         of_wholes: Sequence[Figure | None],
         systematic: float,
         common: float,
+        of_replay: Figure | None = None,
     ) -> Comparison | None:
         total = total_of((figure, part.count) for (part, *_), figure in zip(measured, terms, strict=True))
         if total is None:
             return None
-        half_width = math.hypot(total.half_width, systematic * total.value, common)
+        own = math.hypot(total.half_width, common)
+        if of_replay:
+            own = min(own, abs(total.value - of_replay.value) + of_replay.half_width)
+        half_width, common = math.hypot(own, systematic * total.value), min(own, common)
         return Comparison(Figure(total.value, half_width), _mean(of_wholes, weights), common, between[name])
 
     chosen = [chosen for *_, chosen in measured]
     common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
-    time = compared("time", [one.time for one in chosen], [whole.time for whole in wholes], systematic_time, common_us)
+    time = compared(
+        "time",
+        [one.time for one in chosen],
+        [whole.time for whole in wholes],
+        systematic_time,
+        common_us,
+        replay.get("time"),
+    )
     if time is not None:
         time = replace(time, paired=_timed_in_turn(measured, wholes))
     energy = above_idle = power = None
     if measured and all(one.energy for one in chosen):
         whole_energies = [whole.energy for whole in wholes]
-        energy = compared("energy", [one.energy for one in chosen], whole_energies, systematic_energy, common_mj)
+        energy = compared(
+            "energy", [one.energy for one in chosen], whole_energies, systematic_energy, common_mj, replay.get("energy")
+        )
         terms = (_above_idle(one.energy, one.time, reading) for _, reading, one in measured)
         of_wholes = [_above_idle(whole.energy, whole.time, whole) for whole in wholes]
         above_idle = compared("energy", terms, of_wholes, systematic_energy, common_mj)

@@ -78,6 +78,20 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(energy_m
     assert with_replay.half_width < without.half_width
 
 
+def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
+    context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
+    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=context)))
+    places = {"relu": Place(0.5, 0.0, calls=10)}
+
+    def half_width(replay_us: float | None) -> float:
+        replay = replay_us and InOrder(replay_us, 0.2, 400.0, 2.0)
+        whole = reading(105.0, details=Details(found_again=0.0, places=places, in_order=replay))
+        return aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").time.total.half_width
+
+    assert half_width(105.3) == pytest.approx(0.3 + 0.2)  # the sum is 105
+    assert half_width(120.0) == half_width(None) > 5  # a replay that disagrees does not narrow the interval
+
+
 def test_weights_that_stay_in_the_cache_are_not_fetched():
     assert choose(reading(details=Details(context=CONTEXT, copies=9)), [whole(1)]).time.value == pytest.approx(105 - 20)
     assert choose(reading(details=Details(context=CONTEXT, copies=1)), [whole(1)]).time.value == pytest.approx(105)
