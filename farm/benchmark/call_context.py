@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
@@ -48,8 +49,6 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
         torch.OutOfMemoryError: the model leaves too little memory for the tuples.
     """
     player = Player(capture, device)
-    player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
-    torch.cuda.synchronize(device)
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
 
     def timed(call: CapturedCall, operator: Rebuilt) -> object:
@@ -61,7 +60,9 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
         third.record()
         return out
 
-    graph = capture_graph([lambda: player.play(timed)], device)
+    player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
+    steps = HostSteps.of(lambda: player.play(timed), device)
+    graph = capture_graph([steps.around(lambda: player.play(timed))], device)
     least, most = REPLAYS
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):

@@ -17,6 +17,7 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.cache import InPlacePass, found_again
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.operators import kernels
@@ -116,14 +117,16 @@ def operator_passes(
     if spec.kind in ("kernel", "collective"):
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
+    recordable = spec.kind in ("kernel", "collective") or bool(placement)
+    steps = HostSteps(device) if recordable else _host_steps(run(rebuilt), protocol, device)
     return Passes(
-        first=run(rebuilt),
-        copy=lambda index: run(rebuilt.replica(weights=copies_weights, activations=stream, index=index)),
+        first=steps.around(run(rebuilt)),
+        copy=lambda index: steps.around(run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))),
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
-        details=offloaded.details,
+        details=_with_steps(offloaded.details, steps),
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
@@ -176,22 +179,42 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     if protocol.data == "zeros":
         _zero(arguments)
 
+    steps = _host_steps(lambda: model(*arguments), protocol, device)
+
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
-        return lambda: model(*others)
+        return steps.around(lambda: model(*others))
 
     return Passes(
-        first=lambda: model(*arguments),
+        first=steps.around(lambda: model(*arguments)),
         copy=copy if protocol.residency == "stream" else None,
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=_working_set(lambda: model(*arguments), model, protocol, device),
+        details=_with_steps(_working_set(lambda: model(*arguments), model, protocol, device), steps),
         order=None
         if variant.cards > 1
         else lambda: as_launched(
-            lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
+            steps.around(lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)),
+            protocol,
+            device,
         ),
     )
+
+
+def _host_steps(run: Pass, protocol: Protocol, device: torch.device) -> HostSteps:
+    """Run a pass and find its host steps, if graphs are launched. Raises `Unmeasurable` if there is nothing else."""
+    if device.type != "cuda" or protocol.launch != "graph":
+        return HostSteps(device)
+    steps = HostSteps.of(run, device)
+    if steps.steps and not steps.launches:
+        which = ", ".join(steps.left_out_us or ())
+        text = f"No CUDA graph can record any part of the operator: the output size of {which} depends on values."
+        raise Unmeasurable("not_capturable", text, "Measure it with --launch eager.")
+    return steps
+
+
+def _with_steps(details: Details, steps: HostSteps) -> Details:
+    return dataclasses.replace(details, host_copies=steps.copied, left_out_us=steps.left_out_us)
 
 
 def _check_cards(variant: Variant) -> None:

@@ -56,12 +56,15 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    before = owner.__dict__[name]
+    before = owner.__dict__.get(name)  # None: a class inherits it
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 class ByPosition(nn.Module):
