@@ -160,8 +160,8 @@ class _Pass:
         """Copy from host to card."""
         if func is _COPIES[0]:
             return self._leave_out(str(func), lambda: func(*args, **kwargs))
-        source = args[1].to(args[0].dtype).expand_as(args[0])  # PyTorch, too, converts before it copies
-        source = args[1] if source.shape == args[1].shape else source.contiguous()
+        source = args[1].to(args[0].dtype)  # PyTorch, too, converts before it copies
+        source = source if source.shape == args[0].shape else source.expand_as(args[0]).contiguous()
         if self.recording:
             self._add(str(func), None, _pinned_like(source).copy_(source))
             return func(*args, **kwargs)
@@ -212,7 +212,7 @@ class _Pass:
             on_card = isinstance(data, torch.Tensor) and data.device.type == self.card
             if torch.device(device).type != self.card or on_card:
                 return original(*args, **kwargs)
-            return self._leave_out(name, functools.partial(original, *args, **kwargs))
+            return self._leave_out(f"torch.{name}", functools.partial(original, *args, **kwargs))
 
         return made
 

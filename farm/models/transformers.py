@@ -259,7 +259,8 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
 
     A model of transformers reads its mask to check whether it needs one, and in training its positions, to check
     whether a row contains several texts. While a graph is recorded it cannot read values: it then uses a mask and a
-    slower attention than an eager pass. This function knows the values, so the model need not read them.
+    slower attention than an eager pass. This function knows the values, so the model need not read them. Nor need it
+    read the first and the last ids to warn about padding.
     """
 
     @functools.wraps(forward)
@@ -271,6 +272,8 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(torch.cuda, "is_current_stream_capturing", lambda: padded))
+            base = _package().PreTrainedModel
+            stack.enter_context(replaced(base, "warn_if_padding_and_no_attention_mask", lambda *_: None))
             if hasattr(masking_utils, "find_packed_sequence_indices"):
                 stack.enter_context(replaced(masking_utils, "find_packed_sequence_indices", lambda _: None))
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):

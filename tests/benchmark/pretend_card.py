@@ -107,8 +107,12 @@ def present() -> Iterator[None]:
             raise RuntimeError("operation not permitted when stream is capturing: torch.tensor")
         return OnCard(made)
 
+    def new_tensor(self: torch.Tensor, data: Any) -> torch.Tensor:
+        return tensor(data, dtype=self.dtype, device=self.device)
+
     with (
         mock.patch.object(torch, "tensor", tensor),
+        mock.patch.object(torch.Tensor, "new_tensor", new_tensor),
         mock.patch.object(torch.cuda, "synchronize"),
         torch.no_grad(),
         PretendCard(),
