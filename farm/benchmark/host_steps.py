@@ -210,7 +210,7 @@ class _Pass:
             device = kwargs.get("device") or (args[0].device if name == "new_tensor" else "cpu")
             data = args[name == "new_tensor"] if len(args) > (name == "new_tensor") else None
             on_card = isinstance(data, torch.Tensor) and data.device.type == self.card
-            if torch.device(device).type != self.card or on_card or data == []:
+            if torch.device(device).type != self.card or on_card or (isinstance(data, list) and not data):
                 return original(*args, **kwargs)
             return self._leave_out(f"torch.{name}", functools.partial(original, *args, **kwargs))
 

@@ -104,9 +104,10 @@ class Decoding(nn.Module):
         super().__init__()
         self.model = model
         self.growing = growing
-        self.cache: Any = DynamicCache(config=model.config) if growing else StaticCache(model.config, max_cache_len=size)
+        config = model.config
+        self.cache: Any = DynamicCache(config=config) if growing else StaticCache(config=config, max_cache_len=size)
         self.before = size - max(depth, len(self.cache.layers))
-        heads, width = _heads_and_width(model.config)
+        heads, width = _heads_and_width(config)
         shape = (batch, max(1, heads // cards), size - 1, width)
         if not growing:  # this call fills the cache with zeros; on meta it only sets the shapes
             self.cache.early_initialization(*shape[:2], width, model.dtype, torch.device("meta"))
