@@ -60,8 +60,7 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
         third.record()
         return out
 
-    player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
-    steps = HostSteps.of(lambda: player.play(timed), device)
+    steps = HostSteps.of(lambda: player.play(timed), device)  # libraries load and select their algorithms
     graph = capture_graph([steps.around(lambda: player.play(timed))], device)
     least, most = REPLAYS
     samples: dict[str, list[float]] = defaultdict(list)
