@@ -117,8 +117,8 @@ def operator_passes(
     if spec.kind in ("kernel", "collective"):
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
-    recordable = spec.kind in ("kernel", "collective") or bool(placement)
-    steps = HostSteps(device) if recordable else _host_steps(run(rebuilt), protocol, device)
+    without = spec.kind in ("kernel", "collective") or placement
+    steps = HostSteps(device) if without else _host_steps(run(rebuilt), protocol, device)
     return Passes(
         first=steps.around(run(rebuilt)),
         copy=lambda index: steps.around(run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))),
@@ -126,7 +126,7 @@ def operator_passes(
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
-        details=_with_steps(offloaded.details, steps),
+        details=dataclasses.replace(offloaded.details, **steps.details()),
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
@@ -179,18 +179,19 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     if protocol.data == "zeros":
         _zero(arguments)
 
-    steps = _host_steps(lambda: model(*arguments), protocol, device)
+    run = functools.partial(model, *arguments)
+    steps = _host_steps(run, protocol, device)
 
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
-        return steps.around(lambda: model(*others))
+        return steps.around(functools.partial(model, *others))
 
     return Passes(
-        first=steps.around(lambda: model(*arguments)),
+        first=steps.around(run),
         copy=copy if protocol.residency == "stream" else None,
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=_with_steps(_working_set(lambda: model(*arguments), model, protocol, device), steps),
+        details=dataclasses.replace(_working_set(run, model, protocol, device), **steps.details()),
         order=None
         if variant.cards > 1
         else lambda: as_launched(
@@ -202,19 +203,8 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
 
 
 def _host_steps(run: Pass, protocol: Protocol, device: torch.device) -> HostSteps:
-    """Run a pass and find its host steps, if graphs are launched. Raises `Unmeasurable` if there is nothing else."""
-    if device.type != "cuda" or protocol.launch != "graph":
-        return HostSteps(device)
-    steps = HostSteps.of(run, device)
-    if steps.steps and not steps.launches:
-        which = ", ".join(steps.left_out_us or ())
-        text = f"No CUDA graph can record any part of the operator: the output size of {which} depends on values."
-        raise Unmeasurable("not_capturable", text, "Measure it with --launch eager.")
-    return steps
-
-
-def _with_steps(details: Details, steps: HostSteps) -> Details:
-    return dataclasses.replace(details, host_copies=steps.copied, left_out_us=steps.left_out_us)
+    graph = device.type == "cuda" and protocol.launch == "graph"
+    return HostSteps.of(run, device) if graph else HostSteps(device)
 
 
 def _check_cards(variant: Variant) -> None:

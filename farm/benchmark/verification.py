@@ -89,8 +89,8 @@ def verify(
     variant, not_captured = Variant.from_json(subject.spec), None
     tuple_record = record or (lambda run: run)
     if record is None and device.type == "cuda" and protocol.launch == "graph":
-        whole = [HostSteps(device)] if variant.compile or variant.step else []
-        record = functools.partial(_as_graph, device=device, known=whole)
+        known = [HostSteps(device)] if variant.compile or variant.step else []
+        record = functools.partial(_as_graph, device=device, known=known)
         tuple_record = functools.partial(_as_graph, device=device)
     try:
         with numeric_flags(protocol):
@@ -204,9 +204,8 @@ class NotCaptured(Exception):
 def _as_graph(
     run: Callable[[], object], device: torch.device, known: list[HostSteps] | None = None
 ) -> Callable[[], object]:
-    """A replay of the run's graph. ``known`` keeps the host steps of the first run for further runs of the same."""
     try:
-        known = [] if known is None else known
+        known = [] if known is None else known  # the passes of a whole have the same steps
         if not known:
             known.append(HostSteps.of(run, device))
         return capture_graph([known[0].around(run)], device).replay
