@@ -107,8 +107,8 @@ def present() -> Iterator[None]:
             raise RuntimeError("operation not permitted when stream is capturing: torch.tensor")
         return OnCard(made)
 
-    def new_tensor(self: torch.Tensor, data: Any) -> torch.Tensor:
-        return tensor(data, dtype=self.dtype, device=self.device)
+    def new_tensor(self: torch.Tensor, data: Any, device: Any = None) -> torch.Tensor:
+        return tensor(data, dtype=self.dtype, device=device or self.device)
 
     with (
         mock.patch.object(torch, "tensor", tensor),

@@ -37,8 +37,7 @@ def test_replays_compute_what_an_eager_pass_computes() -> None:
     model, x = Waiting().to(CARD), torch.randn(6, 8, device=CARD)
     expected = model(x)
     steps = HostSteps.of(lambda: model(x), CARD)
-    assert steps.copied
-    assert steps.left_out_us
+    assert None not in steps.details().values()
     found: list[Any] = []
     graph = capture_graph([steps.around(lambda: found.append(model(x)))] * 2, CARD)
     for _ in range(3):
@@ -54,7 +53,7 @@ def test_a_read_of_a_value_is_measured_and_an_operator_that_is_left_out_is_not()
     reading = bench.measure(of_one_tensor("torch.Tensor.item"), Protocol(), Stopping(maximum_s=1))
     assert reading.details.host_copies == {"aten._local_scalar_dense.default": 1}
     assert reading.time_us > 0
-    with pytest.raises(Unmeasurable, match="No CUDA graph can record any part"):
+    with pytest.raises(Unmeasurable, match="nothing else runs on the card"):
         bench.measure(of_one_tensor("torch.nonzero"), Protocol(), Stopping(maximum_s=1))
 
 
