@@ -24,6 +24,7 @@ from farm.benchmark.call_context import Player, time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
@@ -359,7 +360,8 @@ class Bench:
             player = Player(passes.order(), device)
             found: dict[str, Any] = {"places": time_in_order(player, pass_s)}
             if counts_energy and not limited:
-                with contextlib.closing(arrange(Passes(player.once), protocol, device)) as replay:
+                once = HostSteps.of(player.once, device).around(player.once)
+                with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
                     one = self._steady(replay, stopping, GATES["operator"], silent)
                 if one.energy_mj is not None:
                     found["in_order"] = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
