@@ -7,6 +7,9 @@ Requirements:
   that depend on them and on numbers alone are computed. Every result that depends on a weight or an activation is fake.
 - The real tensors are plain tensors, not fake tensors with a value attached: if a mask is fake, transformers assumes
   tracing and runs other code than in a normal pass.
+- The memory of the host is not that of the card: a card spends nothing on what models compute on the host. Without a
+  CUDA context no tensor can say "cuda", so fake tensors say ``STANDS_FOR_A_CARD``, and `FakeTensors` knows which real
+  tensors are on the card.
 - After a fake tensor was written to a real storage, the values of the storage are unknown: every result computed from
   it is fake, and reading a value fails, as for every fake tensor.
 - Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
@@ -42,6 +45,13 @@ MOST_BYTES = 2**24
 MOST_MADE_BYTES = 2**20
 _WIDER = 8  # a result of at most this many times the bytes of its inputs is computed, too: integers from booleans
 
+#: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but tensors that a model
+#: makes on the host say "cpu".
+STANDS_FOR_A_CARD = "cpu:0"
+_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+#: Functions whose result on that device is not marked by an aten operator.
+PLACED = frozenset({_DEVICE, torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
+
 #: Values that are never copied: they have no tensors of their own, or other code replaces their tensors.
 _OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
 _OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
@@ -54,11 +64,11 @@ _INDEXING = frozenset(
 
 @contextlib.contextmanager
 def fake_pass(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device_type: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: str
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
-    """While active, the tensors of ``model`` are replaced by fake ones on ``device_type``. Yields the replacements, and
-    the replaced ``args`` and ``kwargs``."""
-    fakes = FakeTensors(FakeTensorMode(), device_type)
+    """While active, the tensors of ``model`` are replaced by fake ones on ``device``. Yields the replacements, and the
+    replaced ``args`` and ``kwargs``."""
+    fakes = FakeTensors(FakeTensorMode(), device)
     # If the mode cannot fake an operator, its log repeats the error: silence the log.
     log = logging.getLogger(FakeTensorMode.__module__)
     level = log.level
@@ -76,8 +86,9 @@ class FakeTensors:
     """Replaces tensors and keeps their identity and strides: small integer tensors that have values become real copies,
     all others become fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
-        self.mode, self.device = mode, torch.device(device_type)
+    def __init__(self, mode: FakeTensorMode, device: str) -> None:
+        self.mode, self.device = mode, torch.device(device)
+        self._on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if `STANDS_FOR_A_CARD` is the device
         self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
@@ -101,6 +112,7 @@ class FakeTensors:
                 replacement = torch.empty(0, dtype=tensor.dtype, device=self.device)
                 place = tensor.storage_offset(), tensor.shape, tensor.stride()
                 replacement.set_(self._storages[storage._cdata], *place)
+                self.put_on_card(replacement)
             else:
                 trained = is_parameter and tensor.requires_grad
                 replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, requires_grad=trained)
@@ -110,13 +122,42 @@ class FakeTensors:
         return self._replacements[id(tensor)][1]
 
     def fresh(
-        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
+        self,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        requires_grad: bool = False,
+        device: torch.device | None = None,
     ) -> FakeTensor:
         """A fake tensor with its own storage. `FakeTensorMode` also makes one from a meta tensor; below the dispatcher
         this takes a tenth of the time, and a model has thousands of tensors."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
-        return FakeTensor(self.mode, meta, self.device)
+        return FakeTensor(self.mode, meta, device or self.device)
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        """True if a pass on a card has this tensor in the memory of the host."""
+        if type(tensor) is FakeTensor or self.device.index is None or self.device.type != "cpu":
+            return tensor.device.type == "cpu" and tensor.device != self.device
+        return storage_key(tensor) not in self._on_card
+
+    def put_on_card(self, out: Any) -> None:
+        """Mark real tensors."""
+        for tensor in tensors_in(out):
+            if type(tensor) is not FakeTensor:
+                self._on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+
+    def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one of `PLACED`."""
+        if func == _DEVICE:
+            return func(*args) if type(args[0]) is FakeTensor or self.on_host(args[0]) else self.device
+        out = func(*args, **kwargs)
+        like = args[0] if func is torch.Tensor.new_tensor else out
+        device = kwargs.get("device")
+        if (device is None and not self.on_host(like)) or (device and torch.device(device) == self.device):
+            self.put_on_card(out)
+        return out
 
     def tree(self, tree: Any) -> Any:
         """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors replaced."""
@@ -214,7 +255,10 @@ class _RealIntegers(TorchDispatchMode):
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if kwargs.get("device") == self.fakes.device or not all(map(self.fakes.on_host, real)):
+                self.fakes.put_on_card(out)  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+            return out
 
     def _computes(self, func: Any, args: Any, kwargs: Any, real: list[torch.Tensor]) -> bool:
         if func.is_view:  # a view needs no values
@@ -254,12 +298,16 @@ class _RealIntegers(TorchDispatchMode):
                     places.append(index)
             args = (args[0], places, *args[2:])
         replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        on_host = all(map(self.fakes.on_host, tensors_in((args, kwargs))))
+        device = torch.device("cpu") if on_host else self.fakes.device
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if type(tensor) is FakeTensor:
                 return tensor
             if id(tensor) not in replaced:
-                replaced[id(tensor)] = tensor, self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+                replaced[id(tensor)] = tensor, self.fakes.fresh(
+                    tensor.shape, tensor.stride(), tensor.dtype, device=device
+                )
             return replaced[id(tensor)][1]
 
         out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
@@ -405,6 +453,8 @@ class RepeatedCalls:
         output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
+        if out.device != self.fakes.device:
+            return False
         layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()
         output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
         if output is layout:
@@ -418,7 +468,7 @@ class RepeatedCalls:
 
 def _key(call: DescribedCall) -> Hashable:
     # Operators may also depend on these flags, which a tuple does not contain.
-    flags = [(tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
+    flags = [(tensor.device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
     return call.key, torch.is_grad_enabled(), tuple(flags)
 
 
