@@ -252,6 +252,9 @@ class _RealIntegers(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
+        if func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device:
+            if not self.fakes.on_host(real[0]) and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
+                return real[0]  # a real tensor says "cpu", but it is there already
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
@@ -305,8 +308,9 @@ class _RealIntegers(TorchDispatchMode):
             if type(tensor) is FakeTensor:
                 return tensor
             if id(tensor) not in replaced:
-                replaced[id(tensor)] = tensor, self.fakes.fresh(
-                    tensor.shape, tensor.stride(), tensor.dtype, device=device
+                replaced[id(tensor)] = (
+                    tensor,
+                    self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype, device=device),
                 )
             return replaced[id(tensor)][1]
 
@@ -453,7 +457,7 @@ class RepeatedCalls:
         output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
-        if out.device != self.fakes.device:
+        if self.fakes.on_host(out):
             return False
         layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()
         output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
