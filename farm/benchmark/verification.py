@@ -202,8 +202,7 @@ class NotCaptured(Exception):
 def _as_graph(run: Callable[[], object], device: torch.device, waits: bool = True) -> Callable[[], object]:
     """``waits``: the run may have host steps."""
     try:
-        steps = HostSteps.of(run, device) if waits else HostSteps(device)
-        return capture_graph([steps.around(run)], device).replay
+        return capture_graph([HostSteps.of(run, device, wanted=waits).around(run)], device).replay
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:

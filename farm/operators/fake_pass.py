@@ -88,7 +88,8 @@ class FakeTensors:
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         self.mode, self.device = mode, torch.device(device)
-        self._on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if `STANDS_FOR_A_CARD` is the device
+        self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
+        self._on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
         self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
@@ -122,40 +123,33 @@ class FakeTensors:
         return self._replacements[id(tensor)][1]
 
     def fresh(
-        self,
-        shape: Sequence[int],
-        stride: Sequence[int],
-        dtype: torch.dtype,
-        *,
-        requires_grad: bool = False,
-        device: torch.device | None = None,
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
     ) -> FakeTensor:
         """A fake tensor with its own storage. `FakeTensorMode` also makes one from a meta tensor; below the dispatcher
         this takes a tenth of the time, and a model has thousands of tensors."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
-        return FakeTensor(self.mode, meta, device or self.device)
+        return FakeTensor(self.mode, meta, self.device)
 
     def on_host(self, tensor: torch.Tensor) -> bool:
         """True if a pass on a card has this tensor in the memory of the host."""
-        if type(tensor) is FakeTensor or self.device.index is None or self.device.type != "cpu":
+        if type(tensor) is FakeTensor or not self.stands:
             return tensor.device.type == "cpu" and tensor.device != self.device
         return storage_key(tensor) not in self._on_card
 
     def put_on_card(self, out: Any) -> None:
         """Mark real tensors."""
         for tensor in tensors_in(out):
-            if type(tensor) is not FakeTensor:
+            if self.stands and type(tensor) is not FakeTensor:
                 self._on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one of `PLACED`."""
+        out, like = func(*args, **kwargs), args[0] if func in (_DEVICE, torch.Tensor.new_tensor) else None
+        there = isinstance(like, torch.Tensor) and not self.on_host(like)
         if func == _DEVICE:
-            return func(*args) if type(args[0]) is FakeTensor or self.on_host(args[0]) else self.device
-        out = func(*args, **kwargs)
-        like = args[0] if func is torch.Tensor.new_tensor else out
-        device = kwargs.get("device")
-        if (device is None and not self.on_host(like)) or (device and torch.device(device) == self.device):
+            return self.device if there and type(like) is not FakeTensor else out
+        if torch.device(device) == self.device if (device := kwargs.get("device")) is not None else there:
             self.put_on_card(out)
         return out
 
@@ -252,9 +246,11 @@ class _RealIntegers(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
-        if func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device:
-            if not self.fakes.on_host(real[0]) and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
-                return real[0]  # a real tensor says "cpu", but it is there already
+        there = (
+            self.fakes.stands and real and kwargs.get("device") == self.fakes.device and not self.fakes.on_host(real[0])
+        )
+        if there and func is torch.ops.aten._to_copy.default and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
+            return real[0]  # it says "cpu"
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
@@ -302,16 +298,14 @@ class _RealIntegers(TorchDispatchMode):
             args = (args[0], places, *args[2:])
         replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         on_host = all(map(self.fakes.on_host, tensors_in((args, kwargs))))
-        device = torch.device("cpu") if on_host else self.fakes.device
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if type(tensor) is FakeTensor:
                 return tensor
             if id(tensor) not in replaced:
-                replaced[id(tensor)] = (
-                    tensor,
-                    self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype, device=device),
-                )
+                one = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+                one.fake_device = torch.device("cpu") if on_host else one.fake_device
+                replaced[id(tensor)] = tensor, one
             return replaced[id(tensor)][1]
 
         out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
@@ -457,13 +451,11 @@ class RepeatedCalls:
         output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
-        if self.fakes.on_host(out):
-            return False
         layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()
         output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
         if output is layout:
             complete = storage.nbytes() == self.fakes.fresh(*layout).untyped_storage().nbytes()
-            if storage._cdata in call.storages or out.storage_offset() or not complete:
+            if storage._cdata in call.storages or out.storage_offset() or not complete or self.fakes.on_host(out):
                 return False
         positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
         self.effects[_key(call)] = _Effect(tuple(operators), positions, output)

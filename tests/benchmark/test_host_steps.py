@@ -134,7 +134,7 @@ def test_a_number_that_is_read_on_the_host_is_part_of_the_tuple():
 
 
 #: Views of tensors of the pretended card have storages of their own, so each view is a call.
-VIEWS = set("chunk contiguous expand getitem permute reshape squeeze transpose unsqueeze view".split())
+VIEWS = {"chunk", "contiguous", "expand", "getitem", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view"}
 
 
 @pytest.mark.parametrize("name", ["deberta-base", "mpnet-base", "t5-small"])
