@@ -135,7 +135,11 @@ class FakeTensors:
         """True if a pass on a card has this tensor in the memory of the host."""
         if type(tensor) is FakeTensor or not self.stands:
             return tensor.device.type == "cpu" and tensor.device != self.device
-        return storage_key(tensor) not in self._on_card
+        return not self.has(tensor)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """True if a real tensor is on the device that `STANDS_FOR_A_CARD`."""
+        return storage_key(tensor) in self._on_card
 
     def put_on_card(self, out: Any) -> None:
         """Mark real tensors."""
@@ -145,11 +149,11 @@ class FakeTensors:
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one of `PLACED`."""
-        out, like = func(*args, **kwargs), args[0] if func in (_DEVICE, torch.Tensor.new_tensor) else None
-        there = isinstance(like, torch.Tensor) and not self.on_host(like)
+        out, device = func(*args, **kwargs), kwargs.get("device")
+        there = self.stands and func in (_DEVICE, torch.Tensor.new_tensor) and not self.on_host(args[0])
         if func == _DEVICE:
-            return self.device if there and type(like) is not FakeTensor else out
-        if torch.device(device) == self.device if (device := kwargs.get("device")) is not None else there:
+            return self.device if there else out
+        if torch.device(device) == self.device if device is not None else there:
             self.put_on_card(out)
         return out
 
@@ -246,11 +250,9 @@ class _RealIntegers(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
-        there = (
-            self.fakes.stands and real and kwargs.get("device") == self.fakes.device and not self.fakes.on_host(real[0])
-        )
-        if there and func is torch.ops.aten._to_copy.default and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
-            return real[0]  # it says "cpu"
+        moved = func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device
+        if moved and self.fakes.has(real[0]) and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
+            return real[0]  # it is there already, but says "cpu"
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
