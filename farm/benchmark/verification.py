@@ -30,7 +30,8 @@ from typing import Any
 
 import torch
 
-from farm.benchmark.passes import build_variant, compiled_pass, grad_mode, numeric_flags
+from farm.benchmark import ranks
+from farm.benchmark.passes import as_launched, build_variant, compiled_pass, grad_mode, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
@@ -85,6 +86,8 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
+    if ranks.world() > 1:
+        return _verify_rank(subject, protocol, device, predicted or {})
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device)
     variant, not_captured = Variant.from_json(subject.spec), None
@@ -119,6 +122,41 @@ def verify(
     if variant.compile:
         observed["compiled"] = compiled_pass(subject, device).facts()
     return observed, findings
+
+
+def _verify_rank(
+    subject: Subject, protocol: Protocol, device: torch.device, predicted: Mapping[str, int]
+) -> tuple[dict[str, Any] | None, Verification]:
+    """Compare the operators of this rank's part with the prediction.
+
+    The profiler is not used, because it would slow down the next measurements of the ranks.
+    """
+    from farm.training.capture import capture_step
+    from farm.training.extract import build_step, capture_forward
+
+    variant = Variant.from_json(subject.spec)
+    try:
+        with numeric_flags(protocol):
+            if variant.step:
+                step = build_step(variant, device, launch=protocol.launch)
+                step.run()  # a distributed optimizer plans its second step when it runs
+                observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
+            else:
+                model, arguments = build_variant(variant, device)
+                with grad_mode(protocol):
+                    model(*arguments)  # libraries initialize in the first pass
+                observe = functools.partial(
+                    capture_forward, model, arguments, grad=protocol.grad, device_type=device.type
+                )
+            capture = as_launched(observe, protocol, device)
+    except FarmError:
+        raise
+    except Exception as error:
+        raise why_it_raised(error) from error
+    findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
+    launch = protocol.launch if device.type == "cuda" else "eager"
+    findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
+    return None if findings.matches else capture_json(capture), findings
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:

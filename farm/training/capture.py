@@ -54,6 +54,7 @@ from farm.types.tuple import OperatorTuple
 _AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 @torch.enable_grad()
@@ -126,6 +127,7 @@ class StepRecorder(Recorder):
         self.node: Any = None  # the node of the backward that runs
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
+        self.in_attention = False
 
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
@@ -179,7 +181,25 @@ class StepRecorder(Recorder):
             return func(*args, **kwargs)
         name: str = FUNCTION_NAMES.get(func) or getattr(func, "__name__", "") or str(func)
         with self.owner(name.rpartition(".")[2]):
+            if func is _ATTENTION and isinstance(self.step, ForwardPass):
+                return self._call_attention(name, args, kwargs)
             return func(*args, **kwargs)
+
+    def _call_attention(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Record an attention as one call: PyTorch chooses its operators by the device. A backward needs them."""
+        number, calls = len(self.slots), len(self.calls)
+        self.slots.append(None)
+        self.in_attention = True
+        try:
+            with self.around(number):
+                out = _ATTENTION(*args, **kwargs)
+        finally:
+            self.in_attention = False
+        with torch._C.DisableTorchFunction():
+            self._record(_ATTENTION, args, kwargs, out, name)
+        if len(self.calls) > calls:
+            self.slots[number] = calls
+        return out
 
     @contextlib.contextmanager
     def owner(self, what: str) -> Iterator[None]:
@@ -246,6 +266,8 @@ class StepRecorder(Recorder):
         return ("loss" if self.owners[owner].stage == "loss" else "backward"), owner
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.in_attention:
+            return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
             # Between two nodes, autograd adds in place to a gradient that only its own buffer refers to.
@@ -286,8 +308,9 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        name = str(_AS_RUN.get(func, func))
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, function: str = "") -> None:
+        """Record a call of an aten operator, or of a public function that writes no input."""
+        name = function or str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -299,11 +322,12 @@ class StepRecorder(Recorder):
             {one: role_in_tuple("" if place is None else stored.tensors[place].role) for one, place in places.items()}
         )
         try:
-            spec = self.describe(name, "aten", args, kwargs, table).spec
+            spec = self.describe(name, "function" if function else "aten", args, kwargs, table).spec
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        self._add(spec, func, inputs, itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)), found)
+        changed = () if function else written_tensors(func, args, kwargs)
+        self._add(spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(
         self,
@@ -314,7 +338,7 @@ class StepRecorder(Recorder):
         found: tuple[str, int | None] | None,
     ) -> None:
         (part, number), stored = found or (self.now, None), self.storages
-        index, label = len(self.calls), func._schema.name.rpartition("::")[2]
+        index, label = len(self.calls), func.__name__ if func is _ATTENTION else func._schema.name.rpartition("::")[2]
 
         def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
             return tuple(dict.fromkeys(stored.add(tensor, label, "", index) for tensor in tensors))

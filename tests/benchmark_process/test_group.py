@@ -19,6 +19,7 @@ from farm.jobs.group_driver import KeptGroup
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
 from farm.settings import settings
+from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
@@ -103,6 +104,26 @@ def test_a_split_training_step_is_one_subject_of_all_ranks(pair, sharding):
     subject = Subject("variant", variant.id, variant.to_json())
     reading = pair.measure(subject, dataclasses.replace(EAGER, grad=True), SHORT, timeout_s=120.0).reading
     assert len(reading.details.ranks) == 2
+
+
+def test_rank_0_compares_the_operators_of_a_split_model_with_the_prediction(pair, models, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("FARM_MODELS", models)
+    settings.cache_clear()
+    decode = versioned(catalog.variant("tiny", 2, phase="decode", tensor_parallel=2))
+    about = {"input_size": 32, "step": "training", "data_parallel": 2}
+    for variant in (decode, *(catalog.variant("resnet18", 2, sharding=one, **about) for one in ("ddp", "fsdp"))):
+        subject = Subject("variant", variant.id, variant.to_json())
+        protocol = dataclasses.replace(EAGER, grad=bool(variant.step))
+        predicted = dict(extract(variant).capture.counts)
+        answer = pair.measure(subject, protocol, SHORT, predicted=predicted, verify=True, timeout_s=120.0)
+        assert answer.verification.matches, answer.verification.differences
+        assert answer.observed is None
+        left_out = predicted.popitem()[0]
+    answer = pair.measure(subject, protocol, SHORT, predicted=predicted, verify=True, timeout_s=120.0)
+    assert list(answer.verification.unexpected) == [left_out]
+    assert left_out in answer.observed["tuples"]
+    assert len(answer.reading.details.ranks) == 2
 
 
 def test_what_needs_another_number_of_cards_is_refused_and_the_ranks_end(pair):
