@@ -20,6 +20,7 @@ import bisect
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 import math
 import statistics
@@ -87,7 +88,10 @@ def verify(
     """
     one_stream(device)
     if ranks.world() > 1:
-        return _verify_rank(subject, protocol, device, predicted or {})
+        try:
+            return _verify_rank(subject, protocol, device, predicted or {})
+        finally:
+            gc.collect()  # a split model refers to itself; the measurement needs its memory
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device)
     variant, not_captured = Variant.from_json(subject.spec), None
