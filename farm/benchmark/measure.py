@@ -411,7 +411,7 @@ class Bench:
         Copies on a card are much faster than those between cards, so a rough figure is enough for a collective.
         """
         if ranks.world() > 1 and gate.energy:
-            stopping, gate = dataclasses.replace(stopping.allowing(ROUGH_HALF_WIDTH), maximum_s=0.6), ROUGH
+            stopping, gate = stopping.allowing(ROUGH_HALF_WIDTH), ROUGH
         workload = arrange(Passes(call.restore), protocol, self.torch_device)
         with contextlib.closing(workload):
             reading = self._steady(workload, stopping, gate, silent)

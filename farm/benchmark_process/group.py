@@ -141,11 +141,10 @@ class BenchmarkGroup:
         stopping: Stopping,
         *,
         predicted: Mapping[str, int] | None = None,
-        verify: bool | None = False,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one subject on all cards. See `BenchmarkProcess.measure`; rank 0 reports the verification.
+        """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
 
         The reading has the time of the slowest rank and the energy of all cards; `Details.ranks` has those of each.
 
@@ -154,19 +153,18 @@ class BenchmarkGroup:
         """
         verified: Verified | None = None
         unverified = None
-        if verify:
+        if predicted is not None:
             try:
                 request = VerifyRequest(subject, protocol, predicted)
                 verified = self._ask(request, min(timeout_s, VERIFY_S), on_phase)[0]
             except Unmeasurable as error:  # the variant can still be measured
                 unverified = f"{error.reason}: {error.message}"
+        software = self.wait_ready()
         readings = self._ask(MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase)
         merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
         about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
-        measured = Measured(merged.noting(**about), self.wait_ready(), self.card)
-        if verified is None:
-            return measured
-        return dataclasses.replace(measured, observed=verified.observed, verification=verified.verification)
+        found = (verified.observed, verified.verification) if verified else (None, None)
+        return Measured(merged.noting(**about), software, self.card, *found)
 
     def _ask(self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None) -> list[A]:
         """Send a request to all ranks and return their answers. Raises as `measure`."""

@@ -79,10 +79,9 @@ def measure(
     must_stop: Callable[[], bool],
     predicted: Mapping[str, int] | None = None,
 ) -> Measured:
-    """Measure a claimed item on the cards of its group. It does not wait for them if the process ``must_stop``.
+    """Measure a claimed item on the cards of its group, and first verify its calls if they are ``predicted``.
 
-    Args:
-        predicted: the calls that rank 0 verifies: tuple id -> number; None: it does not verify.
+    It does not wait for the cards if the process ``must_stop``.
 
     Raises:
         Interrupted: the measurement had to end; all ranks have ended.
@@ -112,13 +111,8 @@ def measure(
         with database.write() as session:
             store_software(session, software)  # it may differ from that of the card, see `Software.communication`
         about = (claimed.subject, claimed.protocol, claimed.stopping)
-        return group.measure(
-            *about,
-            predicted=predicted,
-            verify=predicted is not None,
-            timeout_s=settings().item_timeout_s,
-            on_phase=on_phase,
-        )
+        limit_s = settings().item_timeout_s
+        return group.measure(*about, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)
 
 
 def peers_at_work(database: Database, claimed: Claim) -> bool:

@@ -54,6 +54,7 @@ from farm.types.tuple import OperatorTuple
 _AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
+#: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs these operators.
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -182,24 +183,8 @@ class StepRecorder(Recorder):
         name: str = FUNCTION_NAMES.get(func) or getattr(func, "__name__", "") or str(func)
         with self.owner(name.rpartition(".")[2]):
             if func is _ATTENTION and isinstance(self.step, ForwardPass):
-                return self._call_attention(name, args, kwargs)
+                return self.call_aten(func, args, kwargs)
             return func(*args, **kwargs)
-
-    def _call_attention(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Record an attention as one call: PyTorch chooses its operators by the device. A backward needs them."""
-        number, calls = len(self.slots), len(self.calls)
-        self.slots.append(None)
-        self.in_attention = True
-        try:
-            with self.around(number):
-                out = _ATTENTION(*args, **kwargs)
-        finally:
-            self.in_attention = False
-        with torch._C.DisableTorchFunction():
-            self._record(_ATTENTION, args, kwargs, out, name)
-        if len(self.calls) > calls:
-            self.slots[number] = calls
-        return out
 
     @contextlib.contextmanager
     def owner(self, what: str) -> Iterator[None]:
@@ -276,13 +261,17 @@ class StepRecorder(Recorder):
                 func = torch.ops.aten.add_.Tensor if alone else func
             number = len(self.slots)
             self.slots.append(None)
+            self.in_attention = func is _ATTENTION
             with self.around(number):
                 out = func(*args, **kwargs)
+            self.in_attention = False
             out = _as_computed(func, args, out)
             # The host reads the optimizer's step counts.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
             calls = len(self.calls)
-            if within := inside(func, args, kwargs, out):
+            if func is _ATTENTION:
+                self._record(func, args, kwargs, out)
+            elif within := inside(func, args, kwargs, out):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
@@ -308,9 +297,9 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, function: str = "") -> None:
-        """Record a call of an aten operator, or of a public function that writes no input."""
-        name = function or str(_AS_RUN.get(func, func))
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        kind = "function" if func is _ATTENTION else "aten"
+        name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -322,11 +311,11 @@ class StepRecorder(Recorder):
             {one: role_in_tuple("" if place is None else stored.tensors[place].role) for one, place in places.items()}
         )
         try:
-            spec = self.describe(name, "function" if function else "aten", args, kwargs, table).spec
+            spec = self.describe(name, kind, args, kwargs, table).spec
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        changed = () if function else written_tensors(func, args, kwargs)
+        changed = () if kind == "function" else written_tensors(func, args, kwargs)
         self._add(spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(

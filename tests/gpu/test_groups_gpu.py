@@ -105,7 +105,7 @@ def test_rank_0_verifies_the_operators(pair, variant):
     variant = versioned(catalog.variant(model, batch, **said))
     subject, protocol = Subject("variant", variant.id, variant.to_json()), Protocol(grad=bool(variant.step))
     predicted = dict(extract(variant, device_type="cuda").capture.counts)
-    answer = pair.measure(subject, protocol, Stopping(), predicted=predicted, verify=True, timeout_s=180.0)
+    answer = pair.measure(subject, protocol, Stopping(), predicted=predicted, timeout_s=180.0)
     assert answer.reading.details.unverified is None
     print(answer.verification.differences)  # noqa: T201
     assert answer.verification.launch == "graph"
