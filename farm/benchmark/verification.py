@@ -88,11 +88,6 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    if ranks.world() > 1:
-        try:
-            return _verify_rank(subject, protocol, device, predicted or {})
-        finally:
-            gc.collect()  # a split model refers to itself; the measurement needs its memory
     variant, not_captured = Variant.from_json(subject.spec), None
     tuple_record = record or (lambda run: run)
     if record is None and device.type == "cuda" and protocol.launch == "graph":
@@ -101,6 +96,8 @@ def verify(
         tuple_record = functools.partial(_as_graph, device=device)
     try:
         with numeric_flags(protocol):
+            if ranks.world() > 1:
+                return _verify_rank(subject, protocol, device, predicted or {})
             observe = _observe_compiled if variant.compile else _observe_step if variant.step else _observe_pass
             compare, timed = observe(subject, protocol, device)
             try:
@@ -139,32 +136,27 @@ def _verify_rank(
 
     The profiler is not used, because it would slow down the next measurements of the ranks.
     """
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step, capture_forward
-
-    variant = Variant.from_json(subject.spec)
-    try:
-        with numeric_flags(protocol):
-            if variant.step:
-                step = build_step(variant, device, launch=protocol.launch)
-                step.run()  # a distributed optimizer plans its second step when it runs
-                observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
-            else:
-                model, arguments = build_variant(variant, device)
-                with grad_mode(protocol):
-                    model(*arguments)  # libraries initialize in the first pass
-                observe = functools.partial(
-                    capture_forward, model, arguments, grad=protocol.grad, device_type=device.type
-                )
-            capture = as_launched(observe, protocol, device)
-    except FarmError:
-        raise
-    except Exception as error:
-        raise why_it_raised(error) from error
+    capture = _capture_rank(Variant.from_json(subject.spec), protocol, device)
+    gc.collect()  # a split model refers to itself; the measurement needs its memory
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
     launch = protocol.launch if device.type == "cuda" else "eager"
     findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
     return None if findings.matches else capture_json(capture), findings
+
+
+def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) -> CapturedPass:
+    from farm.training.capture import capture_step
+    from farm.training.extract import build_step, capture_forward
+
+    if variant.step:
+        step = build_step(variant, device, launch=protocol.launch)
+        step.run()  # a distributed optimizer plans its second step when it runs
+        return as_launched(lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device)
+    model, arguments = build_variant(variant, device)
+    about: Any = {"grad": protocol.grad, "device_type": device.type}
+    with grad_mode(protocol):
+        model(*arguments)  # libraries initialize in the first pass
+    return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
