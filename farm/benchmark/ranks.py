@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import datetime
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from farm.devices.host import nccl_settings
 from farm.errors import Unmeasurable
 
 #: The client ends ranks that wait too long (`farm.benchmark_process.group`); this limit must be longer than any item's.
 NO_LIMIT = datetime.timedelta(days=1)
-#: Settings of NCCL that change no algorithm.
-_NEUTRAL = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_VERSION")
-_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
@@ -54,14 +51,7 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
 def _library(cuda: bool) -> str:
     if not cuda:
         return "gloo"
-    settings: dict[str, str] = {}
-    for name in _FILES:
-        path = Path(os.environ.get("NCCL_CONF_FILE") or name).expanduser()
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        settings |= dict(line.split("=", 1) for line in lines if line.startswith("NCCL_") and "=" in line)
-    settings |= {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-    shown = [f"{name}={value}" for name, value in sorted(settings.items()) if name not in _NEUTRAL]
-    return " ".join(["nccl", ".".join(map(str, torch.cuda.nccl.version())), *shown])
+    return " ".join(["nccl", ".".join(map(str, torch.cuda.nccl.version())), *nccl_settings()])
 
 
 def world() -> int:

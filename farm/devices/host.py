@@ -23,6 +23,10 @@ from farm.errors import NoSuchCard
 from farm.settings import Settings
 from farm.types.protocol import Software
 
+#: Settings of NCCL that change no algorithm, and its files with settings.
+_NEUTRAL = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_VERSION")
+_NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+
 
 def discover(settings: Settings) -> list[Card]:
     """The cards of this host: simulated cards if the settings request them, else its GPUs, else its CPU.
@@ -64,8 +68,32 @@ def open_device(card: Card) -> Device:
 
 
 def links_of(card: Card) -> dict[str, Any]:
-    """The links of a card to other cards of its host (`farm.devices.nvidia.links`); {} if they are unknown."""
-    return nvidia.links(card.id) if card.kind == "cuda" and not for_rocm() else {}
+    """The links of a card to other cards of its host (`farm.devices.nvidia.links`), as far as they are known.
+
+    With the key ``communication``: the software with which this card and all its peers communicate, as in a reading of
+    them (`Software.communication`).
+    """
+    if card.kind != "cuda":
+        return {"communication": "gloo" if card.kind == "cpu" else card.kind}
+    if for_rocm():
+        return {}
+    found, torch = nvidia.links(card.id), installed_torch()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, NoSuchCard):
+        version = importlib.metadata.version(f"nvidia-nccl-cu{((torch and torch.cuda) or '').partition('.')[0]}")
+        name, _ = link_between([card.id, *found.get("peers", ())])
+        found["communication"] = " ".join(["nccl", version, *nccl_settings()]) + f" over {name}" * bool(name)
+    return found
+
+
+def nccl_settings() -> list[str]:
+    """The settings of the environment and of nccl.conf that can change the algorithms of NCCL, as ``NAME=VALUE``."""
+    settings: dict[str, str] = {}
+    for name in _NCCL_FILES:
+        path = Path(os.environ.get("NCCL_CONF_FILE") or name).expanduser()
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        settings |= dict(line.split("=", 1) for line in lines if line.startswith("NCCL_") and "=" in line)
+    settings |= {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    return [f"{name}={value}" for name, value in sorted(settings.items()) if name not in _NEUTRAL]
 
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
