@@ -21,17 +21,18 @@ class Collective(NamedTuple):
 
     output: Callable[[int], float]
     bus: Callable[[int], float]
+    steps: Callable[[int], int] = lambda n: n - 1  # of the ring algorithm, one after the other
     reduces: bool = False
     parts: bool = False  # the input is divided by the number of cards
 
 
 COLLECTIVES: Mapping[str, Collective] = {
-    "all_reduce": Collective(lambda n: 1, lambda n: 2 * (n - 1) / n, reduces=True),
+    "all_reduce": Collective(lambda n: 1, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1), reduces=True),
     "all_gather": Collective(lambda n: n, lambda n: n - 1),
     "reduce_scatter": Collective(lambda n: 1 / n, lambda n: (n - 1) / n, reduces=True, parts=True),
     "all_to_all": Collective(lambda n: 1, lambda n: (n - 1) / n, parts=True),
     "broadcast": Collective(lambda n: 1, lambda n: 1),
-    "send_recv": Collective(lambda n: 1, lambda n: 1),
+    "send_recv": Collective(lambda n: 1, lambda n: 1, lambda n: 1),
 }
 
 

@@ -386,6 +386,11 @@ class Software(ContentAddressed):
         kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
         return content_id(kept | ({"communication": self.communication} if self.communication else {}))
 
+    @property
+    def of_one_card(self) -> Self:
+        """The software of readings on one card."""
+        return dataclasses.replace(self, communication="")
+
 
 # ---- placement in memory tiers
 
