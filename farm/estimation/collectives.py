@@ -1,8 +1,8 @@
 """The cost of collectives without a reading, from readings of the same collective with other sizes or on fewer cards.
 
-Between measured sizes, the logarithms of time and energy are interpolated over the logarithm of the size. Below them
-the time is constant (the latency), above them it grows with the size. The interval is the largest error that results if
-a measured size is left out; outside the measured sizes it is twice as wide.
+Between two measured sizes, time and energy are linear in the size: a latency and a bandwidth. Below the smallest size
+they are constant, above the largest they are proportional to the size. The interval is the error of this rule at the
+neighbouring sizes if each is left out; outside the measured sizes it is twice as wide.
 
 For another number of cards, the rule of the ring algorithm is used: the time of the smallest measured size grows with
 the number of steps, the rest with the bytes on the wire. No reading checks this rule, so the interval is wide.
@@ -10,6 +10,7 @@ the number of steps, the rest with the bytes on the wire. No reading checks this
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -129,32 +130,33 @@ def _notes(measured: int, asked: int, *, number: int) -> list[str]:
 
 def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
     """Predict a collective from readings of several sizes, all on one number of cards."""
-    by_bytes = dict(sorted((size.input_bytes, size) for size in sizes))
-    logs = np.log(list(by_bytes))
-    measured = list(by_bytes.values())
-    time_us, error = _at(logs, np.log([size.time_us for size in measured]), math.log(asked.input_bytes))
-    error += max(size.relative for size in measured)
-    energy_mj = None
-    if all(size.energy_mj for size in measured):
-        energy_mj, _ = _at(logs, np.log([size.energy_mj or 1.0 for size in measured]), math.log(asked.input_bytes))
+    measured = list(dict(sorted((size.input_bytes, size) for size in sizes)).values())
     about, cards = COLLECTIVES[asked.name], measured[0].cards
+    far = not measured[0].input_bytes <= asked.input_bytes <= measured[-1].input_bytes
+    time_us, error = _at(measured, [size.time_us for size in measured], asked.input_bytes)
+    energy_mj, its_error = None, 0.0
+    if all(size.energy_mj for size in measured):
+        energy_mj, its_error = _at(measured, [size.energy_mj or 0.0 for size in measured], asked.input_bytes)
+    wider = 0.0
     if cards != asked.cards:
-        latency_us = min(measured[0].time_us, time_us)
+        latency_us, wider = min(measured[0].time_us, time_us), math.log(EXTRAPOLATED)
         extrapolated_us = latency_us * about.steps(asked.cards) / about.steps(cards)
         extrapolated_us += (time_us - latency_us) * about.bus(asked.cards) / about.bus(cards)
-        if energy_mj:
-            energy_mj *= extrapolated_us / time_us * asked.cards / cards
-        time_us, error = extrapolated_us, error + math.log(EXTRAPOLATED)
-    around = PredictedValue.around
-    return CallPrediction(around(time_us, error), around(energy_mj, error) if energy_mj else None)
+        energy_mj = energy_mj and energy_mj * extrapolated_us / time_us * asked.cards / cards
+        time_us = extrapolated_us
+    time = PredictedValue.around(time_us, error * (1 + far) + wider)
+    energy = PredictedValue.around(energy_mj, its_error * (1 + far) + wider) if energy_mj else None
+    return CallPrediction(time, energy, far=far)
 
 
-def _at(logs: Any, values: Any, size: float) -> tuple[float, float]:
-    """Return the value at a size, and the largest error at a measured size that is left out. All are logarithms, except
-    the value."""
-    inner = range(1, len(logs) - 1)
-    errors = (np.interp(logs[i], np.delete(logs, i), np.delete(values, i)) - values[i] for i in inner)
-    error = max(map(abs, errors), default=abs(values[-1] - values[0]))
-    outside = max(0.0, size - logs[-1])
-    value = math.exp(float(np.interp(size, logs, values)) + outside)
-    return value, float(error) * (1 if logs[0] <= size <= logs[-1] else 2)
+def _at(measured: Sequence[Size], values: Sequence[float], size: int) -> tuple[float, float]:
+    """Return the value at a size, and the half-width of the interval of its logarithm."""
+    at = [one.input_bytes for one in measured]
+    after, last = bisect.bisect_left(at, size), len(at) - 1
+    errors = [max(one.relative for one in measured)]
+    if last == 1:
+        errors.append(abs(math.log(values[1] / values[0])))
+    for place in {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ():
+        without = float(np.interp(at[place], at[:place] + at[place + 1 :], [*values[:place], *values[place + 1 :]]))
+        errors.append(abs(math.log(without / values[place])))
+    return float(np.interp(size, at, values)) * max(1.0, size / at[-1]), max(errors)
