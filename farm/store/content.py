@@ -376,7 +376,7 @@ def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None
     """Return the id of the software with which these cards measure together; None if it is unknown or differs."""
     libraries = {(card.software_id, (card.links or {}).get("communication")) for card in cards}
     software_id, communication = libraries.pop()
-    row = session.get(SoftwareRow, software_id) if communication and not libraries else None
+    row = session.get(SoftwareRow, software_id) if software_id and communication and not libraries else None
     if row is None:
         return None
     return dataclasses.replace(Software(**row.model_dump(exclude={"id"})), communication=communication).id

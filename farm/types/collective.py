@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 PREFIX = "collective."
+MOST_CARDS = 1024
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
 
 
@@ -44,8 +45,8 @@ def problem_of(operator: str, parameters: Mapping[str, Any], shapes: Sequence[Se
     cards = parameters.get("cards")
     if set(parameters) - {"beside"} != {"cards"} | ({"reduction"} if about.reduces else set()):
         return "has other parameters than a collective"
-    if type(cards) is not int or not 2 <= cards <= 1024:
-        return "needs from 2 to 1024 cards"
+    if type(cards) is not int or not 2 <= cards <= MOST_CARDS:
+        return f"needs from 2 to {MOST_CARDS} cards"
     beside = parameters.get("beside", 1)
     if type(beside) is not int or not 1 <= beside <= 2**16:
         return "needs a matrix product beside it with 1 to 65536 rows"
