@@ -7,12 +7,11 @@ memory is decided together: `largest` returns the largest value of all ranks. A 
 from __future__ import annotations
 
 import datetime
-import os
 
 import torch
 import torch.distributed as dist
 
-from farm.devices.host import nccl_settings
+from farm.devices.host import nccl_of, packaged_version
 from farm.errors import Unmeasurable
 
 #: The client ends ranks that wait too long (`farm.benchmark_process.group`); this limit must be longer than any item's.
@@ -44,13 +43,7 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
         device_id=device if cuda else None,
     )
     largest(0.0)
-    return _library(cuda)
-
-
-def _library(cuda: bool) -> str:
-    if not cuda:
-        return "gloo"
-    return " ".join(["nccl", ".".join(map(str, torch.cuda.nccl.version())), *nccl_settings()])
+    return nccl_of(packaged_version("nccl") or ".".join(map(str, torch.cuda.nccl.version()))) if cuda else "gloo"
 
 
 def world() -> int:

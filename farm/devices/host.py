@@ -77,23 +77,31 @@ def links_of(card: Card) -> dict[str, Any]:
         return {"communication": "gloo" if card.kind == "cpu" else card.kind}
     if for_rocm():
         return {}
-    found, torch = nvidia.links(card.id), installed_torch()
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, NoSuchCard):
-        version = importlib.metadata.version(f"nvidia-nccl-cu{((torch and torch.cuda) or '').partition('.')[0]}")
+    found = nvidia.links(card.id)
+    with contextlib.suppress(NoSuchCard):
         name, _ = link_between([card.id, *found.get("peers", ())])
-        found["communication"] = " ".join(["nccl", version, *nccl_settings()]) + f" over {name}" * bool(name)
+        if version := packaged_version("nccl"):
+            found["communication"] = nccl_of(version) + f" over {name}" * bool(name)
     return found
 
 
-def nccl_settings() -> list[str]:
-    """The settings of the environment and of nccl.conf that can change the algorithms of NCCL, as ``NAME=VALUE``."""
+def packaged_version(library: str) -> str:
+    """The version of a library of NVIDIA in the package that torch's wheels require; "" if it comes from elsewhere."""
+    torch = installed_torch()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(f"nvidia-{library}-cu{((torch and torch.cuda) or '').partition('.')[0]}")
+    return ""
+
+
+def nccl_of(version: str) -> str:
+    """NCCL with the settings of the environment and of nccl.conf that can change its algorithms."""
     settings: dict[str, str] = {}
     for name in _NCCL_FILES:
         path = Path(os.environ.get("NCCL_CONF_FILE") or name).expanduser()
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         settings |= dict(line.split("=", 1) for line in lines if line.startswith("NCCL_") and "=" in line)
     settings |= {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-    return [f"{name}={value}" for name, value in sorted(settings.items()) if name not in _NEUTRAL]
+    return " ".join(["nccl", version, *(f"{k}={v}" for k, v in sorted(settings.items()) if k not in _NEUTRAL)])
 
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
@@ -175,9 +183,8 @@ def is_installed(software: Software, card: Card) -> bool:
     if torch.hip:
         return (software.torch, software.driver) == (torch.version, card.driver)
     cudnn = None  # unknown if cuDNN comes from conda or the system: only loading it would tell its version
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        package = f"nvidia-cudnn-cu{(torch.cuda or '').partition('.')[0]}"  # torch's wheels require this package
-        major, minor, patch = map(int, importlib.metadata.version(package).split(".")[:3])
+    with contextlib.suppress(ValueError):
+        major, minor, patch = map(int, packaged_version("cudnn").split(".")[:3])
         cudnn = str(major * 10_000 + minor * 100 + patch)  # 9.19.0 is "91900"
     installed = (torch.version, torch.cuda, cudnn, card.driver)
     return (software.torch, software.cuda, software.cudnn, software.driver) == installed

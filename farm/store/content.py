@@ -374,7 +374,7 @@ def find_readings(
 
 def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None:
     """Return the id of the software with which these cards measure together; None if it is unknown or differs."""
-    libraries = {(card.software_id, (card.links or {}).get("communication")) for card in cards}
+    libraries = {(card.software_id, (card.links or {}).get("communication", "")) for card in cards}
     software_id, communication = libraries.pop()
     row = session.get(SoftwareRow, software_id) if software_id and communication and not libraries else None
     if row is None:
