@@ -102,6 +102,11 @@ def capture_step(
             "Write the step so that its operators do not depend on values. A CUDA graph requires the same.",
         ) from error
     except Exception as error:
+        if "parameters that were not used in producing loss" in str(error):
+            raise CaptureError(
+                "DDP waits for the gradient of each parameter, but the step does not use some of them.",
+                "Give --sharding fsdp, or remove these parameters from the model.",
+            ) from error
         raise CaptureError(
             f"The training step raised: {told(error)}",
             "Check that one iteration runs on this input. Shapes that depend on values cannot be captured.",

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from farm.benchmark_process.group import BenchmarkGroup
+from farm.devices.host import links_of
 from farm.errors import Unmeasurable
 from farm.jobs.group_driver import KeptGroup
 from farm.models import catalog
@@ -77,6 +78,7 @@ def test_each_collective_has_a_reading_of_all_ranks(pair, name):
     moved = COLLECTIVES[name].bus(2) * 256 * 4
     assert reading.details.bus_bytes_per_s == pytest.approx(moved / reading.time_us * 1e6, rel=1e-3)
     assert answer.software.communication == "gloo"
+    assert links_of(answer.card)["communication"] == "gloo", "as the worker of the card registers it"
     assert answer.software.id != dataclasses.replace(answer.software, communication="").id
     assert reading.from_json(reading.to_json()) == reading
 
