@@ -45,14 +45,12 @@ class HostSteps:
     launches: bool = False  # True if anything runs on the card that is not left out
 
     @classmethod
-    def of(cls, run: Callable[[], object], device: torch.device, *, wanted: bool = True) -> HostSteps:
-        """If `wanted`, run a pass once, eagerly, and record its host steps. A model is told that a graph is captured.
+    def of(cls, run: Callable[[], object], device: torch.device) -> HostSteps:
+        """Run a pass once, eagerly, and record its host steps. A model that asks is told that a graph is captured.
 
         Raises `Unmeasurable` (not_capturable) if nothing else runs on the card.
         """
         found = cls(device)
-        if not wanted:
-            return found
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True), _Pass(found, recording=True).watching():
             run()
         synchronize(device)

@@ -117,8 +117,8 @@ def operator_passes(
     if spec.kind in ("kernel", "collective"):
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
-    waits = spec.kind not in ("kernel", "collective") and not placement and protocol.launch == "graph"
-    steps = HostSteps.of(run(rebuilt), device, wanted=waits and device.type == "cuda")
+    without = spec.kind in ("kernel", "collective") or placement
+    steps = HostSteps(device) if without else _host_steps(run(rebuilt), protocol, device)
     return Passes(
         first=steps.around(run(rebuilt)),
         copy=lambda index: steps.around(run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))),
@@ -180,7 +180,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         _zero(arguments)
 
     run = functools.partial(model, *arguments)
-    steps = HostSteps.of(run, device, wanted=device.type == "cuda" and protocol.launch == "graph")
+    steps = _host_steps(run, protocol, device)
 
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
@@ -200,6 +200,12 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
             device,
         ),
     )
+
+
+def _host_steps(run: Pass, protocol: Protocol, device: torch.device) -> HostSteps:
+    # Passes of several cards have no host steps: their ranks would have to agree about them.
+    graph = device.type == "cuda" and protocol.launch == "graph" and ranks.world() == 1
+    return HostSteps.of(run, device) if graph else HostSteps(device)
 
 
 def _check_cards(variant: Variant) -> None:
