@@ -89,7 +89,7 @@ def verify(
     """
     one_stream(device)
     variant, not_captured = Variant.from_json(subject.spec), None
-    if graphs := record is None and device.type == "cuda" and protocol.launch == "graph":
+    if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device, waits=not (variant.compile or variant.step))
     try:
         with numeric_flags(protocol):
@@ -100,11 +100,10 @@ def verify(
             try:
                 found = compare(record=record)
             except NotCaptured as error:
-                record, graphs, not_captured = None, False, str(error)  # verify the eager pass instead
+                record, not_captured = None, str(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
-            of_tuples = functools.partial(_as_graph, device=device) if graphs else record or (lambda run: run)
-            tuple_kernels = _tuple_kernels(found.capture, protocol, device, of_tuples)
+            tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -233,7 +232,7 @@ class NotCaptured(Exception):
     """Raised if a run cannot be captured as a CUDA graph."""
 
 
-def _as_graph(run: Callable[[], object], device: torch.device, waits: bool = True) -> Callable[[], object]:
+def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> Callable[[], object]:
     """``waits``: the run may have host steps."""
     try:
         steps = HostSteps.of(run, device) if waits else HostSteps(device)

@@ -317,10 +317,6 @@ class _OpenCall:
     values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # (tensor, value) that the host read
 
 
-def _on_host(device_type: str, tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" != device_type
-
-
 class ForwardRecorder(Recorder):
     def __init__(
         self,
@@ -332,7 +328,7 @@ class ForwardRecorder(Recorder):
     ) -> None:
         super().__init__(model, device_type, around)
         self.watch, self.repeated = watch, repeated
-        self.on_host = functools.partial(_on_host, device_type) if repeated is None else repeated.fakes.on_host
+        self.on_host = repeated.fakes.on_host if repeated else lambda one: one.device.type == "cpu" != device_type
         self.thread = threading.get_ident()
         self.open_calls: list[_OpenCall] = []
         self.operators: Counter[str] = Counter()

@@ -89,7 +89,7 @@ class FakeTensors:
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         self.mode, self.device = mode, torch.device(device)
         self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
-        self._on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
+        self.on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
         self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
@@ -135,17 +135,13 @@ class FakeTensors:
         """True if a pass on a card has this tensor in the memory of the host."""
         if type(tensor) is FakeTensor or not self.stands:
             return tensor.device.type == "cpu" and tensor.device != self.device
-        return not self.has(tensor)
-
-    def has(self, tensor: torch.Tensor) -> bool:
-        """True if a real tensor is on the device that `STANDS_FOR_A_CARD`."""
-        return storage_key(tensor) in self._on_card
+        return storage_key(tensor) not in self.on_card
 
     def put_on_card(self, out: Any) -> None:
         """Mark real tensors."""
         for tensor in tensors_in(out):
             if self.stands and type(tensor) is not FakeTensor:
-                self._on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+                self.on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one of `PLACED`."""
@@ -251,7 +247,7 @@ class _RealIntegers(TorchDispatchMode):
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
         moved = func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device
-        if moved and self.fakes.has(real[0]) and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
+        if moved and storage_key(real[0]) in self.fakes.on_card and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
             return real[0]  # it is there already, but says "cpu"
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
