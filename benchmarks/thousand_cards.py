@@ -47,7 +47,7 @@ from farm.devices.simulated import measure as simulate
 from farm.jobs import items, jobs
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, database_now
+from farm.store.database import Database, database_now, in_batches
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
 from tasks import control
@@ -86,7 +86,7 @@ class Pause:
 # ------------------------------------------------------------------------------------------------ one client process
 
 
-def client(numbers: range, connections: int) -> None:
+def client(numbers: range, connections: int, host_cards: int) -> None:
     """Serve these cards, one thread each, until the process is ended."""
     configure(settings())
     database = Database(settings().database)
@@ -102,8 +102,11 @@ def client(numbers: range, connections: int) -> None:
         threading.Thread(target=work, args=(worker, held[worker.holder]), daemon=True).start()
     while True:
         began_s = time.monotonic()
-        for holder, item_ids in held.items():
-            items.renew(database, holder, settings().lease_s, set(item_ids))
+        for holders in in_batches(held, host_cards):
+            if host_cards == 1:
+                items.renew(database, holders[0], settings().lease_s, set(held[holders[0]]))
+            else:
+                items.renew_together(database, {holder: set(held[holder]) for holder in holders}, settings().lease_s)
         time.sleep(max(0.1, settings().heartbeat_s - (time.monotonic() - began_s)))
 
 
@@ -204,15 +207,13 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         inspect = stack.enter_context(redis.Redis.from_url(broker.redis_url))
         full_mb = inspect.info("memory")["used_memory"] / 1e6
         here = [sys.executable, __file__]
+        given = ["--connections", str(options.connections), "--host-cards", str(options.host_cards)]
         log = stack.enter_context((folder / "log").open("w+"))
         shares = [
             range(cards * n // options.clients, cards * (n + 1) // options.clients) for n in range(options.clients)
         ]
         clients = [
-            subprocess.Popen(
-                [*here, "--serve", f"{share.start}-{share.stop}", "--connections", str(options.connections)], stderr=log
-            )
-            for share in shares
+            subprocess.Popen([*here, "--serve", f"{share.start}-{share.stop}", *given], stderr=log) for share in shares
         ]
         reconciling = subprocess.Popen([*here, "--reconcile"], stdout=log, stderr=log)
         for process in (*clients, reconciling):
@@ -258,6 +259,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
     return {
         "cards": cards,
         "item_s": options.item_s,
+        "host_cards": options.host_cards,
         "items": done,
         "items_per_s": round(done / wall_s, 1),
         "busy_share": round(done * options.item_s / cards / wall_s, 3),
@@ -312,6 +314,7 @@ def main() -> None:
     parser.add_argument("--warm-up-s", type=float, default=15.0, help="time for the start of the clients")
     parser.add_argument("--clients", type=int, default=2, help="number of client processes")
     parser.add_argument("--connections", type=int, default=20, help="database connections of a client process")
+    parser.add_argument("--host-cards", type=int, default=8, help="cards of a host, whose heartbeats are combined")
     parser.add_argument("--finished", type=int, default=0, help="number of finished items that the database has before")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -319,7 +322,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         first, _, end = options.serve.partition("-")
-        client(range(int(first), int(end)), options.connections)
+        client(range(int(first), int(end)), options.connections, options.host_cards)
     elif options.reconcile:
         reconciler()
     else:

@@ -59,7 +59,7 @@ def farm_of(holder: str) -> str:
 
 def farm_name(host: str, pid: int, tag: str) -> str:
     """Name the embedded farm of a process: ``embedded:HOST:PID:START:TAG``, without START if there is no process."""
-    return ":".join([farm_prefix(host) + str(pid), *filter(None, (_started(str(pid)), tag))])
+    return ":".join([farm_prefix(host) + str(pid), *filter(None, (process_started(str(pid)), tag))])
 
 
 def farm_prefix(host: str) -> str:
@@ -75,11 +75,11 @@ def is_gone(farm: str, host: str) -> bool:
     pid, *rest = farm.removeprefix(farm_prefix(host)).split(":")
     if not farm.startswith(farm_prefix(host)) or not pid.isdigit() or not Path("/proc/self").exists():
         return False
-    started = _started(pid)
+    started = process_started(pid)
     return not started or (len(rest) == 2 and rest[0] != started)
 
 
-def _started(pid: str) -> str:
+def process_started(pid: str) -> str:
     """Return when a process of this host started, in clock ticks since boot (field 22 of proc(5)); "" if it ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
