@@ -5,8 +5,10 @@ The rows of the lists are plain, with units in their keys, ready for JSON and fo
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +19,16 @@ from sqlmodel import Session, and_, case, col, func, or_, select
 from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
-from farm.store.database import database_now
+from farm.store.database import database_now, read_clock_s
 from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Job, JobState, SoftwareRow, VerdictRow
 
 #: Upper bounds of the histogram of item durations. Unit: s.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: The busy share of a card is computed over this last span of time. Unit: s.
 BUSY_SPAN_S = 300.0
+#: Monitoring counts items again that ended in the last `LATE_S` before the last full count: late results change them. A
+#: full count reads all items, so there is one in `RECOUNT_S`. Unit: s.
+LATE_S, RECOUNT_S = 600.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -151,22 +156,66 @@ class CardCounts:
     busy_share: float = 0.0
 
 
-def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCounts]:
+_OVER = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
+_MEASURED = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
+
+
+@dataclass
+class EndedCounts:
+    """Counts of the done and cancelled items of some cards that ended before ``before_s``, as rows of the database.
+
+    They are read again after `RECOUNT_S`. Until then, a cancelled item that is tried again is still among them.
+    """
+
+    before_s: float = 0.0
+    read_at_s: float = -math.inf
+    cards: frozenset[str] = frozenset()
+    numbers: Sequence[Any] = ()
+    durations: Sequence[Any] = ()
+
+    def update(self, session: Session, card_ids: Collection[str]) -> None:
+        """Count again if the counts are old or of other cards."""
+        now_s = time.monotonic()
+        if now_s - self.read_at_s > RECOUNT_S or self.cards != frozenset(card_ids):
+            before_s = read_clock_s(session) - LATE_S
+            ended = (_OVER, col(Item.ended_at_s) < before_s)
+            self.numbers, self.durations = _numbers(session, card_ids, *ended), _durations(session, card_ids, *ended)
+            self.before_s, self.read_at_s, self.cards = before_s, now_s, frozenset(card_ids)
+
+
+def _per_card(session: Session, card_ids: Collection[str], *columns: Any, where: Any, by: Any = ()) -> Sequence[Any]:
+    query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(card_ids), *where)
+    return session.execute(query.group_by(col(Item.card_id), *by)).all()
+
+
+def _numbers(session: Session, card_ids: Collection[str], *where: Any) -> Sequence[Any]:
+    again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
+    counts = (func.count(), func.sum(again), func.sum(Item.repeated))
+    return _per_card(session, card_ids, *counts, where=where, by=(Item.state, Item.reused, Item.reason))
+
+
+def _durations(session: Session, card_ids: Collection[str], *where: Any) -> Sequence[Any]:
+    duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
+    in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
+    done = (Item.state == ItemState.DONE, *_MEASURED, *where)
+    return _per_card(session, card_ids, func.sum(duration_s), *in_bounds, where=done)
+
+
+def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None) -> list[CardCounts]:
     """Count the items of each card of ``host``.
 
     The totals come from the database, so they survive restarts of workers.
+
+    Args:
+        ended: the counts of an earlier call, which are used and kept up to date. With them, the cost does not grow with
+            the number of ended items.
     """
     found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
-    now = database_now()
-
-    def per_card(*columns: Any, where: Sequence[Any] = (), by: Sequence[Any] = ()) -> Any:
-        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(found), *where)
-        return session.execute(query.group_by(col(Item.card_id), *by))
-
-    again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
-    kind = (col(Item.state), col(Item.reused), col(Item.reason))
-    numbers = per_card(func.count(), func.sum(again), func.sum(Item.repeated), by=kind)
-    for card_id, state, reused, reason, number, attempts, repeated in numbers:
+    ended = ended or EndedCounts()
+    ended.update(session, found)
+    since = and_(_OVER, col(Item.ended_at_s) >= ended.before_s)
+    others = _numbers(session, found, or_(since, col(Item.state).in_((*OPEN, ItemState.FAILED))))
+    for card_id, state, reused, reason, number, attempts, repeated in (*ended.numbers, *others):
         entry = found[card_id]
         entry.begun_again += int(attempts or 0)
         entry.repeated += int(repeated or 0)
@@ -178,24 +227,22 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
             entry.failed[reason or "unknown"] += number
         elif state in OPEN:
             entry.open[state] += number
+    now = database_now()
     # The waiting time of an item begins with its newest message.
-    waiting_since_s = func.coalesce(col(Item.published_at_s), col(Item.created_at_s))
-    for card_id, oldest_s in per_card(now - func.min(waiting_since_s), where=[Item.state == ItemState.WAITING]):
+    waited_s = now - func.min(func.coalesce(col(Item.published_at_s), col(Item.created_at_s)))
+    for card_id, oldest_s in _per_card(session, found, waited_s, where=(Item.state == ItemState.WAITING,)):
         found[card_id].oldest_waiting_s = max(0.0, float(oldest_s or 0.0))
-    measured = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
-    duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
-    in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
-    durations = per_card(func.sum(duration_s), *in_bounds, where=[Item.state == ItemState.DONE, *measured])
-    for card_id, total_s, *within in durations:
-        found[card_id].duration_s = float(total_s or 0.0)
-        found[card_id].within = tuple(int(number or 0) for number in within)
+    for card_id, total_s, *within in (*ended.durations, *_durations(session, found, since)):
+        entry = found[card_id]
+        entry.duration_s += float(total_s or 0.0)
+        entry.within = tuple(kept + int(number or 0) for kept, number in zip(entry.within, within, strict=True))
     begin = now - BUSY_SPAN_S
     began = case((col(Item.started_at_s) < begin, begin), else_=col(Item.started_at_s))
     busy_s = func.sum(func.coalesce(col(Item.ended_at_s), now) - began)
     running = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
     # With the states in the query, the database uses an index instead of reading all closed items.
     lately = or_(and_(col(Item.state).in_(CLOSED), col(Item.ended_at_s) > begin), running)
-    for card_id, seconds in per_card(busy_s, where=[*measured, lately]):
+    for card_id, seconds in _per_card(session, found, busy_s, where=(*_MEASURED, lately)):
         found[card_id].busy_share = min(1.0, max(0.0, float(seconds or 0.0) / BUSY_SPAN_S))
     return list(found.values())
 
