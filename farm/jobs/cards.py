@@ -34,6 +34,9 @@ LOST_AFTER_HEARTBEATS = 3
 #: longer than the reconciler needs to publish items again whose messages the broker lost.
 SILENT_AFTER_HEARTBEATS = 6
 
+#: So many published items of a card show when its items were last published; a card may have a million waiting items.
+ENOUGH = 100
+
 #: States that a person or a failed health check sets. Only a person ends them; the start or stop of a worker does not.
 KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
@@ -268,11 +271,13 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
 def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list[CardStatus]:
     """Return the status of all registered cards. ``hourly``: also count the items of the last hour, closed ones."""
     now = read_clock_s(session)
-    counted = _counts(session, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
+    own = select(CardRow).where(CardRow.origin == "")
+    # With the cards in the query, SQLite counts in the index instead of reading a million rows.
+    of_own = col(Item.card_id).in_(select(CardRow.id).where(CardRow.origin == ""))
+    counted = _counts(session, of_own, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
     lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)
-    own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
     states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
     silent_s = silent_times_s(
@@ -314,23 +319,25 @@ def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
     """Return card id -> seconds since the card last began an item although published items of its farm wait for it.
 
-    If an item was published later, count from that time. Cards without published items are left out.
+    If the items were published later, count from that time: the newest of `ENOUGH` items. Cards without published items
+    are left out.
     """
     farms = {card.id: farm_of(card.worker) for card in found}
-    if not farms:
-        return {}
-    asked = (
-        select(Item.card_id, Job.farm, func.max(Item.published_at_s))
-        .join(Job, col(Job.id) == col(Item.job_id))
-        .where(col(Item.card_id).in_(farms), col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), has_message())
-        .group_by(col(Item.card_id), col(Job.farm))
-    )
-    published = {card_id: at_s for card_id, farm, at_s in session.execute(asked) if farm == farms[card_id] and at_s}
-    # A subquery for each card: the database then reads one entry of the index per card.
+    # Subqueries for each card: the database then reads few entries of the indexes per card.
     begun_at_s = select(func.max(Item.started_at_s)).where(col(Item.card_id) == col(CardRow.id)).scalar_subquery()
-    begun = session.execute(select(CardRow.id, begun_at_s).where(col(CardRow.id).in_(published)))
-    now_s = read_clock_s(session)
-    return {card_id: now_s - max(published[card_id], begun_s or 0.0) for card_id, begun_s in begun}
+    silent_s: dict[str, float] = {}
+    for farm in sorted(set(farms.values())):
+        of_farm = select(Job.id).where(Job.id == Item.job_id, Job.farm == farm).exists()
+        waits = (col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(Item.published_at_s).is_not(None))
+        some = select(col(Item.published_at_s).label("at_s")).where(Item.card_id == CardRow.id, *waits, has_message())
+        published = some.where(of_farm).limit(ENOUGH).correlate(CardRow).subquery()
+        query = select(CardRow.id, select(func.max(published.c.at_s)).scalar_subquery(), begun_at_s)
+        asked = query.where(col(CardRow.id).in_([card_id for card_id in farms if farms[card_id] == farm]))
+        now_s = read_clock_s(session)
+        for card_id, published_s, begun_s in session.execute(asked):
+            if published_s is not None:
+                silent_s[card_id] = now_s - max(published_s, begun_s or 0.0)
+    return silent_s
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
