@@ -36,7 +36,8 @@ import psutil
 import redis
 from celery.app.task import Context
 from celery.exceptions import Ignore
-from sqlmodel import col, select
+from sqlalchemy import text
+from sqlmodel import Session, col, select
 
 from benchmarks.scale import _operators
 from benchmarks.simulated_cards import _processor_s
@@ -234,7 +235,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
             )
 
         with database.read() as session:
-            since_s = session.scalar(select(database_now()))
+            since_s, rows_before = session.scalar(select(database_now())), rows_read(session)
         before, waits = times(), watch_locks(postgres, url, options.seconds)
         generating_s, control_s, database_s, broker_s, wall_s = (
             now - then for now, then in zip(times(), before, strict=True)
@@ -245,6 +246,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
                 .where(col(tables.Item.started_at_s) >= since_s - options.item_s - 10, tables.Item.job_id == job_id)
                 .order_by(col(tables.Item.card_id), col(tables.Item.started_at_s))
             ).all()
+            rows_after = rows_read(session)
             repeated = session.exec(select(tables.Item.id).where(col(tables.Item.attempts) > 1)).all()
         memory = inspect.info("memory")
         log.seek(0)
@@ -266,6 +268,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         "pause_p50_ms": round(statistics.median(pauses_ms), 1) if pauses_ms else None,
         "pause_p99_ms": round(pauses_ms[int(0.99 * len(pauses_ms))], 1) if pauses_ms else None,
         "database_ms_per_item": round(1e3 * database_s / done, 2),
+        "rows_read_per_item": {name: round((rows_after[name] - rows_before[name]) / done, 1) for name in rows_before},
         "database_cores": round(database_s / wall_s, 3),
         "waiting_for_locks": round(waits["Lock"], 4),
         "waiting_for_internal_locks": round(waits["LWLock"], 4),
@@ -283,6 +286,14 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         "begun_again": len(repeated),
         "load_of_machine": round(os.getloadavg()[0], 1),
     }
+
+
+def rows_read(session: Session) -> dict[str, int]:
+    """Return table -> number of rows that statements have read so far, and the same of the entries of indexes."""
+    of_table = "SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables"
+    of_index = "SELECT relname || ' indexes', sum(idx_tup_read) FROM pg_stat_user_indexes"
+    found = session.execute(text(f"{of_table} UNION ALL {of_index} GROUP BY relname"))  # no input in it
+    return {name: int(number) for name, number in found if name.split()[0] in ("item", "reading", "job", "card")}
 
 
 def watch_locks(postgres: PostgresServer, url: str, seconds: float) -> dict[str, float]:
