@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import update
+from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
 from farm.devices.device import FINGERPRINT_VERSION, Card
@@ -322,22 +322,24 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
     If the items were published later, count from that time: the newest of `ENOUGH` items. Cards without published items
     are left out.
     """
-    farms = {card.id: farm_of(card.worker) for card in found}
+    if not found:
+        return {}
     # Subqueries for each card: the database then reads few entries of the indexes per card.
     begun_at_s = select(func.max(Item.started_at_s)).where(col(Item.card_id) == col(CardRow.id)).scalar_subquery()
-    silent_s: dict[str, float] = {}
-    for farm in sorted(set(farms.values())):
-        of_farm = select(Job.id).where(Job.id == Item.job_id, Job.farm == farm).exists()
-        waits = (col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(Item.published_at_s).is_not(None))
-        some = select(col(Item.published_at_s).label("at_s")).where(Item.card_id == CardRow.id, *waits, has_message())
-        published = some.where(of_farm).limit(ENOUGH).correlate(CardRow).subquery()
-        query = select(CardRow.id, select(func.max(published.c.at_s)).scalar_subquery(), begun_at_s)
-        asked = query.where(col(CardRow.id).in_([card_id for card_id in farms if farms[card_id] == farm]))
-        now_s = read_clock_s(session)
-        for card_id, published_s, begun_s in session.execute(asked):
-            if published_s is not None:
-                silent_s[card_id] = now_s - max(published_s, begun_s or 0.0)
-    return silent_s
+    worker = col(CardRow.worker)
+    of_farm = case((col(Job.farm) == "", ~worker.contains("/")), else_=worker.endswith("/" + col(Job.farm)))
+    ours = select(Job.id).where(Job.id == Item.job_id, of_farm).correlate(Item, CardRow).exists()
+    published_at_s, states = col(Item.published_at_s), (ItemState.WAITING, ItemState.CLAIMED)
+    waits = (col(Item.state).in_(states), published_at_s.is_not(None), has_message(), ours)
+    some: Any = select(published_at_s.label("at_s")).where(Item.card_id == CardRow.id, *waits)
+    published = select(func.max(some.limit(ENOUGH).correlate(CardRow).subquery().c.at_s)).scalar_subquery()
+    asked = select(CardRow.id, published, begun_at_s).where(col(CardRow.id).in_([card.id for card in found]))
+    now_s = read_clock_s(session)
+    return {
+        card_id: now_s - max(published_s, begun_s or 0.0)
+        for card_id, published_s, begun_s in session.execute(asked)
+        if published_s is not None
+    }
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,14 +155,26 @@ class CardCounts:
     duration_s: float = 0.0
     busy_share: float = 0.0
 
-
-_OVER = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
-_MEASURED = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
+    def add(self, state: str, reused: bool, reason: str, sums: Sequence[float | None]) -> None:
+        """Add items. ``sums``: their number, attempts after the first, late results, seconds, numbers within bounds."""
+        number, again, repeated, duration_s, *within = (one or 0 for one in sums)
+        self.begun_again += int(again)
+        self.repeated += int(repeated)
+        if state == ItemState.DONE and reused:
+            self.reused += int(number)
+        elif state == ItemState.DONE:
+            self.measured += int(number)
+            self.duration_s += duration_s
+            self.within = tuple(before + int(more) for before, more in zip(self.within, within, strict=True))
+        elif state == ItemState.FAILED:
+            self.failed[reason or "unknown"] += int(number)
+        elif state in OPEN:
+            self.open[state] += int(number)
 
 
 @dataclass
 class EndedCounts:
-    """Counts of the done and cancelled items of some cards that ended before ``before_s``, as rows of the database.
+    """Counts of the done and cancelled items of some cards that ended before a time, as rows of the database.
 
     They are read again after `RECOUNT_S`. Until then, a cancelled item that is tried again is still among them.
     """
@@ -170,35 +182,7 @@ class EndedCounts:
     before_s: float = 0.0
     read_at_s: float = -math.inf
     cards: frozenset[str] = frozenset()
-    numbers: Sequence[Any] = ()
-    durations: Sequence[Any] = ()
-
-    def update(self, session: Session, card_ids: Collection[str]) -> None:
-        """Count again if the counts are old or of other cards."""
-        now_s = time.monotonic()
-        if now_s - self.read_at_s > RECOUNT_S or self.cards != frozenset(card_ids):
-            before_s = read_clock_s(session) - LATE_S
-            ended = (_OVER, col(Item.ended_at_s) < before_s)
-            self.numbers, self.durations = _numbers(session, card_ids, *ended), _durations(session, card_ids, *ended)
-            self.before_s, self.read_at_s, self.cards = before_s, now_s, frozenset(card_ids)
-
-
-def _per_card(session: Session, card_ids: Collection[str], *columns: Any, where: Any, by: Any = ()) -> Sequence[Any]:
-    query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(card_ids), *where)
-    return session.execute(query.group_by(col(Item.card_id), *by)).all()
-
-
-def _numbers(session: Session, card_ids: Collection[str], *where: Any) -> Sequence[Any]:
-    again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
-    counts = (func.count(), func.sum(again), func.sum(Item.repeated))
-    return _per_card(session, card_ids, *counts, where=where, by=(Item.state, Item.reused, Item.reason))
-
-
-def _durations(session: Session, card_ids: Collection[str], *where: Any) -> Sequence[Any]:
-    duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
-    in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
-    done = (Item.state == ItemState.DONE, *_MEASURED, *where)
-    return _per_card(session, card_ids, func.sum(duration_s), *in_bounds, where=done)
+    rows: Sequence[Any] = ()
 
 
 def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None) -> list[CardCounts]:
@@ -211,38 +195,42 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
             the number of ended items.
     """
     found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
-    ended = ended or EndedCounts()
-    ended.update(session, found)
-    since = and_(_OVER, col(Item.ended_at_s) >= ended.before_s)
-    others = _numbers(session, found, or_(since, col(Item.state).in_((*OPEN, ItemState.FAILED))))
-    for card_id, state, reused, reason, number, attempts, repeated in (*ended.numbers, *others):
-        entry = found[card_id]
-        entry.begun_again += int(attempts or 0)
-        entry.repeated += int(repeated or 0)
-        if state == ItemState.DONE and reused:
-            entry.reused += number
-        elif state == ItemState.DONE:
-            entry.measured += number
-        elif state == ItemState.FAILED:
-            entry.failed[reason or "unknown"] += number
-        elif state in OPEN:
-            entry.open[state] += number
     now = database_now()
+
+    def per_card(*columns: Any, where: Any, by: Sequence[Any] = ()) -> Sequence[Any]:
+        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(found), *where)
+        return session.execute(query.group_by(col(Item.card_id), *by)).all()
+
+    again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
+    duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
+    in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
+    sums = (func.count(), func.sum(again), func.sum(Item.repeated), func.sum(duration_s), *in_bounds)
+
+    def counted(*where: Any) -> Sequence[Any]:
+        return per_card(*sums, where=where, by=(col(Item.state), col(Item.reused), col(Item.reason)))
+
+    over = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
+    ended = ended or EndedCounts()
+    if time.monotonic() - ended.read_at_s > RECOUNT_S or ended.cards != found.keys():
+        ended.before_s = read_clock_s(session) - LATE_S
+        ended.rows = counted(over, col(Item.ended_at_s) < ended.before_s)
+        ended.read_at_s, ended.cards = time.monotonic(), frozenset(found)
+    since = and_(over, col(Item.ended_at_s) >= ended.before_s)
+    others = counted(or_(since, col(Item.state).in_((*OPEN, ItemState.FAILED))))
+    for card_id, state, reused, reason, *numbers in (*ended.rows, *others):
+        found[card_id].add(state, reused, reason, numbers)
     # The waiting time of an item begins with its newest message.
     waited_s = now - func.min(func.coalesce(col(Item.published_at_s), col(Item.created_at_s)))
-    for card_id, oldest_s in _per_card(session, found, waited_s, where=(Item.state == ItemState.WAITING,)):
+    for card_id, oldest_s in per_card(waited_s, where=(Item.state == ItemState.WAITING,)):
         found[card_id].oldest_waiting_s = max(0.0, float(oldest_s or 0.0))
-    for card_id, total_s, *within in (*ended.durations, *_durations(session, found, since)):
-        entry = found[card_id]
-        entry.duration_s += float(total_s or 0.0)
-        entry.within = tuple(kept + int(number or 0) for kept, number in zip(entry.within, within, strict=True))
     begin = now - BUSY_SPAN_S
     began = case((col(Item.started_at_s) < begin, begin), else_=col(Item.started_at_s))
     busy_s = func.sum(func.coalesce(col(Item.ended_at_s), now) - began)
     running = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
     # With the states in the query, the database uses an index instead of reading all closed items.
     lately = or_(and_(col(Item.state).in_(CLOSED), col(Item.ended_at_s) > begin), running)
-    for card_id, seconds in _per_card(session, found, busy_s, where=(*_MEASURED, lately)):
+    measured = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
+    for card_id, seconds in per_card(busy_s, where=(*measured, lately)):
         found[card_id].busy_share = min(1.0, max(0.0, float(seconds or 0.0) / BUSY_SPAN_S))
     return list(found.values())
 
