@@ -43,18 +43,20 @@ def test_a_worker_that_hangs_in_its_turn_stops_only_its_own_lease(pair):
         return None
 
     def lasting():
+        """The items whose lease lasts, of those that were claimed first."""
         with pair.farm.database.read() as session:
             now_s = read_clock_s(session)
-        its = [item for item in pair.farm.items(job_id) if item.state == "claimed"]
-        return {item.holder == holder: item.lease_until_s > now_s for item in its}
+        items = pair.farm.items(job_id)
+        return {item.id for item in items if holders.get(item.id) == item.holder and item.lease_until_s > now_s}
 
     pair.farm.wait_for(lambda: sum(item.state == "claimed" for item in pair.farm.items(job_id)) == 2)
+    holders = {item.id: item.holder for item in pair.farm.items(job_id)}
     holder, pid = pair.farm.wait_for(first)
+    (other,) = [item_id for item_id in holders if holders[item_id] != holder]
     hung = psutil.Process(pid)
     hung.suspend()
     try:
-        pair.farm.wait_for(lambda: not lasting().get(True, True))
-        assert lasting()[False]
+        pair.farm.wait_for(lambda: lasting() == {other})
     finally:
         hung.resume()
     assert pair.settled(job_id) == {"done": 2}
