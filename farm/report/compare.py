@@ -395,17 +395,18 @@ def _row(
 def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: str) -> ComparedRow:
     """Compare the sum over the tuples `of_a` with the sum over the tuples `of_b`."""
 
-    def difference(quantity: Literal["time", "energy"]) -> Difference:
-        terms = ([(getattr(row, quantity), row.calls) for row in rows] for rows in (of_a, of_b))
-        return Difference(*[total_of(of_side) if of_side else None for of_side in terms])
+    def total(rows: Rows, quantity: Literal["time", "energy"]) -> Figure | None:
+        if len(rows) == 1 and rows[0].calls == 1:  # of thousands of tuples
+            return getattr(rows[0], quantity)  # type: ignore[no-any-return]
+        return total_of([(getattr(row, quantity), row.calls) for row in rows]) if rows else None
 
     return ComparedRow(
         name=name,
         operator=operator,
         calls=sum(row.calls for row in of_a),
         tuples=len(of_a),
-        time=difference("time"),
-        energy=difference("energy"),
+        time=Difference(total(of_a, "time"), total(of_b, "time")),
+        energy=Difference(total(of_a, "energy"), total(of_b, "energy")),
         b_calls=sum(row.calls for row in of_b),
         b_tuples=len(of_b),
         a_share=share_of(a.time_of(of_a), a.sum_us) if of_a else None,
