@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -56,7 +57,7 @@ class HostHeartbeat:
                 notes["begun_at_s"] = now_s
         if first:
             renewed = items.renew_together(database, {holder: one["items"] for holder, one in held.items()}, lease_s)
-        elif held and 0 <= now_s - held[self.holder].get("renewed_at_s", -period_s) < 1.2 * period_s:
+        elif 0 <= now_s - held.get(self.holder, {}).get("renewed_at_s", -math.inf) < 1.2 * period_s:
             return
         if self.holder not in renewed:
             items.renew(database, self.holder, lease_s, item_ids)

@@ -120,7 +120,10 @@ def test_a_worker_whose_leases_nobody_renews_does_it_alone(host):
     assert host.renewed() == SECOND
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"workers": {"holder-0": {}}, "begun_at_s": 0}'])
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "{", "[]", '{"workers": {"holder-9": {}}, "begun_at_s": 0}', '{"workers": {"holder-0": {}}, "begun_at_s": 0}'],
+)
 def test_notes_that_cannot_be_read_stop_no_heartbeat(host, damaged):
     host.workers[0].path.parent.mkdir(exist_ok=True)
     host.workers[0].path.write_text(damaged)
