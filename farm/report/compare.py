@@ -231,7 +231,8 @@ class _Found:
     def covered(self, rows: Rows, every: Rows) -> float | None:
         """The share of `rows` in the time of `every`; in the estimated time if a tuple of `every` has no reading."""
         if all(row.time for row in every):
-            return share_of(self.time_of(rows), self.time_of(every))
+            us = self.time_of(rows)
+            return share_of(us, us if len(rows) == len(every) else self.time_of(every))
         keys = {row.key for row in rows}
         estimated = [(row.calls * row.estimated_us, row.key in keys) for row in every]
         return share_of(math.fsum(us for us, inside in estimated if inside), math.fsum(us for us, _ in estimated))
