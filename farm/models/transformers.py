@@ -330,11 +330,6 @@ def tensor_parallel_plan(entry: ModelEntry, model: Any, cards: int) -> dict[str,
     }
 
 
-def class_name(name: str) -> str:
-    """The class name of a model. Models of one class are sizes of one architecture."""
-    return _TABLE[name.rpartition("/")[2]]["class"]
-
-
 def _class_of(entry: ModelEntry) -> Any:
     name = _about(entry)["class"]
     if (found := getattr(_package(), name, None)) is None:

@@ -14,7 +14,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import sqlalchemy
@@ -29,9 +29,6 @@ from farm.store.content import tells_others
 from farm.store.database import among
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -118,12 +115,6 @@ class Dataset:
                 **{name: getattr(protocol, name) for name in ("launch", "residency", "tf32")},
                 "features_version": call_features.VERSION,
             }
-
-    def frame(self) -> pandas.DataFrame:
-        """The records as a data frame; needs pandas."""
-        import pandas
-
-        return pandas.DataFrame.from_records(list(self.records()))
 
 
 _NO_FIGURES = ("call", "flags", "kernels", "card_id")
