@@ -37,17 +37,13 @@ Step = Callable[[CapturedCall, Rebuilt], object]
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
-def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) -> dict[str, Place]:
+def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
     """Time the tuples of a capture in the order of its calls: tuple id -> time in us that the context adds.
 
     Args:
         pass_s: approximate time of one pass of the model in s.
-
-    Raises:
-        FarmError: a tuple cannot be built.
-        torch.OutOfMemoryError: the model leaves too little memory for the tuples.
     """
-    player = Player(capture, device)
+    capture, device = player.capture, player.device
     player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
     torch.cuda.synchronize(device)
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
@@ -79,7 +75,12 @@ def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) ->
 
 
 class Player:
-    """Replays the calls of a capture from its tuples. Later calls get the results of earlier calls, as in the model."""
+    """Replays the calls of a capture from its tuples. Later calls get the results of earlier calls, as in the model.
+
+    Raises:
+        FarmError: a tuple cannot be built.
+        torch.OutOfMemoryError: the model leaves too little memory for the tuples.
+    """
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
         self.capture, self.device = capture, device
@@ -156,6 +157,10 @@ class Player:
                 if self._last[storage] == call.index and storage not in self.given:
                     memory.pop(storage, None)
         before(len(self.capture.calls), memory)
+
+    def once(self) -> None:
+        """Run all calls once."""
+        self.play(lambda _, operator: operator.run(), once=True)
 
     def _outputs(self, call: CapturedCall) -> set[int]:
         """The numbers of the storages that a call gets as arguments and only writes; the call allocates new ones."""

@@ -20,7 +20,7 @@ import torch
 
 from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
-from farm.benchmark.call_context import time_in_order
+from farm.benchmark.call_context import Player, time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
@@ -31,8 +31,9 @@ from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.collectives import alone, product_beside
+from farm.types.fields import names_of
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.types.reading import CPU_METHOD, REPEATED, Overlap, Reading
+from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
 from farm.types.tuple import parse
 
 CHECK_S = 0.02  # period of the stopping rule
@@ -205,7 +206,7 @@ class Bench:
                     reading = self._steady_until_good(workload, stopping, gate, on_phase, ledger)
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
-                reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
+                reading = self._in_other_states(reading, subject, protocol, stopping, workload, on_phase, ledger)
                 if workload.passes is not None and isinstance(workload.passes.first, InPlacePass):
                     with ledger.charged("restoring"):
                         reading = reading.without(self._restoring(workload.passes.first, protocol, stopping, gate))
@@ -326,6 +327,7 @@ class Bench:
         reading: Reading,
         subject: Subject,
         protocol: Protocol,
+        stopping: Stopping,
         workload: Workload,
         on_phase: OnPhase,
         ledger: CostLedger,
@@ -339,8 +341,8 @@ class Bench:
         device, passes = self.torch_device, workload.passes
         whole, pass_s = subject.kind == "variant", ranks.largest(reading.time_us / 1e6)
         in_context = self.cuda and protocol.measures_context
-        limited = not whole and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities
-        limited = bool(ranks.largest(limited))
+        counts_energy = "energy_counter_mj" in self.device.capabilities
+        limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
 
         def eager() -> dict[str, Any]:
             eager_us, half_width_us = eager_time_us(passes.first, device)
@@ -348,14 +350,21 @@ class Bench:
 
         def places() -> dict[str, Any]:
             assert passes.order is not None
-            return {"places": time_in_order(passes.order(), pass_s, device)}
+            player = Player(passes.order(), device)
+            found: dict[str, Any] = {"places": time_in_order(player, pass_s)}
+            if counts_energy and not limited:
+                with contextlib.closing(arrange(Passes(player.once), protocol, device)) as replay:
+                    one = self._steady(replay, stopping, GATES["operator"], silent)
+                if one.energy_mj is not None:
+                    found["in_order"] = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
+            return found
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
             return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device)}
 
         for phase, applies, figures, missing in (
-            ("burst", limited, lambda: {"burst": measure_bursts(workload, self.device)}, None),
+            ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
             ("places", in_context and whole and passes.order is not None, places, "places_missing"),
             ("context", in_context and not whole, context, "context_missing"),

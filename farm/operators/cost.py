@@ -166,16 +166,29 @@ def _on_meta(tree: Any) -> Any:
     return tree
 
 
-#: FLOPs of operators that PyTorch's counter lacks, as functions of their arguments' shapes: the CPU's attention, and
-#: `_grouped_mm`, which multiplies each of the rows (m, k) by one of the matrices (groups, k, n).
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, _with_heads(key, query), _with_heads(value, query)))
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, _with_heads(key, query), _with_heads(value, query)))
+
+
+def _with_heads(shape: Any, query: Any) -> Any:
+    """The shape of keys or values that are repeated for all heads of the queries."""
+    return (shape[0], query[1], *shape[2:])
+
+
+#: FLOPs of operators that PyTorch's counter lacks, as functions of their arguments' shapes: the CPU's attention,
+#: attention with fewer heads of keys than of queries (PyTorch 2.11 refuses to count it), and `_grouped_mm`, which
+#: multiplies each of the rows (m, k) by one of the matrices (groups, k, n).
 _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
     torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: 2 * math.prod(rows) * int(experts[-1]),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda query, key, value, *_, **__: int(sdpa_flop_count(query, key, value))
-    ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda gradient, query, key, value, *_, **__: int(sdpa_backward_flop_count(gradient, query, key, value))
-    ),
+    **{
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{suffix}"): count
+        for kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+        for suffix, count in (("", _attention), ("_backward", _attention_backward))
+    },
 }
 
 

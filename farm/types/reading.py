@@ -101,6 +101,18 @@ class Place:
 
 
 @dataclass(frozen=True)
+class InOrder:
+    """One pass of all calls of a model, replayed in order from its tuples, without events between them. Its energy
+    shows the power while kernels wait for code and data (`farm.verdict.aggregate.waiting_share`)."""
+
+    time_us: float
+    time_half_width_us: float
+    energy_mj: float
+    energy_half_width_mj: float
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True)
 class CanaryNote:
     """The last measurement of the reference operator before a reading, in the same process (`farm.benchmark.checks`).
     Figures are for one pass. Changes are relative to the first undisturbed canary of the process."""
@@ -260,6 +272,7 @@ class Details(_Stored):
     eager_time_half_width_us: float | None = None
     eager_time_missing: str | None = None  # why it is missing
     places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
+    in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
     places_missing: str | None = None  # why they are missing
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
@@ -476,6 +489,7 @@ _PARTS: dict[str, Any] = {
     "context": InContext,
     "canary": CanaryNote,
     "places": dict[str, Place],
+    "in_order": InOrder,
     "kernels": dict[str, Launches],
     "eagerly": Eagerly,
     "in_model": InModelTimes,

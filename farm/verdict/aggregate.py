@@ -52,7 +52,47 @@ Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading th
 def choices_of(parts: Iterable[Part], wholes: Iterable[Whole], launch: str) -> list[Choice]:
     """Choose the figures of each part for the sum. Only wholes with this `launch` are considered."""
     readings = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
-    return [(part, choose(part.reading, readings, part.operator_id) if part.reading else None) for part in parts]
+
+    def chosen(waiting: Figure) -> list[Choice]:
+        return [
+            (one, choose(one.reading, readings, one.operator_id, waiting) if one.reading else None) for one in parts
+        ]
+
+    parts = tuple(parts)
+    found = chosen(WAITING)
+    waiting = waiting_share(found, readings)
+    return found if waiting == WAITING else chosen(waiting)
+
+
+def waiting_share(choices: Iterable[Choice], wholes: Sequence[ReadingView]) -> Figure:
+    """Return where the power of a waiting kernel lies: 0 is the card without work, 1 the operator's own power.
+
+    It follows from the energy of all calls, replayed in order from the tuples (`Details.in_order`): minus the energy of
+    the loops, it is the energy of the waits. The model's own energy has no influence. `WAITING` if the replay is
+    missing or too imprecise.
+    """
+    replay, figures = replayed(wholes), [(part.count, chosen) for part, chosen in choices]
+    known = [(count, chosen, chosen.energy) for count, chosen in figures if chosen and chosen.energy]
+    swing_mj = math.fsum(count * chosen.waiting_mj for count, chosen, _ in known)
+    if replay is None or len(known) < len(figures) or not swing_mj:
+        return WAITING
+    scatter_mj = math.hypot(replay["energy"].half_width, *(count * energy.half_width for count, _, energy in known))
+    shared_mj = math.fsum(count * chosen.loop_unsure_mj for count, chosen, _ in known)
+    half_width = max(LEAST_WAITING, math.hypot(scatter_mj, shared_mj) / abs(swing_mj))
+    missing_mj = replay["energy"].value - math.fsum(count * energy.value for count, _, energy in known)
+    share = min(1.0, max(0.0, WAITING.value + missing_mj / swing_mj))
+    return Figure(share, half_width) if half_width < WAITING.half_width else WAITING
+
+
+def replayed(wholes: Sequence[ReadingView]) -> dict[str, Figure] | None:
+    """Return the time in us and the energy in mJ of all calls, replayed in order from the tuples; the energy at the
+    temperature of the whole. None if not exactly one whole has it."""
+    if len(wholes) != 1 or (found := wholes[0].details.in_order) is None:
+        return None
+    own_c, whole_c = found.temperature_c, wholes[0].temperature_c
+    warmer = 1 + POWER_PER_C.value * (whole_c - own_c) if own_c is not None and whole_c is not None else 1.0
+    energy = Figure(found.energy_mj * warmer, found.energy_half_width_mj)
+    return {"time": Figure(found.time_us, found.time_half_width_us), "energy": energy}
 
 
 def aggregate(
@@ -87,7 +127,8 @@ def aggregate(
     with_context = alone < len(measured)
     # The differences between jobs were measured for tuples that are timed among other operators.
     between = BETWEEN_JOBS if with_context else dict.fromkeys(BETWEEN_JOBS, 0.0)
-    compared = _comparisons(measured, readings, systematic_time, systematic_energy, between)
+    replay = (replayed(readings) if len(measured) == len(parts) else None) or {}
+    compared = _comparisons(measured, readings, systematic_time, systematic_energy, between, replay)
     found = Verdict(
         outcome="none",
         reasons=(),
@@ -134,8 +175,13 @@ def _comparisons(
     systematic_time: float,
     systematic_energy: float,
     between: Mapping[str, float],
+    replay: Mapping[str, Figure],
 ) -> dict[str, Any]:
-    """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power."""
+    """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
+
+    A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So the
+    error of a sum is at most its difference from the replay, plus the error of the replay.
+    """
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 
     def compared(
@@ -144,22 +190,35 @@ def _comparisons(
         of_wholes: Sequence[Figure | None],
         systematic: float,
         common: float,
+        of_replay: Figure | None = None,
     ) -> Comparison | None:
         total = total_of((figure, part.count) for (part, *_), figure in zip(measured, terms, strict=True))
         if total is None:
             return None
-        half_width = math.hypot(total.half_width, systematic * total.value, common)
+        own = math.hypot(total.half_width, common)
+        if of_replay:
+            own = min(own, abs(total.value - of_replay.value) + of_replay.half_width)
+        half_width, common = math.hypot(own, systematic * total.value), min(own, common)
         return Comparison(Figure(total.value, half_width), _mean(of_wholes, weights), common, between[name])
 
     chosen = [chosen for *_, chosen in measured]
     common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
-    time = compared("time", [one.time for one in chosen], [whole.time for whole in wholes], systematic_time, common_us)
+    time = compared(
+        "time",
+        [one.time for one in chosen],
+        [whole.time for whole in wholes],
+        systematic_time,
+        common_us,
+        replay.get("time"),
+    )
     if time is not None:
         time = replace(time, paired=_timed_in_turn(measured, wholes))
     energy = above_idle = power = None
     if measured and all(one.energy for one in chosen):
         whole_energies = [whole.energy for whole in wholes]
-        energy = compared("energy", [one.energy for one in chosen], whole_energies, systematic_energy, common_mj)
+        energy = compared(
+            "energy", [one.energy for one in chosen], whole_energies, systematic_energy, common_mj, replay.get("energy")
+        )
         terms = (_above_idle(one.energy, one.time, reading) for _, reading, one in measured)
         of_wholes = [_above_idle(whole.energy, whole.time, whole) for whole in wholes]
         above_idle = compared("energy", terms, of_wholes, systematic_energy, common_mj)
@@ -368,6 +427,10 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
 # ---- the figures of a reading that belong in a sum
 
 
+#: The power while a kernel waits for code or data, if it is not measured: between the card without work (0) and the
+#: operator's own power (1).
+WAITING = Figure(0.5, 0.5)
+LEAST_WAITING = 0.1  # least half-width of that share, if it is measured
 PLACE_UNSURE_US = 0.05  # per call: a CUDA event before a kernel prevents an early start of the kernel
 #: Relative change of the power per degree (C) at constant work and clocks, from the series within 800 readings: 0.22 %
 #: (95 %: 0.07 to 0.35) on an H100, 0.19 % (0.07 to 0.33) on H200s.
@@ -381,18 +444,21 @@ BUILD_UNSURE_US = 0.028
 BURST_THROTTLED_SHARE = 0.05  # share of throttled samples from which a burst did not run at full clocks
 
 
-def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str = "") -> Chosen:
+def choose(
+    reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str = "", waiting: Figure = WAITING
+) -> Chosen:
     """Choose the figures of one call for the sum. They depend on the clocks at which the card ran the whole model,
-    whose readings store by `operator_id` how much the neighbouring operators change the tuple's time."""
+    whose readings store by `operator_id` how much the neighbouring operators change the tuple's time. `waiting`: see
+    `waiting_share`."""
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen = _at_model_temperature(_at_model_clocks(reading, wholes), reading, wholes)
     in_cache = weights_in_cache(wholes) or 0.0
     found = [place for whole in wholes if (place := (whole.details.places or {}).get(operator_id)) is not None]
     if not found:
-        return _among_others(chosen, reading, in_cache)
+        return _among_others(chosen, reading, in_cache, waiting)
     effect = Figure(sum(one.effect_us for one in found) / len(found), max(one.half_width_us for one in found))
     # The effect was measured with weights as cold as in the model, so it contains the time to fetch them.
-    return _among_others(chosen, reading, 1.0, _bounded(effect, reading, in_cache))
+    return _among_others(chosen, reading, 1.0, waiting, _bounded(effect, reading, in_cache))
 
 
 def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
@@ -481,17 +547,18 @@ def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
     return Figure(place.value - in_cache * excess, place.half_width)
 
 
-def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: Figure | None = None) -> Chosen:
+def _among_others(
+    chosen: Chosen, reading: ReadingView, in_cache: float, waiting: Figure, place: Figure | None = None
+) -> Chosen:
     """Add the effect of the neighbours in a model. Subtract the time to fetch weights that are in the cache there.
 
-    While a kernel waits for code or data, the card draws a power between idle power and the operator's power: the mean
-    is used, with half of the difference as uncertainty. If the effect was not measured at the call's place in the
-    model, the real neighbours may act differently, so the uncertainty is as large as the effect. Both uncertainties
-    are common to all tuples.
+    While a kernel waits for code or data, the card draws a power between idle power and the operator's power: `waiting`
+    says where. If the effect was not measured at the call's place in the model, the real neighbours may act
+    differently, so the uncertainty is as large as the effect. Both uncertainties are common to all tuples.
     """
     context, burst = reading.details.context, reading.details.burst
     if context is None:
-        return chosen
+        return replace(chosen, loop_unsure_mj=chosen.unsure_mj)
     effect = place or Figure(context.effect_us, context.effect_half_width_us or 0.0)
     fetching_us = 0.0
     if (reading.details.copies or 1) > 1:  # with one copy, the weights stay in the cache in the loop too
@@ -501,13 +568,15 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: 
     unsure_us = abs(effect.value) if place is None else PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
     build_us = BUILD_UNSURE_US * math.sqrt(reading.time_us)
     time = Figure(chosen.time.value + shift.value, math.hypot(chosen.time.half_width, shift.half_width, build_us))
-    energy, added_mj, unsure_mj = chosen.energy, 0.0, 0.0
+    energy, added_mj, unsure_mj, waiting_mj = chosen.energy, 0.0, 0.0, 0.0
     if energy is not None and chosen.time.value:
         own_w = energy.value / chosen.time.value * 1e3
-        waiting_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
-        added_mj = shift.value * (own_w + waiting_w) / 2 * 1e-3
-        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + unsure_us * own_w) * 1e-3
-        noise_mj = shift.half_width * (own_w + waiting_w) / 2 * 1e-3
+        base_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
+        waiting_w = base_w + waiting.value * (own_w - base_w)
+        added_mj = shift.value * waiting_w * 1e-3
+        waiting_mj = shift.value * (own_w - base_w) * 1e-3
+        unsure_mj = abs(waiting_mj) * waiting.half_width + unsure_us * own_w * 1e-3
+        noise_mj = shift.half_width * waiting_w * 1e-3
         energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj))
     return replace(
         chosen,
@@ -515,8 +584,10 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: 
         energy=energy,
         context_us=shift.value,
         context_mj=added_mj,
+        waiting_mj=waiting_mj,
         unsure_us=chosen.unsure_us + unsure_us,
         unsure_mj=chosen.unsure_mj + unsure_mj,
+        loop_unsure_mj=chosen.unsure_mj,
     )
 
 

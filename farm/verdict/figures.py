@@ -179,9 +179,11 @@ class Chosen:
     why: str = ""
     context_us: float = 0.0  # part of the time: the effect of neighbouring operators, relative to the loop
     context_mj: float = 0.0  # part of the energy: the same effect
+    waiting_mj: float = 0.0  # the same effect at the operator's own power, minus that at the card's power without work
     warmth_mj: float = 0.0  # part of the energy: the whole model had another temperature
     unsure_us: float = 0.0  # half-width of an error that all tuples share: it adds linearly
     unsure_mj: float = 0.0
+    loop_unsure_mj: float = 0.0  # the part of unsure_mj that does not come from the neighbours
 
 
 class HasValue(Protocol):

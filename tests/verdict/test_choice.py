@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from farm.types.reading import Burst, Details, InContext, Place
+from farm.types.reading import Burst, Details, InContext, InOrder, Place
 from farm.verdict.aggregate import (
     BETWEEN_JOBS,
     BUILD_UNSURE_US,
@@ -13,7 +13,9 @@ from farm.verdict.aggregate import (
     PLACE_UNSURE_US,
     POWER_PER_C,
     aggregate,
+    choices_of,
     choose,
+    waiting_share,
     weights_in_cache,
 )
 from farm.verdict.figures import Part, ReadingView, Whole
@@ -45,6 +47,49 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
     assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(5.0), pytest.approx(0.75 + 2.0))
     assert (chosen.context_us, chosen.context_mj) == (pytest.approx(5), pytest.approx(1.25))
+
+
+@pytest.mark.parametrize(
+    ("energy_mj", "share", "half_width"),
+    [
+        (11 * 4.0 + 10 * 0.5 * 0.400, 1.0, 0.1),  # the card draws the full 400 W while the kernels wait
+        (11 * 4.0 + 10 * 0.5 * 0.100, 0.0, 0.1),
+        (11 * 4.0 + 10 * 0.5 * 0.190, 0.3, 0.1),
+        (60.0, 1.0, 0.1),  # never more than the operator's own power
+    ],
+)
+def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(energy_mj, share, half_width):
+    context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
+    each = reading(10.0, time_half_width_us=0.0, energy_mj=4.0, energy_half_width_mj=0.001)
+    parts = [
+        Part("relu", "ReLU", "relu", 10, 1.0, reading=dataclasses.replace(each, details=Details(context=context))),
+        Part("add", "add", "add", 1, 1.0, reading=each),
+    ]
+    places = {"relu": Place(0.5, 0.0, calls=10)}
+    replay = InOrder(115.0, 0.1, energy_mj, 0.01)
+    measured = reading(115.0, energy_mj=46.0, details=Details(found_again=0.0, places=places, in_order=replay))
+    bare = dataclasses.replace(measured, details=Details(found_again=0.0, places=places))
+    waiting = waiting_share(choices_of(parts, [Whole("GPU-1", bare)], "graph"), [measured])
+    assert waiting.value == pytest.approx(share)
+    assert waiting.half_width == pytest.approx(half_width)
+    with_replay = aggregate(parts, [Whole("GPU-1", measured)], target=0.95, launch="graph").energy.total
+    without = aggregate(parts, [Whole("GPU-1", bare)], target=0.95, launch="graph").energy.total
+    assert with_replay.value == pytest.approx(without.value + (share - 0.5) * 10 * 0.5 * 0.3)
+    assert with_replay.half_width < without.half_width
+
+
+def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
+    context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
+    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=context)))
+    places = {"relu": Place(0.5, 0.0, calls=10)}
+
+    def half_width(replay_us: float | None) -> float:
+        replay = replay_us and InOrder(replay_us, 0.2, 400.0, 2.0)
+        whole = reading(105.0, details=Details(found_again=0.0, places=places, in_order=replay))
+        return aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").time.total.half_width
+
+    assert half_width(105.3) == pytest.approx(0.3 + 0.2)  # the sum is 105
+    assert half_width(120.0) == half_width(None) > 5  # a replay that disagrees does not narrow the interval
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():

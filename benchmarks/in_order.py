@@ -1,0 +1,177 @@
+"""Why does a sum of loops differ from the whole model? Compare three ways to run the same calls on a GPU.
+
+    python benchmarks/in_order.py 'llama-3.2-1b:4:decode:512' 'bert-base:16:encode:128' --json in_order.json
+
+*Whole* is the model in a CUDA graph. *In order* replays its calls in one graph from the rebuilt tuples, with the
+lifetimes of the model's storages, but with the tuples' own values. *Loops* measures each tuple by itself. The power of
+each way, and the time inside kernels and between them (from the profiler), show the cause:
+
+- in order like the whole, loops not: the neighbours matter (caches, gaps between kernels, power while a kernel waits);
+- in order like the loops, the whole not: the values or the places of the tensors matter.
+
+A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]].
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from farm.benchmark.call_context import Player
+from farm.benchmark.measure import GATES, Bench, silent
+from farm.benchmark.passes import Passes, applied, operator_passes, variant_passes
+from farm.benchmark.workload import Workload, arrange
+from farm.devices.host import discover, open_device
+from farm.errors import Unmeasurable
+from farm.settings import settings
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.reading import Reading
+
+REPLAYS = 5
+
+
+def variant_of(text: str) -> Variant:
+    name, batch, phase, length, dtype, layers, *_ = [*text.split(":"), *[""] * 6]
+    if not phase:
+        return Variant(name, int(batch), 224, dtype or "float32")
+    sizes: dict[str, Any] = {"cache": int(length), "length": 1} if phase == "decode" else {"length": int(length)}
+    sizes |= {"layers": int(layers)} if layers else {}
+    return Variant(name, int(batch), 0, dtype or "bfloat16", phase=phase, **sizes)
+
+
+def kernels_of(launch: Callable[[], object], passes: int) -> tuple[dict[str, tuple[float, float]], float]:
+    """Kernel name -> (calls, us) of one pass, and the time between kernels in us, from the profiler."""
+    launch()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        for _ in range(REPLAYS):
+            launch()
+            torch.cuda.synchronize()
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    times = []
+    for event in seen.events():
+        if event.device_type.name == "CUDA":
+            found[event.name][0] += 1 / REPLAYS / passes
+            found[event.name][1] += event.time_range.elapsed_us() / REPLAYS / passes
+            times.append((event.time_range.start, event.time_range.end))
+    times.sort()
+    between = [after[0] - before[1] for before, after in itertools.pairwise(times)]
+    # A gap above 50 us separates two replays.
+    return {name: (n, us) for name, (n, us) in found.items()}, math.fsum(
+        g for g in between if g < 50
+    ) / REPLAYS / passes
+
+
+def plain(reading: Reading) -> dict[str, Any]:
+    kept = dataclasses.replace(reading, trace=None).to_json()
+    return {name: value for name, value in kept.items() if name not in ("cost_s", "details")}
+
+
+def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> dict[str, Any]:
+    protocol, device = Protocol(launch="graph", residency="resident"), bench.torch_device
+    subject = Subject("variant", variant.id, variant.to_json())
+    answer: dict[str, Any] = {"variant": str(variant)}
+
+    def measured(name: str, workload: Workload, gate: str = "variant") -> dict[str, Any]:
+        with contextlib.closing(workload):
+            reading = bench._steady(workload, stopping, GATES[gate], silent)
+            kernels, between_us = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
+        kernel_us = math.fsum(us for _, us in kernels.values())
+        return {**plain(reading), "name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
+
+    with applied(protocol), torch.cuda.stream(bench._stream):
+        passes = variant_passes(subject, protocol, device)
+        assert passes.order is not None
+        passes.first()
+        capture = passes.order()
+        answer["whole"] = measured("whole", arrange(passes, protocol, device))
+        player = Player(capture, device)
+        replay = Passes(lambda: player.play(lambda _, operator: operator.run(), once=True))
+        answer["in_order"] = measured("in order", arrange(replay, protocol, device))
+        # The whole again: how much do two readings of the same thing differ?
+        again = variant_passes(subject, protocol, device)
+        again.first()
+        answer["whole_again"] = measured("whole again", arrange(again, protocol, device))
+        answer["loops"] = []
+        for tuple_id, spec in capture.tuples.items() if loops else ():
+            one = Subject("operator", tuple_id, spec.to_json())
+            try:
+                workload = arrange(operator_passes(one, protocol, device), protocol, device)
+                found = measured(label_of(spec), workload, "operator")
+            except Unmeasurable as error:
+                found = {"name": label_of(spec), "error": str(error)}
+            answer["loops"].append({"count": capture.counts[tuple_id], "id": tuple_id, **found})
+    return answer
+
+
+def show(answer: dict[str, Any]) -> None:
+    print(f"\n=== {answer['variant']}")
+    whole = answer["whole"]
+    rows = [answer["whole"], answer["whole_again"], answer["in_order"]]
+    if found := [one for one in answer["loops"] if "error" not in one]:
+        total: dict[str, Any] = {
+            name: math.fsum(one["count"] * one[name] for one in found)
+            for name in ("time_us", "energy_mj", "kernel_us", "between_us")
+        }
+        rows.append({"name": "loops", **total, "power_w": total["energy_mj"] / total["time_us"] * 1e3})
+    for row in rows:
+        print(
+            f"{row['name']:12} {row['time_us']:9.1f} us {row['time_us'] / whole['time_us'] - 1:+7.2%}  "
+            f"{row['energy_mj']:8.2f} mJ {row['energy_mj'] / whole['energy_mj'] - 1:+7.2%}  {row['power_w']:6.1f} W "
+            f"{row['power_w'] / whole['power_w'] - 1:+7.2%}  in kernels {row['kernel_us']:9.1f} us "
+            f"{row['kernel_us'] / whole['kernel_us'] - 1:+7.2%}, between {row['between_us']:7.1f} us  "
+            f"{row.get('sm_clock_mhz') or 0:.0f} MHz {row.get('temperature_c') or 0:.0f} C {row.get('flags', '')}"
+        )
+    for one in sorted(found, key=lambda one: -one["count"] * one["energy_mj"])[:12]:
+        print(
+            f"   {one['count']:4}x {one['name'][:60]:60} {one['time_us']:8.2f} us, in kernels {one['kernel_us']:8.2f}, "
+            f"{one['power_w']:5.0f} W, {one['count'] * one['energy_mj'] / whole['energy_mj']:6.1%} of the energy"
+        )
+    totals: dict[str, Counter[str]] = {"loops": Counter()}
+    for one in found:
+        for name, (_, us) in one["kernels"].items():
+            totals["loops"][name] += one["count"] * us
+    for key in ("whole", "in_order"):
+        totals[key] = Counter({name: us for name, (_, us) in answer[key]["kernels"].items()})
+    for name, us in totals["whole"].most_common(10):
+        print(
+            f"   kernel {name[:70]:70} {us:8.1f} us, in order {totals['in_order'][name] - us:+7.1f}, "
+            f"loops {totals['loops'][name] - us:+7.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--no-loops", action="store_true")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    bench = Bench(open_device(discover(settings())[0]), "cuda:0")
+    bench.load_libraries()
+    stopping = Stopping(minimum_s=0.5, maximum_s=2.0)
+    kept = []
+    for text in asked.models:
+        answer = compare(variant_of(text), bench, stopping, not asked.no_loops)
+        kept.append(answer)
+        show(answer)
+        if asked.json:
+            asked.json.write_text(json.dumps(kept))
+    gaps = [abs(one["in_order"]["power_w"] / one["whole"]["power_w"] - 1) for one in kept]
+    print(f"\nmedian |difference in power| in order: {statistics.median(gaps):.2%}")
+
+
+if __name__ == "__main__":
+    main()
