@@ -19,6 +19,7 @@ from celery.loaders.app import AppLoader
 from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
+from farm.benchmark_process.client import START_TIMEOUT_S
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.safe_text import UNREADABLE_URL, shown_url
 from farm.settings import Settings, settings
@@ -97,8 +98,10 @@ app.conf.update(
 
 def hard_time_limit_s(current: Settings) -> float:
     """Return the time limit of a task. It is longer than the limits of all attempts, so they end first. Unit: s."""
-    # Factor 2: an attempt at a whole model verifies it and then measures it. One task makes all attempts.
-    return current.hard_limit_s or 2 * current.item_timeout_s * current.max_attempts + 60.0
+    # One task makes all attempts. A group may hold the card before. In the longest attempt, a group waits until another
+    # card has verified and measured a whole model; then its ranks start and measure the item.
+    attempt_s = 3 * current.item_timeout_s + START_TIMEOUT_S
+    return current.hard_limit_s or attempt_s * (current.max_attempts + 1) + 60.0
 
 
 def configure(current: Settings) -> None:

@@ -29,8 +29,10 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
+from farm.devices.lock import register_process, registered_processes
 from farm.errors import Unmeasurable
 from farm.operators.collectives import alone, product_beside
+from farm.settings import settings
 from farm.types.fields import names_of
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
@@ -153,6 +155,8 @@ class Bench:
             keep_memory()
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
         self._knows_processes = known or not self.cuda
+        if "compute_processes" in device.capabilities:
+            register_process(device.card.id, self.own_processes, settings().lock_dir)
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
@@ -427,10 +431,12 @@ class Bench:
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
-        foreign_before = self._foreign_processes()
+        # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
+        farms = self.own_processes | registered_processes(settings().lock_dir)
+        foreign_before = (self.device.compute_processes() or frozenset()) - farms
         clock = Clock(workload)
         on_phase("warm-up", {})
-        with Sampler(self.device, self.own_processes) as sampler:
+        with Sampler(self.device, farms) as sampler:
             start_s = time.perf_counter()
             clock.step()
             while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
@@ -460,7 +466,7 @@ class Bench:
             and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             rough=gate is ROUGH,
-            foreign=foreign_before | seen.foreign_processes | self._foreign_processes(),
+            foreign=foreign_before | seen.foreign_processes | (self.device.compute_processes() or frozenset()) - farms,
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -539,9 +545,6 @@ class Bench:
         if power.power_w is None:
             return True
         return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= window.DRIFT
-
-    def _foreign_processes(self) -> frozenset[int]:
-        return (self.device.compute_processes() or frozenset()) - self.own_processes
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:

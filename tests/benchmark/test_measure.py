@@ -4,6 +4,7 @@ as it says (`tests.benchmark.virtual_time`). In real time: `test_measure_in_real
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -204,6 +205,14 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
     reading = read(device)
     assert "shared" in reading.flags
     assert reading.details.foreign_processes == (99,)
+
+
+def test_idle_processes_of_the_farm_on_the_card_are_not_foreign() -> None:
+    device, other = FakeDevice(), FakeDevice()
+    other.processes, other.card = [frozenset(), frozenset({99})], dataclasses.replace(other.card, id="GPU-other")
+    Bench(other, "cpu", idle_power_w=80.0)
+    device.processes = [frozenset({99}), frozenset({77, 99}), frozenset({77, 99})]
+    assert "shared" not in read(device).flags
 
 
 def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_time: VirtualTime) -> None:
