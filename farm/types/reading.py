@@ -227,6 +227,9 @@ class Details(_Stored):
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output
     restore_us: float | None = None  # of a kernel: copies that restored its inputs before each pass; subtracted
+    # Of a CUDA graph, by operator (`farm.benchmark.host_steps`):
+    host_copies: Mapping[str, int] | None = None  # copies between host and card in a pass, with values recorded before
+    left_out_us: Mapping[str, float] | None = None  # eager time of the operators that the pass leaves out
     attempts: int | None = None  # number of windows, if the first was hot, shared, drifting or starved
 
     # the window: time
