@@ -89,7 +89,7 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             (">items\nwaiting", "waiting"),
             (">items/h", "done_last_hour"),
             (">last seen\nago", "last_seen_ago_s", span),
-            *([("links", _links)] if any(row.get("links") for row in rows) else []),
+            *([("links", _links)] if any(map(_links, rows)) else []),
             ("measuring", lambda row: clipped(str(row.get("measuring") or ""), 60)),
         ],
         drops=("items/h", "last seen ago", "items waiting", "host", "links", "measuring"),

@@ -58,6 +58,7 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         "time": f"{least}{_shown(found.time_at(level), TIME, of_level)}{whole}",
         "energy": f"{least}{_shown(energy, ENERGY, of_level)}" if energy else "not available",
         "tokens": str(found.per_token),
+        "communication": _communication(found),
         "incomplete": found.incomplete_reason,
         "memory": _memory(found),
     }
@@ -99,6 +100,19 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
             row(table, f"  {name}", value)
     parts = [Text(f"  {note}") for note in found.notes] + ([Text(""), _missing(found)] if number else [])
     return Group(Text(str(found.variant), style="bold"), table, *parts)
+
+
+def _communication(found: Estimate) -> str:
+    """How much of the time is communication between cards; "" if there is none."""
+    alone_us, exposed_us = found.communication_us, found.exposed_us
+    if not alone_us:
+        return ""
+    alone = f"collectives take {quantity(alone_us, TIME)} alone"
+    if exposed_us is not None:
+        return f"{alone}; {quantity(exposed_us, TIME)} exposed, {quantity(alone_us - exposed_us, TIME)} hidden"
+    least = quantity(max(alone_us, found.time.value - alone_us), TIME)
+    limit = f"; the time is {least} if computation hides all that it can" if found.variant.data_parallel > 1 else ""
+    return f"{alone}, and count as if computation hid nothing{limit}"
 
 
 def _shown(found: PredictedValue, units: Units, of_level: str) -> str:

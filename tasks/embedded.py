@@ -71,7 +71,7 @@ class EmbeddedFarm:
     def registered(self) -> bool:
         """True if the database has all cards with the installed software: jobs can then be planned without workers."""
         with self.database.read() as session:
-            return all(registry.has_installed_software(session, card) for card in self.cards)
+            return all(registry.is_registered_as_now(session, card) for card in self.cards)
 
     def start(self) -> None:
         """Start the broker and the workers unless they run; `wait_ready` waits for them. Raises `CardBusy` if another

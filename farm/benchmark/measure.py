@@ -73,7 +73,11 @@ GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
+ROUGH_HALF_WIDTH = 0.025  # of the time of the copies that restore the input of a collective
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
+#: The window of a whole model on several cards may be so many times longer: its power alternates between products and
+#: waits, and the sensor samples it ten times a second. Steps of a decoding on two H100s scattered by 14 %.
+GROUP_WINDOWS = 4
 TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
 TURNS_MEMORY_SHARE = 0.5  # of the free memory, for all of these subjects together
 TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
@@ -205,7 +209,8 @@ class Bench:
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
                 if subject.kind == "variant":
                     minimum_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
-                    stopping = dataclasses.replace(stopping, minimum_s=minimum_s)
+                    maximum_s = stopping.maximum_s * (GROUP_WINDOWS if ranks.world() > 1 else 1)
+                    stopping = dataclasses.replace(stopping, minimum_s=minimum_s, maximum_s=maximum_s)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
                     gate = ROUGH if stopping.rough and subject.kind == "operator" else GATES[subject.kind]
@@ -219,7 +224,7 @@ class Bench:
                         reading = reading.without(self._restoring(workload.passes.first, protocol, stopping, gate))
                 if subject.kind == "operator" and subject.spec.get("parameters", {}).get("beside"):
                     with ledger.charged("overlap"):
-                        reading = self._with_overlap(reading, subject, protocol, stopping, gate)
+                        reading = self._with_overlap(reading, subject, protocol, stopping)
             except Unmeasurable:
                 raise
             except Exception as error:  # any exception of PyTorch becomes the item's reason
@@ -383,10 +388,8 @@ class Bench:
                     reading = self._with_figures(reading, figures, missing)
         return reading
 
-    def _with_overlap(
-        self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping, gate: Gate
-    ) -> Reading:
-        """Measure a collective and the matrix product that runs beside it, each alone."""
+    def _with_overlap(self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping) -> Reading:
+        """Time a collective and the matrix product that runs beside it, each alone."""
         spec = parse(subject.spec)
         found: list[float] = []
         product = product_beside(spec, self.torch_device)
@@ -396,17 +399,23 @@ class Bench:
             Passes(product, None, 0, 0),
         ):
             with contextlib.closing(arrange(passes, protocol, self.torch_device)) as workload:
-                one = self._steady(workload, stopping, gate, silent)
+                one = self._steady(workload, stopping, TIMED, silent)
                 if isinstance(passes.first, InPlacePass):
-                    one = one.without(self._restoring(passes.first, protocol, stopping, gate))
+                    one = one.without(self._restoring(passes.first, protocol, stopping, TIMED))
                 found.append(one.time_us)
         return reading.noting(overlap=Overlap.of(found[0], found[1], reading.time_us))
 
     def _restoring(self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate) -> Reading:
-        """Measure the copies that restore the inputs of a kernel."""
+        """Measure the copies that restore the inputs of a kernel or a collective.
+
+        Copies on a card are much faster than those between cards, so a rough figure is enough for a collective.
+        """
+        if ranks.world() > 1 and gate.energy:
+            stopping, gate = stopping.allowing(ROUGH_HALF_WIDTH), ROUGH
         workload = arrange(Passes(call.restore), protocol, self.torch_device)
         with contextlib.closing(workload):
-            return self._steady(workload, stopping, gate, silent)
+            reading = self._steady(workload, stopping, gate, silent)
+        return dataclasses.replace(reading, flags=tuple(flag for flag in reading.flags if flag != "rough"))
 
     def _with_figures(
         self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None
@@ -561,7 +570,9 @@ class Bench:
             return False
         if power.power_w is None:
             return True
-        return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= window.DRIFT
+        # The energies of n cards add up, and their intervals in squares: each may be wider by the root of n.
+        enough = stopping.energy_half_width * math.sqrt(ranks.world())
+        return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:

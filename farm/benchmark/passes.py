@@ -203,7 +203,8 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
 
 
 def _host_steps(run: Pass, protocol: Protocol, device: torch.device) -> HostSteps:
-    graph = device.type == "cuda" and protocol.launch == "graph"
+    # Passes of several cards have no host steps: their ranks would have to agree about them.
+    graph = device.type == "cuda" and protocol.launch == "graph" and ranks.world() == 1
     return HostSteps.of(run, device) if graph else HostSteps(device)
 
 

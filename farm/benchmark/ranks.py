@@ -7,19 +7,15 @@ memory is decided together: `largest` returns the largest value of all ranks. A 
 from __future__ import annotations
 
 import datetime
-import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from farm.devices.host import nccl_of, packaged_version
 from farm.errors import Unmeasurable
 
 #: The client ends ranks that wait too long (`farm.benchmark_process.group`); this limit must be longer than any item's.
 NO_LIMIT = datetime.timedelta(days=1)
-#: Settings of NCCL that change no algorithm.
-_NEUTRAL = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_VERSION")
-_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
@@ -47,20 +43,7 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
         device_id=device if cuda else None,
     )
     largest(0.0)
-    return _library(cuda)
-
-
-def _library(cuda: bool) -> str:
-    if not cuda:
-        return "gloo"
-    settings: dict[str, str] = {}
-    for name in _FILES:
-        path = Path(os.environ.get("NCCL_CONF_FILE") or name).expanduser()
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        settings |= dict(line.split("=", 1) for line in lines if line.startswith("NCCL_") and "=" in line)
-    settings |= {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-    shown = [f"{name}={value}" for name, value in sorted(settings.items()) if name not in _NEUTRAL]
-    return " ".join(["nccl", ".".join(map(str, torch.cuda.nccl.version())), *shown])
+    return nccl_of(packaged_version("nccl") or ".".join(map(str, torch.cuda.nccl.version()))) if cuda else "gloo"
 
 
 def world() -> int:

@@ -20,6 +20,7 @@ import bisect
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 import math
 import statistics
@@ -30,8 +31,9 @@ from typing import Any
 
 import torch
 
+from farm.benchmark import ranks
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import build_variant, compiled_pass, grad_mode, numeric_flags
+from farm.benchmark.passes import as_launched, build_variant, compiled_pass, grad_mode, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
@@ -94,6 +96,8 @@ def verify(
         tuple_record = functools.partial(_as_graph, device=device)
     try:
         with numeric_flags(protocol):
+            if ranks.world() > 1:
+                return _verify_rank(subject, protocol, device, predicted or {})
             observe = _observe_compiled if variant.compile else _observe_step if variant.step else _observe_pass
             compare, timed = observe(subject, protocol, device)
             try:
@@ -123,6 +127,36 @@ def verify(
     if variant.compile:
         observed["compiled"] = compiled_pass(subject, device).facts()
     return observed, findings
+
+
+def _verify_rank(
+    subject: Subject, protocol: Protocol, device: torch.device, predicted: Mapping[str, int]
+) -> tuple[dict[str, Any] | None, Verification]:
+    """Compare the operators of this rank's part with the prediction.
+
+    The profiler is not used, because it would slow down the next measurements of the ranks.
+    """
+    capture = _capture_rank(Variant.from_json(subject.spec), protocol, device)
+    gc.collect()  # a split model refers to itself; the measurement needs its memory
+    findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
+    launch = protocol.launch if device.type == "cuda" else "eager"
+    findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
+    return None if findings.matches else capture_json(capture), findings
+
+
+def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) -> CapturedPass:
+    from farm.training.capture import capture_step
+    from farm.training.extract import build_step, capture_forward
+
+    if variant.step:
+        step = build_step(variant, device, launch=protocol.launch)
+        step.run()  # a distributed optimizer plans its second step when it runs
+        return as_launched(lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device)
+    model, arguments = build_variant(variant, device)
+    about: Any = {"grad": protocol.grad, "device_type": device.type}
+    with grad_mode(protocol):
+        model(*arguments)  # libraries initialize in the first pass
+    return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:

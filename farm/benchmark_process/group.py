@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess, Measured, Rank
-from farm.benchmark_process.requests import MeasureRequest
+from farm.benchmark_process.client import START_TIMEOUT_S, A, BenchmarkProcess, Measured, Rank
+from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import link_between
 from farm.errors import NoSuchCard, Unmeasurable
@@ -34,6 +34,8 @@ POLL_S = 0.02
 OTHERS_S = 1.0
 #: The ranks end a measurement together. If one has answered, the others may take so much longer. Unit: s.
 ANSWERS_S = 30.0
+#: Longest time of a verification: the subject can be measured without it. Unit: s.
+VERIFY_S = 90.0
 #: Failures that a missing peer may have caused; others name a cause.
 _PERHAPS_OF_A_PEER = ("hung", "raised")
 _PREFIX = "farm-group-"
@@ -139,21 +141,36 @@ class BenchmarkGroup:
         stopping: Stopping,
         *,
         predicted: Mapping[str, int] | None = None,
-        verify: bool | None = False,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one subject on all cards. See `BenchmarkProcess.measure`; a group does not verify.
+        """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
 
         The reading has the time of the slowest rank and the energy of all cards; `Details.ranks` has those of each.
 
         Raises:
             Unmeasurable: a rank failed, ended or was late. All ranks have then ended.
         """
+        verified: Verified | None = None
+        unverified = None
+        if predicted is not None:
+            try:
+                request = VerifyRequest(subject, protocol, predicted)
+                verified = self._ask(request, min(timeout_s, VERIFY_S), on_phase)[0]
+            except Unmeasurable as error:  # the variant can still be measured
+                unverified = f"{error.reason}: {error.message}"
         software = self.wait_ready()
-        request = MeasureRequest(subject, protocol, stopping, predicted)
+        readings = self._ask(MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase)
+        merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
+        about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
+        found = (verified.observed, verified.verification) if verified else (None, None)
+        return Measured(merged.noting(**about), software, self.card, *found)
+
+    def _ask(self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None) -> list[A]:
+        """Send a request to all ranks and return their answers. Raises as `measure`."""
+        self.wait_ready()
         deadline_s = time.monotonic() + timeout_s
-        readings: dict[int, Reading] = {}
+        answers: dict[int, A] = {}
         failures: list[tuple[int, Unmeasurable]] = []
         with self._killing():
             asked, until_s = {}, math.inf
@@ -165,7 +182,7 @@ class BenchmarkGroup:
                     try:
                         if (found := answer()) is None:
                             continue
-                        readings[rank] = found
+                        answers[rank] = found
                         until_s = min(until_s, time.monotonic() + ANSWERS_S)
                     except Unmeasurable as error:
                         failures.append((rank, error))
@@ -174,9 +191,7 @@ class BenchmarkGroup:
             late = Unmeasurable("hung", "It did not end when another rank did.", "Read the worker's log.")
             if failures := failures or [(rank, late) for rank in asked]:
                 raise self._failure(failures)
-        merged = of_ranks([readings[rank] for rank in sorted(readings)], self.card_ids)
-        about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
-        return Measured(merged.noting(**about), software, self.card)
+        return [answers[rank] for rank in sorted(answers)]
 
     def kill(self) -> None:
         """Kill all ranks at once, and remove the rendezvous."""

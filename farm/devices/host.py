@@ -23,6 +23,10 @@ from farm.errors import NoSuchCard
 from farm.settings import Settings
 from farm.types.protocol import Software
 
+#: Settings of NCCL that change no algorithm, and its files with settings.
+_NEUTRAL = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_VERSION")
+_NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+
 
 def discover(settings: Settings) -> list[Card]:
     """The cards of this host: simulated cards if the settings request them, else its GPUs, else its CPU.
@@ -64,8 +68,40 @@ def open_device(card: Card) -> Device:
 
 
 def links_of(card: Card) -> dict[str, Any]:
-    """The links of a card to other cards of its host (`farm.devices.nvidia.links`); {} if they are unknown."""
-    return nvidia.links(card.id) if card.kind == "cuda" and not for_rocm() else {}
+    """The links of a card to other cards of its host (`farm.devices.nvidia.links`), as far as they are known.
+
+    With the key ``communication``: the software with which this card and all its peers communicate, as in a reading of
+    them (`Software.communication`).
+    """
+    if card.kind != "cuda":
+        return {"communication": "gloo" if card.kind == "cpu" else card.kind}
+    if for_rocm():
+        return {}
+    found = nvidia.links(card.id)
+    with contextlib.suppress(NoSuchCard):
+        name, _ = link_between([card.id, *found.get("peers", ())])
+        if version := packaged_version("nccl"):
+            found["communication"] = nccl_of(version) + f" over {name}" * bool(name)
+    return found
+
+
+def packaged_version(library: str) -> str:
+    """The version of a library of NVIDIA in the package that torch's wheels require; "" if it comes from elsewhere."""
+    torch = installed_torch()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(f"nvidia-{library}-cu{((torch and torch.cuda) or '').partition('.')[0]}")
+    return ""
+
+
+def nccl_of(version: str) -> str:
+    """NCCL with the settings of the environment and of nccl.conf that can change its algorithms."""
+    settings: dict[str, str] = {}
+    for name in _NCCL_FILES:
+        path = Path(os.environ.get("NCCL_CONF_FILE") or name).expanduser()
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        settings |= dict(line.split("=", 1) for line in lines if line.startswith("NCCL_") and "=" in line)
+    settings |= {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    return " ".join(["nccl", version, *(f"{k}={v}" for k, v in sorted(settings.items()) if k not in _NEUTRAL)])
 
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
@@ -147,9 +183,8 @@ def is_installed(software: Software, card: Card) -> bool:
     if torch.hip:
         return (software.torch, software.driver) == (torch.version, card.driver)
     cudnn = None  # unknown if cuDNN comes from conda or the system: only loading it would tell its version
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        package = f"nvidia-cudnn-cu{(torch.cuda or '').partition('.')[0]}"  # torch's wheels require this package
-        major, minor, patch = map(int, importlib.metadata.version(package).split(".")[:3])
+    with contextlib.suppress(ValueError):
+        major, minor, patch = map(int, packaged_version("cudnn").split(".")[:3])
         cudnn = str(major * 10_000 + minor * 100 + patch)  # 9.19.0 is "91900"
     installed = (torch.version, torch.cuda, cudnn, card.driver)
     return (software.torch, software.cuda, software.cudnn, software.driver) == installed

@@ -16,11 +16,13 @@ from typing import Any
 from sqlmodel import Session
 
 from farm.errors import FarmError, NoReadings, UsageError
+from farm.estimation import collectives
 from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
     card_model_named,
     peaks_of,
+    protocols_like,
     select_for_model,
     tuples_of,
 )
@@ -29,6 +31,7 @@ from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
 from farm.store.database import read_clock_s
+from farm.types.collective import COLLECTIVES
 from farm.types.format import ENERGY, TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
@@ -92,6 +95,8 @@ class Estimate:
     total_energy: PredictedValue | None = None
     narrowing: tuple[str, ...] = ()  # ids of missing tuples; the one that would narrow the total most is first
     transfer: Mapping[str, Any] | None = None  # what predictions from another card model are based on
+    communication_us: float = 0.0  # time of all collectives alone, readings and predictions; part of `time`
+    exposed_us: float | None = None  # what the whole model takes longer than its other tuples; None: not measured
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
     oldest_age_s: float | None = None  # the age of the oldest reading, by the clock of the database; not in the JSON
@@ -167,8 +172,10 @@ class Estimate:
             seconds: card time to spend. At least one tuple is returned.
 
         Raises:
-            UsageError: every tuple has a reading, or the model is compiled.
+            UsageError: every tuple has a reading, or the model is compiled or split over cards.
         """
+        if self.variant.cards > 1:
+            raise UsageError("--measure and --budget measure on one card.", "Omit them, and measure the model.")
         if self.variant.compile:
             raise UsageError("Generated kernels are measured with their model only.", "Omit --measure and --budget.")
         if not self.missing:
@@ -289,7 +296,9 @@ def estimate(
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
     found = replace(found, memory=_memory(session, variant, model, needed), oldest_age_s=age_s)
     if predictor:
-        found = _with_predictions(found, predictor, needed)
+        wanted = [one for one in needed if one.operator_id in found.specs and one.short_name in COLLECTIVES]
+        of_cards, its_notes = _collectives(session, wanted, model, protocol, software) if wanted else ({}, [])
+        found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
@@ -358,34 +367,70 @@ def _from_readings(
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
         notes=tuple(notes),
         specs={one.operator_id: one.spec for one in rest},
+        communication_us=math.fsum(row.total_us for row in summed.tuples if row.short_name in COLLECTIVES),
+        exposed_us=summed.communication_us[1] if summed.communication_us and not missing else None,
         measured={id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()},
     )
 
 
-def _with_predictions(found: Estimate, predictor: Predictor, needed: Sequence[NeededTuple]) -> Estimate:
-    """Return the estimate with predictions for the missing tuples."""
-    missing = [one for one in needed if one.operator_id in found.specs]
-    predicted, notes = predictor.predict(missing, needed), found.notes
-    calls = {one.operator_id: call for one, call in zip(missing, predicted.calls, strict=True)}
+def _collectives(
+    session: Session, wanted: Sequence[NeededTuple], card_model: str, protocol: Protocol, software: Software
+) -> tuple[dict[str, CallPrediction], list[str]]:
+    names, protocol_ids = {one.short_name for one in wanted}, protocols_like(session, protocol)
+    sizes = collectives.measured_sizes(session, names, card_model, protocol_ids, software)
+    return collectives.predicted(wanted, sizes, card_model)
+
+
+def _with_predictions(
+    found: Estimate, predictor: Predictor, needed: Sequence[NeededTuple], of_cards: Mapping[str, CallPrediction]
+) -> Estimate:
+    """Return the estimate with predictions for the missing tuples. ``of_cards``: those of collectives."""
+    operators = [one for one in needed if one.short_name not in COLLECTIVES]
+    missing = [one for one in operators if one.operator_id in found.specs]
+    predicted, notes, cards = predictor.predict(missing, operators), found.notes, found.variant.cards
+    calls = dict(of_cards) | {
+        one.operator_id: replace(call, energy_mj=call.energy_mj and call.energy_mj.times(cards))
+        for one, call in zip(missing, predicted.calls, strict=True)
+    }
     notes = (*(predicted.notes if missing else ()), *notes)
-    if found.covered_tuples and missing and predictor.software and predictor.software.id != found.software.id:
+    of_one_card = found.software.of_one_card
+    if found.covered_tuples and missing and predictor.software and predictor.software.id != of_one_card.id:
         torches = (
             f"Predictions are for torch {predictor.software.torch}, readings are from torch {found.software.torch}."
         )
         notes = (*notes, torches)
-    measured_energy = found.measured_energy if found.covered_tuples else Figure(0.0)
+    energy = predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0)
+    times, energies = [predicted.time_us], [energy and energy.times(cards)]
+    for entry in found.missing:
+        if call := of_cards.get(entry.operator_id):
+            bound = PredictedValue(call.time_us.low or 0.0) if predictor.software is None else call.time_us
+            times.append(bound.times(entry.calls))
+            energies.append(call.energy_mj and call.energy_mj.times(entry.calls))
+    time, energy = _sum(times), _sum(energies)
+    assert time is not None
     return replace(
         found,
         predictor=predictor.name,
-        predicted_us=predicted.time_us.value,
-        predicted_mj=predicted.energy_mj.value if predicted.energy_mj else None,
-        total_time=_total(found.measured_time, predicted.time_us),
-        total_energy=_total(measured_energy, predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0)),
-        narrowing=tuple(missing[place].operator_id for place in predicted.narrowing),
+        predicted_us=time.value,
+        predicted_mj=energy.value if energy else None,
+        total_time=_total(found.measured_time, time),
+        total_energy=_total(found.measured_energy if found.covered_tuples else Figure(0.0), energy),
+        narrowing=(*(missing[place].operator_id for place in predicted.narrowing), *of_cards),
         missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in found.missing),
         transfer=predicted.transfer if missing else None,
+        communication_us=found.communication_us + math.fsum(one.value for one in times[1:]),
         notes=notes,
     )
+
+
+def _sum(values: Sequence[PredictedValue | None]) -> PredictedValue | None:
+    """Add predictions. Half-widths add linearly, because all may be wrong in the same direction."""
+    known = [one for one in values if one is not None]
+    if len(known) < len(values):
+        return None
+    ends = [[one.low for one in known], [one.high for one in known]]
+    low, high = (None if None in end else math.fsum(filter(None, end)) for end in ends)
+    return PredictedValue(math.fsum(one.value for one in known), low, high)
 
 
 def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
@@ -411,11 +456,4 @@ def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure,
 
 
 def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:
-    """Add readings and predictions. Half-widths add linearly, because both may be wrong in the same direction."""
-    found = interval_at(measured, PREDICTED_LEVEL)
-    if found is None or predicted is None:
-        return None
-    value = found.value + predicted.value
-    if predicted.low is None or predicted.high is None or found.low is None or found.high is None:
-        return PredictedValue(value)
-    return PredictedValue(value, found.low + predicted.low, found.high + predicted.high)
+    return _sum([interval_at(measured, PREDICTED_LEVEL), predicted])

@@ -62,11 +62,6 @@ class EstimateQuery:
     def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
         """Estimate the cost of a model (`farm.estimation.estimate.estimate`). A note names a predictor that cannot be
         read."""
-        if variant.cards > 1:
-            raise UsageError(
-                f"{variant} cannot be estimated: collectives have no predictions.",
-                "Measure it with `farm run` and the same options, or estimate the model on one card.",
-            )
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
         protocol, notes = self.protocol(kind), list[str]()

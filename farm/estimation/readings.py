@@ -24,7 +24,7 @@ from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import classes, tells_others
 from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 
@@ -156,9 +156,7 @@ def select_for_model(
     """Select the readings of a model's tuples on one card model. None if no tuple in `weight` (tuple id -> the
     estimated cost of all its calls) has a reading. The data class of `protocol` is ignored. `torch`: a version, or its
     beginning."""
-    like = {**protocol.to_json(), "data": None}
-    protocols = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
-    data_of = {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
+    data_of = protocols_like(session, protocol)
     subjects = [*(one.operator_id for one in needed), variant.id]
     sets = _sets(session, subjects, card_model, list(data_of), torch)
     if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
@@ -170,10 +168,17 @@ def select_for_model(
 
     method, software_id = max(sets, key=covered)
     rows = sets[method, software_id]
-    parts, used, other_data_calls = _parts(needed, rows, data_of, roofline)
+    parts, used, other_data_calls = _parts(needed, rows, data_of, roofline, variant.cards)
     whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
     wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
+
+
+def protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
+    """Return protocol id -> data class of the stored protocols that differ from a protocol at most in it."""
+    like = {**protocol.to_json(), "data": None}
+    protocols = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
+    return {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
 
 
 _OTHERS = ("subject_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "cost_s")
@@ -196,11 +201,21 @@ def _sets(
         for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
             if row.method is not None and tells_others(row.flags):
                 found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
-    return found
+    alone = set()
+    for (method, software_id), rows in tuple(found.items()):
+        software = Software(**session.get_one(tables.SoftwareRow, software_id).model_dump(exclude={"id"}))
+        if software.communication:  # a model on several cards: add the readings on one card with the same software
+            alone.add((method, software.of_one_card.id))
+            found[method, software_id] = {**found.get((method, software.of_one_card.id), {}), **rows}
+    return {key: rows for key, rows in found.items() if key not in alone}
 
 
 def _parts(
-    needed: Sequence[NeededTuple], rows: NewestReadings, data_of: Mapping[str, str], roofline: Roofline
+    needed: Sequence[NeededTuple],
+    rows: NewestReadings,
+    data_of: Mapping[str, str],
+    roofline: Roofline,
+    cards: int = 1,
 ) -> tuple[list[Part], dict[str, list[Any]], int]:
     """Return the parts of a sum, tuple id -> readings, and the number of calls with a reading of another data class."""
     by_subject: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -216,5 +231,5 @@ def _parts(
                 used[one.operator_id].append(row)
                 other_data_calls += calls if data and data not in there else 0
             about = one.operator_id, one.short_name, one.label, calls, one.flops, one.bytes_moved, estimated_us
-            parts.append(Part(*about, ReadingView.of(row) if row is not None else None, data=data))
+            parts.append(Part(*about, ReadingView.of(row).on_cards(cards) if row is not None else None, data=data))
     return parts, dict(used), other_data_calls

@@ -143,6 +143,11 @@ def has_installed_software(session: Session, card: Card) -> bool:
     return software is not None and is_installed(Software(**software.model_dump(exclude={"id"})), card)
 
 
+def is_registered_as_now(session: Session, card: Card) -> bool:
+    """The same, and with its present links and settings of the communication library."""
+    return has_installed_software(session, card) and session.get_one(CardRow, card.id).links == links_of(card)
+
+
 def _described(session: Session, card: Card) -> CardRow:
     """Return the locked row of a card after updating its description; a new row if there was none."""
     row = locked(session, CardRow, card.id) or CardRow(id=card.id, kind=card.kind, model=card.model)

@@ -23,7 +23,7 @@ from sqlalchemy import insert
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.devices.device import Card
-from farm.devices.host import torch_version
+from farm.devices.host import links_of, torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.balance import together_s
@@ -410,6 +410,7 @@ class DryRun:
         with self.scratch.write() as session:
             for card in own:  # each is planned as if its worker had registered it
                 ensure_card(session, card)
+                session.get_one(tables.CardRow, card.id).links = links_of(card)
                 if not has_installed_software(session, card):
                     session.get_one(tables.CardRow, card.id).software_id = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sqlmodel import col, select
 
@@ -71,9 +71,17 @@ class Interrupted(Exception):
 
 
 def measure(
-    database: Database, claimed: Claim, kept: KeptGroup, farm: str, on_phase: OnPhase, must_stop: Callable[[], bool]
+    database: Database,
+    claimed: Claim,
+    kept: KeptGroup,
+    farm: str,
+    on_phase: OnPhase,
+    must_stop: Callable[[], bool],
+    predicted: Mapping[str, int] | None = None,
 ) -> Measured:
-    """Measure a claimed item on the cards of its group. It does not wait for them if the process ``must_stop``.
+    """Measure a claimed item on the cards of its group, and first verify its calls if they are ``predicted``.
+
+    It does not wait for the cards if the process ``must_stop``.
 
     Raises:
         Interrupted: the measurement had to end; all ranks have ended.
@@ -103,7 +111,8 @@ def measure(
         with database.write() as session:
             store_software(session, software)  # it may differ from that of the card, see `Software.communication`
         about = (claimed.subject, claimed.protocol, claimed.stopping)
-        return group.measure(*about, timeout_s=settings().item_timeout_s, on_phase=on_phase)
+        limit_s = settings().item_timeout_s
+        return group.measure(*about, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)
 
 
 def peers_at_work(database: Database, claimed: Claim) -> bool:

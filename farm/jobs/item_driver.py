@@ -295,15 +295,16 @@ class ItemDriver:
         Raises:
             Unmeasurable: see `BenchmarkProcess.measure`.
         """
-        if claimed.cards:
-            about = (cards.farm_of(self.holder), partial(self.phase, claimed), self.stop_requested)
-            return self.ask(group_driver.measure, self.database, claimed, self._group, *about)
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
-            if not verify and self.benchmark.card.kind != "simulated":
-                predicted = None  # without verification, only a simulated card needs the predicted calls
-            predicted = predicted or None  # the kernels of a compiled model are not predicted
+        if claimed.cards:
+            about = (cards.farm_of(self.holder), partial(self.phase, claimed), self.stop_requested)
+            expected = predicted if verify else None
+            return self.ask(group_driver.measure, self.database, claimed, self._group, *about, expected)
+        if not verify and self.benchmark.card.kind != "simulated":
+            predicted = None  # without verification, only a simulated card needs the predicted calls
+        predicted = predicted or None  # the kernels of a compiled model are not predicted
         if self.benchmark.card.kind == "cpu" and not claimed.protocol.placement:
             self._time_in_turn(claimed)
         return self.benchmark.measure(

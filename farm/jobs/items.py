@@ -29,7 +29,7 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unreadable
 from farm.jobs import groups, item_state
 from farm.store import tables
-from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies
+from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies, software_of_groups
 from farm.store.database import Database, database_now, fetch, in_batches, lock_items
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -125,6 +125,9 @@ def claim(
         try:
             with database.write() as session:
                 host = groups.host_of(session, card_id, lock=True) if grouped else ()
+                if grouped:
+                    leading = [card for card in host if card.id == card_id]
+                    software_id = software_of_groups(session, leading) or software_id
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
                 taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held, host)
             if taken is not None:

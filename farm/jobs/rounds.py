@@ -27,7 +27,7 @@ from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.content import classes, find_capture, find_readings, store_protocol
+from farm.store.content import classes, find_capture, find_readings, software_of_groups, store_protocol
 from farm.store.database import Database, among, database_now, fetch, fetch_values, locked, read_clock_s
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
@@ -351,13 +351,16 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
 
 def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]) -> None:
     """Close the items for which an existing reading can be used."""
-    software_id = cards[0].software_id
-    if software_id is None:
-        return
-    readings = find_readings(session, items, request, software_id, {card.id for card in cards})
-    now_s = read_clock_s(session)
-    for item, reading in zip(items, readings, strict=True):
-        if reading is not None:
+    alone, together = ([item for item in items if (item.cards > 1) == grouped] for grouped in (False, True))
+    of_groups = software_of_groups(session, cards) if together else None
+    card_ids, now_s = {card.id for card in cards}, read_clock_s(session)
+    for software_id, its in ((cards[0].software_id, alone), (of_groups, together)):
+        if software_id is None:
+            continue
+        readings = find_readings(session, its, request, software_id, card_ids)
+        for item, reading in zip(its, readings, strict=True):
+            if reading is None:
+                continue
             item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 

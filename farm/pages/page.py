@@ -82,7 +82,7 @@ def job_page(session: Session, report: Report) -> JobPage:
     return JobPage(
         report=report,
         command=command_of(Request.from_json(report.request)),
-        remarks=[(what, text) for what, text in remarks(report) if what not in ("coverage", "flags")],
+        remarks=[(what, text) for what, text in remarks(report) if what not in ("coverage", "flags", "ranks")],
         sums=charts.sum_and_whole(report) if of_model else [],
         tree=charts.modules(modules, report.title),
         roofline=charts.roofline(report, peaks),

@@ -137,15 +137,16 @@ def _save(figure: Any, path: Path, title: str) -> None:
         raise UsageError(f"'{path}' cannot be written: {error}.", _FORMATS) from error
 
 
-def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
-    """The mean power between two steps of the energy counter, as two lists: (end of each interval in s, power in W)."""
-    steps = power_by_step(*trace.series.get("energy_mj", ([], [])))
+def counter_power(trace: Trace, rank: str = "") -> tuple[list[float], list[float]]:
+    """The mean power between two steps of the energy counter, as two lists: (end of each interval in s, power in W).
+    ``rank``: "rank_1_" for the second card of a group."""
+    steps = power_by_step(*trace.series.get(f"{rank}energy_mj", ([], [])))
     return [end_s for _, end_s, _ in steps], [power_w for _, _, power_w in steps]
 
 
-def window_power_w(trace: Trace) -> float | None:
+def window_power_w(trace: Trace, rank: str = "") -> float | None:
     """The slope of the energy counter in the window, fitted as for the reading itself. Unit: W."""
-    ticks = zip(*trace.series.get("energy_mj", ([], [])), strict=True)
+    ticks = zip(*trace.series.get(f"{rank}energy_mj", ([], [])), strict=True)
     begin_s, end_s = trace.window_s
     inside = [tick for tick in ticks if begin_s - 1e-3 <= tick[0] <= end_s + 1e-3]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
@@ -167,8 +168,7 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
         for number, name in enumerate(name for name in names if name in trace.series):
             times, values = trace.series[name]
             if name.endswith("energy_mj"):
-                if name == "energy_mj":
-                    _draw_counter(axis, trace)
+                _draw_counter(axis, trace, name.removesuffix("energy_mj"))
                 continue
             style, width = ("-", 0.8) if len(times) > 60 else (".-", 1.2)
             label = name.rsplit("_", 1)[0].replace("_", " ")
@@ -184,14 +184,15 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
     _save(figure, path, title)
 
 
-def _draw_counter(axis: Any, trace: Trace) -> None:
-    times, powers = counter_power(trace)
-    if len(ticks := trace.series["energy_mj"][0]) > 1:
-        style = {"color": COLOURS[5], "linewidth": 1.2, "baseline": None}
-        axis.stairs(powers, [ticks[0], *times], label="from the energy counter", **style)
-    if (power_w := window_power_w(trace)) is not None:
-        label = f"mean of the window: {power_w:.1f} W"
-        axis.plot(trace.window_s, [power_w, power_w], color=COLOURS[2], linewidth=2, label=label)
+def _draw_counter(axis: Any, trace: Trace, rank: str) -> None:
+    times, powers = counter_power(trace, rank)
+    said, line = rank.replace("_", " "), "--" if rank else "-"
+    if len(ticks := trace.series[f"{rank}energy_mj"][0]) > 1:
+        style = {"color": COLOURS[5], "linewidth": 1.2, "baseline": None, "linestyle": line}
+        axis.stairs(powers, [ticks[0], *times], label=f"{said}from the energy counter", **style)
+    if (power_w := window_power_w(trace, rank)) is not None:
+        label = f"{said}mean of the window: {power_w:.1f} W"
+        axis.plot(trace.window_s, [power_w, power_w], color=COLOURS[2], linewidth=2, linestyle=line, label=label)
 
 
 def _draw_bands(axis: Any, trace: Trace) -> None:

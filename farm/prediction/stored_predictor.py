@@ -17,7 +17,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,9 @@ class PredictedValue:
         """``half_width``: half-width of the interval of log(value); NaN: no interval."""
         ends = (value / np.exp(half_width), value * np.exp(half_width)) if np.isfinite(half_width) else ()
         return cls(*map(float, (value, *ends)))
+
+    def times(self, factor: float) -> PredictedValue:
+        return PredictedValue(*(None if one is None else one * factor for one in astuple(self)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from farm.store.database import fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity, span
 from farm.types.protocol import Protocol
-from farm.types.reading import InModelTimes, OtherCalls, Verification, inside_s
+from farm.types.reading import InModelTimes, OtherCalls, RankFigures, Verification, inside_s
 from farm.types.request import Request
 from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
@@ -141,6 +141,7 @@ class Report:
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
     placements: tuple[PlacementRow, ...] = ()  # only if tuples were measured with tensors in slow memory
     compiled: CompiledJob | None = None  # only of a compiled model
+    ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
 
     @property
     def per_token(self) -> PerToken:
@@ -160,6 +161,7 @@ class Report:
             "placements": [{**vars(row), "times_fast": row.times_fast} for row in self.placements],
             "all_layers": self.all_layers and self.all_layers.to_json(),
             "compiled": self.compiled and self.compiled.to_json(),
+            "ranks": [vars(rank) for rank in self.ranks],
         }
         return {
             "schema": SCHEMA,
@@ -226,6 +228,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         else (),
         placements=placements(evidence) if job.asked.get("placements") else (),
         compiled=compiled_job(session, capture, tuples, evidence.roofline) if capture else None,
+        ranks=next((found for one in evidence.wholes if one.reading and (found := one.reading.details.ranks)), ()),
     )
 
 
@@ -398,6 +401,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         alone, exposed, hidden = (quantity(us, TIME) for us in (alone_us, exposed_us, alone_us - exposed_us))
         split = f"{exposed} are exposed and {hidden} hidden, from the whole model minus the other operators"
         yield "overlap", f"collectives take {alone} alone; {split}"
+    if report.ranks:
+        yield "ranks", "; ".join(_rank(number, rank) for number, rank in enumerate(report.ranks))
     if verdict.launch_gap_us is not None:
         more = "longer" if verdict.launch_gap_us >= 0 else "less"
         yield "launch gap", f"a pass takes {quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"
@@ -433,6 +438,11 @@ def _all_layers(found: AllLayers) -> str:
         text += f"; the sum lacks {number} of {found.tuples} tuples ({share} of the estimated cost) without a reading: "
         text += f"{found.lacking[0].label}{', ...' if number > 1 else ''}"
     return text
+
+
+def _rank(number: int, rank: RankFigures) -> str:
+    energy = "" if rank.energy_mj is None else f", {quantity(rank.energy_mj, ENERGY)}"
+    return f"{number}: {quantity(rank.time_us, TIME)}{energy} on {rank.card}"
 
 
 def _power_limit(adjusted: Sequence[Adjustment]) -> str:

@@ -23,7 +23,7 @@ from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
-from farm.store.tables import Job, ReadingRow
+from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
 from farm.types.fields import names_of
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
@@ -370,6 +370,16 @@ def find_readings(
     for (reading,) in among(session, query, ReadingRow.subject_id, (item.subject_id for item in items)):
         candidates[reading.subject_id, reading.protocol_id].append(reading)
     return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
+
+
+def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None:
+    """Return the id of the software with which these cards measure together; None if it is unknown or differs."""
+    libraries = {(card.software_id, (card.links or {}).get("communication", "")) for card in cards}
+    software_id, communication = libraries.pop()
+    row = session.get(SoftwareRow, software_id) if software_id and communication and not libraries else None
+    if row is None:
+        return None
+    return dataclasses.replace(Software(**row.model_dump(exclude={"id"})), communication=communication).id
 
 
 def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]) -> ReadingRow | None:

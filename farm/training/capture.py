@@ -54,6 +54,8 @@ from farm.types.tuple import OperatorTuple
 _AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
+#: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs these operators.
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 @torch.enable_grad()
@@ -100,6 +102,11 @@ def capture_step(
             "Write the step so that its operators do not depend on values. A CUDA graph requires the same.",
         ) from error
     except Exception as error:
+        if "parameters that were not used in producing loss" in str(error):
+            raise CaptureError(
+                "DDP waits for the gradient of each parameter, but the step does not use some of them.",
+                "Give --sharding fsdp, or remove these parameters from the model.",
+            ) from error
         raise CaptureError(
             f"The training step raised: {told(error)}",
             "Check that one iteration runs on this input. Shapes that depend on values cannot be captured.",
@@ -126,6 +133,7 @@ class StepRecorder(Recorder):
         self.node: Any = None  # the node of the backward that runs
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
+        self.in_attention = False
 
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
@@ -179,6 +187,8 @@ class StepRecorder(Recorder):
             return func(*args, **kwargs)
         name: str = FUNCTION_NAMES.get(func) or getattr(func, "__name__", "") or str(func)
         with self.owner(name.rpartition(".")[2]):
+            if func is _ATTENTION and isinstance(self.step, ForwardPass):
+                return self.call_aten(func, args, kwargs)
             return func(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -246,6 +256,8 @@ class StepRecorder(Recorder):
         return ("loss" if self.owners[owner].stage == "loss" else "backward"), owner
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.in_attention:
+            return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
             # Between two nodes, autograd adds in place to a gradient that only its own buffer refers to.
@@ -254,13 +266,17 @@ class StepRecorder(Recorder):
                 func = torch.ops.aten.add_.Tensor if alone else func
             number = len(self.slots)
             self.slots.append(None)
+            self.in_attention = func is _ATTENTION
             with self.around(number):
                 out = func(*args, **kwargs)
+            self.in_attention = False
             out = _as_computed(func, args, out)
             # The host reads the optimizer's step counts.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
             calls = len(self.calls)
-            if within := inside(func, args, kwargs, out):
+            if func is _ATTENTION:
+                self._record(func, args, kwargs, out)
+            elif within := inside(func, args, kwargs, out):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
@@ -287,7 +303,8 @@ class StepRecorder(Recorder):
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        name = str(_AS_RUN.get(func, func))
+        kind = "function" if func is _ATTENTION else "aten"
+        name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -299,11 +316,12 @@ class StepRecorder(Recorder):
             {one: role_in_tuple("" if place is None else stored.tensors[place].role) for one, place in places.items()}
         )
         try:
-            spec = self.describe(name, "aten", args, kwargs, table).spec
+            spec = self.describe(name, kind, args, kwargs, table).spec
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        self._add(spec, func, inputs, itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)), found)
+        changed = () if kind == "function" else written_tensors(func, args, kwargs)
+        self._add(spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(
         self,
@@ -314,7 +332,7 @@ class StepRecorder(Recorder):
         found: tuple[str, int | None] | None,
     ) -> None:
         (part, number), stored = found or (self.now, None), self.storages
-        index, label = len(self.calls), func._schema.name.rpartition("::")[2]
+        index, label = len(self.calls), func.__name__ if func is _ATTENTION else func._schema.name.rpartition("::")[2]
 
         def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
             return tuple(dict.fromkeys(stored.add(tensor, label, "", index) for tensor in tensors))

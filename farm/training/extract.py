@@ -161,7 +161,14 @@ def _extract_split(variant: Variant, *, grad: bool) -> CapturedPass:
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with fake_pass(model, inputs, None, "cpu") as (_, fake_inputs, _):
             split(model, variant, "cpu")
-            captured = capture_step(ForwardPass(model, fake_inputs, grad=grad))
+            return capture_forward(model, fake_inputs, grad=grad, warmed_up=False)
+
+
+def capture_forward(
+    model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, device_type: str = "cpu", warmed_up: bool = True
+) -> CapturedPass:
+    """Captures the forward pass of a rank's part of a model."""
+    captured = capture_step(ForwardPass(model, inputs, grad=grad), device_type=device_type, warmed_up=warmed_up)
     calls = tuple(dataclasses.replace(one, part="", owner="", stage="", owner_index=None) for one in captured.calls)
     return dataclasses.replace(captured, calls=calls, owners=(), grad_enabled=grad, training=model.training)
 
@@ -221,6 +228,7 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
         accumulate=variant.accumulate,
         capturable=device.type == "cuda" and launch == "graph",
     )
+    step.split = variant.cards > 1
     if variant.data_parallel > 1 and variant.sharding == "ddp":
         step.forward = split(model, variant, device.type)
     # The first run creates the optimizer's state and the loss. DDP needs eleven runs before a CUDA graph records it.

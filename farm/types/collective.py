@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 PREFIX = "collective."
+MOST_CARDS = 1024
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
 
 
@@ -21,17 +22,18 @@ class Collective(NamedTuple):
 
     output: Callable[[int], float]
     bus: Callable[[int], float]
+    steps: Callable[[int], int] = lambda n: n - 1  # of the ring algorithm, one after the other
     reduces: bool = False
     parts: bool = False  # the input is divided by the number of cards
 
 
 COLLECTIVES: Mapping[str, Collective] = {
-    "all_reduce": Collective(lambda n: 1, lambda n: 2 * (n - 1) / n, reduces=True),
+    "all_reduce": Collective(lambda n: 1, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1), reduces=True),
     "all_gather": Collective(lambda n: n, lambda n: n - 1),
     "reduce_scatter": Collective(lambda n: 1 / n, lambda n: (n - 1) / n, reduces=True, parts=True),
     "all_to_all": Collective(lambda n: 1, lambda n: (n - 1) / n, parts=True),
     "broadcast": Collective(lambda n: 1, lambda n: 1),
-    "send_recv": Collective(lambda n: 1, lambda n: 1),
+    "send_recv": Collective(lambda n: 1, lambda n: 1, lambda n: 1),
 }
 
 
@@ -43,8 +45,8 @@ def problem_of(operator: str, parameters: Mapping[str, Any], shapes: Sequence[Se
     cards = parameters.get("cards")
     if set(parameters) - {"beside"} != {"cards"} | ({"reduction"} if about.reduces else set()):
         return "has other parameters than a collective"
-    if type(cards) is not int or not 2 <= cards <= 1024:
-        return "needs from 2 to 1024 cards"
+    if type(cards) is not int or not 2 <= cards <= MOST_CARDS:
+        return f"needs from 2 to {MOST_CARDS} cards"
     beside = parameters.get("beside", 1)
     if type(beside) is not int or not 1 <= beside <= 2**16:
         return "needs a matrix product beside it with 1 to 65536 rows"

@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
+from farm.types.collective import MOST_CARDS
 from farm.types.fields import LARGEST_NUMBER, ContentAddressed, Record, content_id, declared, original
 from farm.types.value_profiles import is_class
 
@@ -293,6 +294,7 @@ class Variant(ContentAddressed):
             (self.data_parallel > 1 and not self.step, "--data-parallel is for training.", "Add --step training."),
             (step_too, "--step training on several cards needs --data-parallel.", "Give it instead."),
             (self.sharding == "fsdp" and self.data_parallel == 1, "--sharding needs --data-parallel.", "Add it."),
+            (self.cards > MOST_CARDS, f"At most {MOST_CARDS} cards work together.", "Give fewer cards."),
             (self.cards > 1 and self.compile, "--compile does not work with several cards.", "Omit --compile."),
         ):
             if wrong:
@@ -385,6 +387,11 @@ class Software(ContentAddressed):
         # The versions of Python and the operating system do not affect the kernels on the card.
         kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
         return content_id(kept | ({"communication": self.communication} if self.communication else {}))
+
+    @property
+    def of_one_card(self) -> Self:
+        """The software of readings on one card."""
+        return dataclasses.replace(self, communication="")
 
 
 # ---- placement in memory tiers

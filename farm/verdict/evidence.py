@@ -229,7 +229,7 @@ class Evidence:
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
-        of_cards = {replace(Software(**row.model_dump(exclude={"id"})), communication="").id for row in found.values()}
+        of_cards = {Software(**row.model_dump(exclude={"id"})).of_one_card.id for row in found.values()}
         if len(of_cards) == 1 and len({row.communication for row in found.values()} - {""}) < 2:
             return verdict  # only readings on several cards have a communication library
         rows = [(found[software_id], number) for software_id, number in numbers.most_common()]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Callable
 
 import pytest
 
 from farm.benchmark.intervals import slope
 from farm.benchmark.sampler import Sampler
+from farm.benchmark.window import window_power
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime
@@ -38,6 +41,19 @@ def test_a_window_holds_what_lies_in_it(virtual_time: VirtualTime) -> None:
     assert window.memory_clock_mhz is None
     assert window.throttle_shares == {"power_cap": 1.0}
     assert window.temperature_slope_c_per_s == pytest.approx(1.0, rel=0.001)
+
+
+def test_a_long_window_drifts_only_by_what_the_scatter_of_its_steps_does_not_explain(virtual_time: VirtualTime) -> None:
+    def seen(power_w: Callable[[float], float]) -> float:
+        device = FakeDevice(power_w=power_w, tick_s=0.05)
+        with virtual_time.sampler(device) as sampler:
+            virtual_time.sleep(3.0)
+        return window_power(sampler, device.began_s, device.began_s + 3.0).drift
+
+    assert 0.005 < seen(lambda s: 300 + 3 * s) < 0.016
+    scattered = random.Random(2).choices((250.0, 450.0), k=100)
+    scattered[:30], scattered[30:60] = [250.0, 450.0] * 15, [250.0, 450.0, 450.0] * 10
+    assert abs(seen(lambda s: scattered[int(s / 0.05)])) < 0.03
 
 
 def test_what_limited_the_card_before_a_window_is_none_of_the_windows(virtual_time: VirtualTime) -> None:

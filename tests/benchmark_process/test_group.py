@@ -14,11 +14,13 @@ import psutil
 import pytest
 
 from farm.benchmark_process.group import BenchmarkGroup
+from farm.devices.host import links_of
 from farm.errors import Unmeasurable
 from farm.jobs.group_driver import KeptGroup
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
 from farm.settings import settings
+from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
@@ -76,6 +78,7 @@ def test_each_collective_has_a_reading_of_all_ranks(pair, name):
     moved = COLLECTIVES[name].bus(2) * 256 * 4
     assert reading.details.bus_bytes_per_s == pytest.approx(moved / reading.time_us * 1e6, rel=1e-3)
     assert answer.software.communication == "gloo"
+    assert links_of(answer.card)["communication"] == "gloo", "as the worker of the card registers it"
     assert answer.software.id != dataclasses.replace(answer.software, communication="").id
     assert reading.from_json(reading.to_json()) == reading
 
@@ -103,6 +106,29 @@ def test_a_split_training_step_is_one_subject_of_all_ranks(pair, sharding):
     subject = Subject("variant", variant.id, variant.to_json())
     reading = pair.measure(subject, dataclasses.replace(EAGER, grad=True), SHORT, timeout_s=120.0).reading
     assert len(reading.details.ranks) == 2
+
+
+def test_rank_0_compares_the_operators_of_a_split_model_with_the_prediction(pair, models, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("FARM_MODELS", models)
+    settings.cache_clear()
+    decode = versioned(catalog.variant("tiny", 2, phase="decode", tensor_parallel=2))
+    about = {"input_size": 32, "step": "training", "data_parallel": 2}
+    for variant in (*(catalog.variant("resnet18", 2, sharding=one, **about) for one in ("fsdp", "ddp")), decode):
+        subject = Subject("variant", variant.id, variant.to_json())
+        protocol = dataclasses.replace(EAGER, grad=bool(variant.step))
+        predicted = dict(extract(variant).capture.counts)
+        answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
+        found = answer.verification
+        assert not found.missing
+        # gloo copies the result of each reduce-scatter; NCCL does not
+        assert all(": 1x copy_ |" in one or ": 2x copy_ |" in one for one in found.differences)
+        assert found.matches == (answer.observed is None) == (variant.sharding == "ddp")
+    left_out = predicted.popitem()[0]
+    answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
+    assert list(answer.verification.unexpected) == [left_out]
+    assert left_out in answer.observed["tuples"]
+    assert len(answer.reading.details.ranks) == 2
 
 
 def test_what_needs_another_number_of_cards_is_refused_and_the_ranks_end(pair):

@@ -108,7 +108,7 @@ class FakeNvml:
         return None
 
     def _nvmlDeviceGetP2PStatus(self, handle: Any, other: Any, what: int, status: Any) -> int | None:
-        assert what == 0, "reading"
+        assert what in (0, pynvml.NVML_P2P_CAPS_INDEX_NVLINK), "reading, or by NVLink"
         if self.access is None:
             return pynvml.NVML_ERROR_NOT_SUPPORTED
         status._obj.value = pynvml.NVML_P2P_STATUS_OK if self.access else pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
@@ -136,6 +136,7 @@ class FakeNvml:
         known = {
             pynvml.NVML_FI_DEV_POWER_INSTANT: self.power_instant_mw,
             pynvml.NVML_FI_DEV_MEMORY_TEMP: self.memory_temperature_c,
+            pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: 26_562,
         }
         for field in values._obj:
             field.nvmlReturn = self.lacking_fields.get(field.fieldId, pynvml.NVML_SUCCESS)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from farm.devices import host
 from farm.devices.device import Card, Device
-from farm.devices.host import discover, find_card, open_device
+from farm.devices.host import cpu_card, discover, find_card, open_device
 from farm.devices.nvidia import links
 from farm.errors import NoSuchCard
 from farm.settings import settings
@@ -295,3 +296,21 @@ def test_the_links_of_a_card_are_what_the_driver_reports_of_them(nvml: FakeNvml)
     nvml.faults[("nvmlDeviceGetUUID", 1)] = pynvml.NVML_ERROR_GPU_IS_LOST
     assert links(UUID) == {}
     assert links("GPU-unknown") == {}
+
+
+def test_the_software_with_which_the_cards_communicate_is_known_without_torch(nvml: FakeNvml, monkeypatch, tmp_path):
+    card, cpu = device().card, cpu_card(settings())
+    nvml.uuids, nvml.nvlinks, nvml.access = [UUID, OTHER_UUID], [1, 1, 0], True
+    (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
+    (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info/METADATA").write_text("Name: nvidia-nccl-cu13\nVersion: 2.28.9\n")
+    (tmp_path / "nccl.conf").write_text("NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cu130", "13.0"))
+    monkeypatch.setattr(host, "_NCCL_FILES", (str(tmp_path / "nccl.conf"),))
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    known = host.links_of(card)
+    assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 26_562e6)
+    assert known["communication"] == "nccl 2.28.9 NCCL_ALGO=Ring NCCL_NVLS_ENABLE=0 over NVLink x2"
+    monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cpu", None))
+    assert host.links_of(card) == {"nvlinks": 2, "peers": [OTHER_UUID]}, "unknown"
+    assert host.links_of(cpu) == {"communication": "gloo"}

@@ -19,6 +19,7 @@ from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
 from farm.settings import settings
+from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -88,6 +89,28 @@ def test_a_language_model_on_two_cards(pair, phase):
     variant = versioned(catalog.variant("llama-3.1-8b", 4, **said))
     reading = read(pair, Subject("variant", variant.id, variant.to_json()))
     assert reading.details.eager_time_us is not None, reading.details.eager_time_missing
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        ("llama-3.1-8b", 4, {"phase": "decode", "layers": 2, "dtype": "bfloat16", "tensor_parallel": 2}),
+        ("resnet18", 32, TRAINING),
+        ("resnet18", 32, TRAINING | {"sharding": "fsdp"}),
+    ],
+    ids=str,
+)
+def test_rank_0_verifies_the_operators(pair, variant):
+    model, batch, said = variant
+    variant = versioned(catalog.variant(model, batch, **said))
+    subject, protocol = Subject("variant", variant.id, variant.to_json()), Protocol(grad=bool(variant.step))
+    predicted = dict(extract(variant, device_type="cuda").capture.counts)
+    answer = pair.measure(subject, protocol, Stopping(), predicted=predicted, timeout_s=180.0)
+    assert answer.reading.details.unverified is None
+    print(answer.verification.differences)  # noqa: T201
+    assert answer.verification.launch == "graph"
+    if not variant.step:
+        assert answer.verification.matches
 
 
 @pytest.mark.parametrize("launch", ["eager", "graph"])

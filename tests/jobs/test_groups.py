@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from sqlalchemy import update
 from sqlmodel import select
 
+from farm.devices.simulated import SOFTWARE
 from farm.errors import UsageError
 from farm.jobs import cards, groups, items, jobs
 from farm.jobs.group_driver import Interrupted, check_cards, peers_at_work
 from farm.jobs.groups import block_of, leading_cards
 from farm.jobs.items import Claim, DeclineReason
-from farm.store import tables
+from farm.store import content, tables
 from farm.store.database import database_now
 from farm.store.tables import CardRow, ItemState
 from tests.planned import claim, complete, items_of, plan, readings, register
@@ -93,6 +96,24 @@ def test_a_claim_reserves_all_cards_and_its_reading_releases_them(any_database, 
     assert held(any_database) == {}
     assert claim(any_database, item).after_group
     assert readings(any_database) == 1
+
+
+@pytest.mark.parametrize("library", ["simulated", "nccl 2.28.9 NCCL_ALGO=Ring over NVLink x18", ""])
+def test_a_reading_of_a_group_serves_other_jobs_with_the_same_communication(any_database, four, library):
+    with any_database.write() as session:
+        together = content.store_software(session, dataclasses.replace(SOFTWARE, communication="simulated"))
+    first = only(any_database, plan(any_database, four, cards=4))
+    waits = only(any_database, plan(any_database, four, operators=[first.subject_id], cards=4))
+    claimed = claim(any_database, first)
+    complete(any_database, claimed, claimed.cards[0], software_id=together)
+    with any_database.write() as session:  # the workers start again with these settings
+        session.execute(update(CardRow).values(links={"communication": library}))
+    again = only(any_database, plan(any_database, four, operators=[first.subject_id], cards=4))
+    alone = only(any_database, plan(any_database, four, operators=[first.subject_id]))
+    assert (again.state == ItemState.DONE) == (library == "simulated")
+    assert alone.state == ItemState.WAITING
+    found = claim(any_database, waits)
+    assert (found.why is DeclineReason.REUSED) if library == "simulated" else (found.cards == tuple(four))
 
 
 @pytest.mark.parametrize("end", ["lease", "cancel", "fail", "hand back", "worker", "worker of a peer"])

@@ -13,10 +13,11 @@ from sqlalchemy import update
 from farm.errors import UsageError
 from farm.models import catalog
 from farm.pages import COLOURS, charts, page
-from farm.report.report import build
+from farm.report.report import build, remarks
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
+from farm.types.reading import METHOD
 from tests import browser
 from tests.report import rows
 from tests.report.measured import measured
@@ -78,6 +79,23 @@ def test_a_page_of_a_training_step_tells_whose_part_takes_what(database, tmp_pat
     names = re.findall(r"<tr><td>(\w+)</td>", text.partition("Cost of the step by owner")[2])
     assert {"Conv2d", "ReLU", "optimizer", "accumulation", "loss"} <= set(names)
     assert "--step training --optimizer sgd" in text
+
+
+def test_a_page_of_a_split_model_has_its_ranks_side_by_side(database, tmp_path):
+    variant = catalog.variant("qwen2.5-0.5b", 1, phase="prefill", length=16, layers=1, tensor_parallel=2)
+    job = measured(database, variant)
+    ranks = [{"card": card, "time_us": 2e3, "energy_mj": 1e3, "flags": ["shared"]} for card in ("GPU-0", "GPU-1")]
+    with database.write() as session:
+        its = tables.ReadingRow.subject_id == variant.id
+        session.execute(update(tables.ReadingRow).where(its).values(details={"method": METHOD, "ranks": ranks}))
+    with database.read() as session:
+        report = build(session, job)
+        page.write_page(tmp_path / "page.html", [page.job_page(session, report)])
+    table = (tmp_path / "page.html").read_text().partition("Ranks of the whole model")[2].partition("</table>")[0]
+    assert re.findall(r"<td>(GPU-\d)</td>", table) == ["GPU-0", "GPU-1"]
+    assert table.count("2.00 ms") == table.count("1.00 J") == table.count("shared") == 2
+    assert dict(remarks(report))["ranks"] == "0: 2.00 ms, 1.00 J on GPU-0; 1: 2.00 ms, 1.00 J on GPU-1"
+    assert [rank["card"] for rank in report.to_json()["ranks"]] == ["GPU-0", "GPU-1"]
 
 
 def test_figures_add_up(two_jobs):

@@ -44,6 +44,17 @@ def test_a_trace_is_drawn(tmp_path, suffix):
     assert path.stat().st_size > 5_000
 
 
+def test_a_trace_of_a_group_has_the_power_of_each_card(tmp_path):
+    trace = sampled()
+    times_s, energies_mj = trace.series["energy_mj"]
+    trace.series["rank_1_energy_mj"] = times_s, [2 * energy_mj for energy_mj in energies_mj]
+    assert plots.window_power_w(trace, "rank_1_") == pytest.approx(600.0)
+    plots.draw_trace(trace, tmp_path / "trace.svg", "")
+    drawn = (tmp_path / "trace.svg").read_text()
+    assert "mean of the window: 300.0 W" in drawn
+    assert "rank 1 mean of the window: 600.0 W" in drawn
+
+
 def test_a_trace_shows_when_the_card_was_throttled_and_who_else_was_on_it(tmp_path):
     trace = sampled()
     times = trace.series["sm_clock_mhz"][0]

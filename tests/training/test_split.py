@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from farm.errors import UnsupportedModel, UsageError
+from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
@@ -51,6 +51,10 @@ def test_tensor_parallelism_runs_half_of_each_layer_and_two_all_reduces(tiny, ph
     assert collectives(split.capture) == {("all_reduce", rows * 32): 4, ("all_gather", logits): 1}
     products = {spec.operator for spec in split.capture.tuples.values()} & {"aten.mm.default", "aten.addmm.default"}
     assert products
+    # PyTorch chooses other operators for the attention of each device, so it is one call.
+    assert [one for one in split.capture.operators if "attention" in one] == [
+        "torch.nn.functional.scaled_dot_product_attention"
+    ]
     assert split.flops == pytest.approx(whole.flops / 2, rel=0.2)
     assert all(call.part == "" for call in split.capture.calls)
     for spec in split.capture.tuples.values():
@@ -102,6 +106,13 @@ def test_a_size_that_the_cards_cannot_share_evenly_is_refused(tiny):
         extract(catalog.variant(tiny(intermediate_size=65), 1, tensor_parallel=2))
 
 
+def test_ddp_with_parameters_that_the_step_does_not_use_is_refused_with_a_next_step():
+    fields = {"layers": 1, "length": 8, "step": "training", "data_parallel": 2}
+    with pytest.raises(CaptureError, match="DDP waits for the gradient of each parameter") as refused:
+        extract(catalog.variant("bert-base", 1, **fields))
+    assert "--sharding fsdp" in refused.value.next_step
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -111,6 +122,7 @@ def test_a_size_that_the_cards_cannot_share_evenly_is_refused(tiny):
         ({"sharding": "fsdp", "step": "training"}, "--sharding needs --data-parallel"),
         ({"tensor_parallel": 2, "compile": "default"}, "--compile does not work with several cards"),
         ({"tensor_parallel": 0}, "tensor_parallel is 0"),
+        ({"tensor_parallel": 1025}, "At most 1024 cards"),
     ],
 )
 def test_combinations_that_are_not_measured_are_refused(fields, message):
