@@ -154,7 +154,7 @@ class Builder:
         Raises:
             Impossible: PyTorch refuses the combination, or no card has enough memory for it.
         """
-        if any(size < 1 for shape in self.recipe.inputs(values) for size in shape):
+        if any(size < 1 for shape in self.recipe.shapes(values) for size in shape):
             raise Impossible("an input has a size of 0")
         if self.recipe.collective:
             given = {name: values[name] for name in self.recipe.parameters}
@@ -220,7 +220,7 @@ class Builder:
         """All values that decide how the operator is captured; sizes are left out."""
         given = self.recipe.given(values)
         fixed = {name: value for name, value in given.items() if self.recipe.function or not _is_size(value)}
-        ranks = tuple(len(shape) for shape in self.recipe.inputs(values))
+        ranks = tuple(len(shape) for shape in self.recipe.shapes(values))
         return values["dtype"], repr(sorted(fixed.items())), ranks
 
     def _combination(self, values: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -235,7 +235,7 @@ class Builder:
             with torch.device("meta"):
                 module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
         inputs = []
-        for number, shape in enumerate(self.recipe.inputs(values)):
+        for number, shape in enumerate(self.recipe.shapes(values)):
             own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
             one = torch.empty(shape, dtype=dtype_of(own) if own else dtype, device="meta")
             # A transposed input is stored column by column.
