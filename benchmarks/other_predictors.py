@@ -56,12 +56,6 @@ class NearestReadings:
         variances = (weights * (self.values[places] - found[:, None]) ** 2).sum(axis=1)
         return found, np.sqrt(variances + (0.02 + 0.05 * distances[:, 0]) ** 2)
 
-    def explain(self, inputs: Inputs) -> list[str]:
-        distances, places = self._nearest(inputs)
-        nearest = zip(places[0][:3], distances[0][:3], strict=True)
-        names = ", ".join(f"{self.types[place]} at {round(distance, 4):.2g}" for place, distance in nearest)
-        return [f"the nearest readings, with distances in standard deviations: {names}"]
-
 
 def fit_nearest(inputs: Inputs, values: Floats) -> NearestReadings:
     return NearestReadings(inputs.numbers, inputs.types, inputs.families, values)
@@ -99,13 +93,6 @@ class Polynomials:
             values[rows] = np.maximum(found, self.least[place])
             spreads[rows] = self.spreads[place] * values[rows]
         return values, spreads
-
-    def explain(self, inputs: Inputs) -> list[str]:
-        if inputs.types[0] not in self.types:
-            return [f"no polynomial: the type has fewer than {LEAST_FOR_POLYNOMIAL} readings"]
-        powers = self.powers[self.types[self.term_types] == inputs.types[0]]
-        degree = int(powers.sum(axis=1).max(initial=0))
-        return [f"a polynomial of degree {degree} with {len(powers)} terms, chosen by lasso"]
 
 
 def fit_polynomials(inputs: Inputs, values: Floats, logarithms: bool = False) -> Polynomials:
@@ -178,9 +165,6 @@ class PortableTrees(Trees):
 
     def columns(self, inputs: Inputs) -> npt.NDArray[np.float32]:
         return np.column_stack([inputs.column(name) for name in self.PORTABLE]).astype(np.float32)
-
-    def explain(self, inputs: Inputs) -> list[str]:
-        return [f"features: {', '.join(self.PORTABLE)}"]
 
 
 _RANDOM = partial(fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1)

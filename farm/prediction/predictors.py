@@ -1,8 +1,8 @@
 """Predictors by name: how to fit each, what it predicts, and its stored form as arrays and JSON.
 
-`PredictorSpec.fit` learns from a `Dataset`, `FittedPredictor.predict` gives the costs of calls with their spreads,
-and `FittedPredictor.explain` says what a prediction is based on. For an operator type without a reading, the prediction
-uses readings of its family and is marked. If the family has no reading either, it is roofline x median.
+`PredictorSpec.fit` learns from a `Dataset`, and `FittedPredictor.predict` gives the costs of calls with their spreads.
+For an operator type without a reading, the prediction uses readings of its family and is marked. If the family has no
+reading either, it is roofline x median.
 """
 
 from __future__ import annotations
@@ -170,15 +170,14 @@ class TypicalData:
     types: Names
     data: Floats  # types x (zeros, positive, channels)
     families: Names  # families with readings
-    readings: npt.NDArray[np.int64]  # of each type
 
     @classmethod
     def of(cls, inputs: Inputs) -> TypicalData:
         own = np.column_stack([inputs.column(name) for name in ("zeros", "positive", "channels")])
         types = np.unique(inputs.types)
         groups = [own, *(own[inputs.types == one] for one in types)]
-        names, readings = np.array(["", *types], dtype=np.str_), np.array([len(group) for group in groups])
-        return cls(names, np.array([group.mean(axis=0) for group in groups]), np.unique(inputs.families), readings)
+        means = np.array([group.mean(axis=0) for group in groups])
+        return cls(np.array(["", *types], dtype=np.str_), means, np.unique(inputs.families))
 
     def filled(self, calls: Sequence[CallDescription]) -> list[CallDescription]:
         rows = (dict(zip(("zeros", "positive", "channels"), row, strict=True)) for row in self.data)
@@ -257,17 +256,6 @@ class FittedPredictor:
         unanswered = unanswered | failed
         return np.where(unanswered, fallback, powers), np.where(unanswered, fallback_spreads, spreads)
 
-    def explain(self, call: CallDescription) -> list[str]:
-        """Describe what the predicted time of a call is based on."""
-        inputs = Inputs.of(self.typical.filled([call]))
-        readings = self.typical.readings[self.typical.types == call.operator_type]
-        lines = [f"{sum(readings) or 'no'} readings of {call.operator_type}"]
-        if self._times(inputs)[2][0]:
-            return [*lines, "predicted as roofline x median of the family", *self.fallback_time.explain(inputs)]
-        roofline = self.over.removesuffix("_us").replace("_", " ")
-        over = f"the ratio of the time to the {roofline}" if self.over else "the time"
-        return [*lines, f"{self.name} predicts {over}", *self.time.explain(inputs)]
-
     def arrays(self) -> Arrays:
         found: Arrays = {}
         for name in ("typical", *_REGRESSORS, "fallback_time", "fallback_power"):
@@ -331,7 +319,7 @@ def _from_arrays(kind: str | list[Any], arrays: Arrays, prefix: str) -> Any:
 
 
 def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
-    return kind(**{name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")})
+    return kind(**{one.name: arrays[f"{prefix}/{one.name}"] for one in dataclasses.fields(kind)})
 
 
 _IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)

@@ -1,6 +1,6 @@
 """Regressors: each predicts one number of a call from its features and stores its state as arrays.
 
-A regressor is a function `fit_...(inputs, values)` that returns a frozen dataclass with `predict` and `explain`. The
+A regressor is a function `fit_...(inputs, values)` that returns a frozen dataclass with `predict`. The
 fields of the dataclass are the stored arrays (`farm.prediction.predictors`), so stored predictors are never
 unpickled. scikit-learn fits lassos and trees; NumPy alone evaluates them.
 """
@@ -8,7 +8,6 @@ unpickled. scikit-learn fits lassos and trees; NumPy alone evaluates them.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import UsageError
-from farm.prediction.call_features import NAMES, CallDescription, numbers_of
+from farm.prediction.call_features import CallDescription, numbers_of
 
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
@@ -71,9 +70,6 @@ class FittedRegressor(Protocol):
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         """Return the value of each call and its spread: a standard deviation before calibration."""
 
-    def explain(self, inputs: Inputs) -> list[str]:
-        """Describe what the value of the first call is based on."""
-
 
 #: Fits a regressor to one value for each call.
 Regressor = Callable[[Inputs, Floats], FittedRegressor]
@@ -112,11 +108,6 @@ class Medians:
         known = {str(name): place for place, name in enumerate(self.names)}
         groups = zip(inputs.types, inputs.families, strict=True)
         return [known.get(f"type:{one}", known.get(f"family:{family}", known[""])) for one, family in groups]
-
-    def explain(self, inputs: Inputs) -> list[str]:
-        place = self._places(inputs)[0]
-        group = str(self.names[place]).replace(":", " ") or "all"
-        return [f"factor {np.exp(self.medians[place]):.3g}: the median of {group}"]
 
 
 LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family
@@ -187,17 +178,6 @@ class Trees:
             return base + leaves.sum(axis=1), np.full(len(inputs), residual)
         return base + leaves.mean(axis=1), np.sqrt(leaves.var(axis=1) + residual**2)
 
-    def explain(self, inputs: Inputs) -> list[str]:
-        """Describe the features that are most frequent in the splits for the first call."""
-        (columns, *_), counts = self.columns(inputs), Counter[int]()
-        for node in map(int, self.roots):
-            while (feature := int(self.feature[node])) >= 0:
-                counts[feature] += 1
-                node += 1 if columns[feature] <= self.threshold[node] else int(self.right[node])
-        names = [*NAMES, "operator type", *(f"is {family}" for family in self.families)]
-        most = ", ".join(names[feature] for feature, _ in counts.most_common(5))
-        return [f"most splits of the trees compare {most}"] if most else []
-
 
 def fit_trees(
     inputs: Inputs, values: Floats, estimator: str = "ExtraTreesRegressor", kind: type[Trees] = Trees, **settings: Any
@@ -255,9 +235,6 @@ class Mean:
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         values, spreads = np.array([part.predict(inputs) for part in self.parts]).swapaxes(0, 1)
         return values.mean(axis=0), np.hypot(spreads.mean(axis=0), values.std(axis=0))
-
-    def explain(self, inputs: Inputs) -> list[str]:
-        return [line for part in self.parts for line in part.explain(inputs)]
 
 
 def fit_mean(inputs: Inputs, values: Floats, regressors: Sequence[Regressor]) -> Mean:

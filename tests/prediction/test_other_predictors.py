@@ -24,7 +24,6 @@ def test_each_predicts_what_it_has_not_seen(name):
     off = np.abs(np.log(said.time_us / [row.time_us for row in asked.rows]))
     assert np.median(off) < (0.25 if name == "neighbours" else 0.6)
     assert (said.time_spread > 0).all()
-    assert learnt.explain(asked.calls[0])
 
 
 def test_the_nearest_reading_decides_most():
@@ -33,7 +32,6 @@ def test_the_nearest_reading_decides_most():
     found, spreads = fit_nearest(inputs, values).predict(inputs)
     assert np.median(np.abs(found - values)) < 0.05
     assert (spreads >= 0.02).all()
-    assert "relu at 0" in fit_nearest(inputs, values).explain(inputs.at(np.flatnonzero(inputs.types == "relu")[:1]))[0]
 
 
 def test_a_polynomial_is_found_by_lasso():
@@ -42,7 +40,6 @@ def test_a_polynomial_is_found_by_lasso():
     values = 3.0 + 2e-3 * np.array([call.batch * call.last_size for call in data.calls])
     found = fit_polynomials(inputs, values)
     assert np.median(np.abs(found.predict(inputs)[0] / values - 1)) < 0.05
-    assert "chosen by lasso" in found.explain(inputs)[0]
 
 
 def test_the_command_evaluates_them_beside_the_farms_own(monkeypatch, capsys):
