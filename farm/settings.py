@@ -82,6 +82,8 @@ class Settings(BaseSettings):
     """Longest time that measuring an item may take on a card, in seconds, and verifying a whole model as long again;
     after it the benchmark process is ended and the item is 'hung'.
     """
+    group_idle_s: float = Field(20.0, ge=0)
+    """Time that the processes of an item on several cards wait for the next item on the same cards, in seconds."""
     hard_limit_s: float = Field(0.0, ge=0)
     """After this time Celery kills a card's task process, in seconds; 0: long enough for all attempts."""
     visibility_timeout_s: float = Field(0.0, ge=0)

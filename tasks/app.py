@@ -7,9 +7,11 @@ transport messages. So no setting makes the broker persistent.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import kombu.pools
@@ -19,6 +21,7 @@ from celery.loaders.app import AppLoader
 from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
+from farm.benchmark_process.client import START_TIMEOUT_S
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.safe_text import UNREADABLE_URL, shown_url
 from farm.settings import Settings, settings
@@ -97,8 +100,10 @@ app.conf.update(
 
 def hard_time_limit_s(current: Settings) -> float:
     """Return the time limit of a task. It is longer than the limits of all attempts, so they end first. Unit: s."""
-    # Factor 2: an attempt at a whole model verifies it and then measures it. One task makes all attempts.
-    return current.hard_limit_s or 2 * current.item_timeout_s * current.max_attempts + 60.0
+    # One task makes all attempts. A group may hold the card before. In the longest attempt, a group waits until another
+    # card has verified and measured a whole model; then its ranks start and measure the item.
+    attempt_s = 3 * current.item_timeout_s + START_TIMEOUT_S
+    return current.hard_limit_s or attempt_s * (current.max_attempts + 1) + 60.0
 
 
 def configure(current: Settings) -> None:
@@ -137,34 +142,7 @@ def tls_options(url: str) -> dict[str, Any]:
 
 
 #: Code of an error of the broker -> what is wrong, as the end of a sentence that begins with "The broker", and a step.
-_REFUSALS: Mapping[str, tuple[str, str]] = {
-    "READONLY": (
-        "is a replica and accepts no messages",
-        "Set FARM_BROKER_URL to its primary, or make the replica a primary (`REPLICAOF NO ONE`).",
-    ),
-    "MASTERDOWN": (
-        "is a replica without its primary",
-        "Start its primary, or set FARM_BROKER_URL to a broker that runs.",
-    ),
-    "NOREPLICAS": (
-        "accepts no messages because too few replicas are connected to it",
-        "Start the replicas, or lower `min-replicas-to-write`.",
-    ),
-    "OOM": (
-        "is full and accepts no more messages",
-        "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or let the workers empty their queues.",
-    ),
-    "MISCONF": (
-        "accepts no messages because it cannot write to its disk",
-        "Read the log of the broker for the reason. Make room on its disk, or correct its `dir`.",
-    ),
-    "LOADING": ("still loads its file", "Try again when it has read its file."),
-    "NOPERM": (
-        "refuses commands to this user",
-        "Give the user the rights that deploy/make-secrets gives it (`users.acl`).",
-    ),
-    "WRONGPASS": ("refuses the user or the password", "Correct FARM_BROKER_URL."),
-}
+_REFUSALS: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("broker_errors.json").read_text("utf-8"))
 _CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code from the text of these errors
     redis.ReadOnlyError: "READONLY",
     redis.exceptions.MasterDownError: "MASTERDOWN",

@@ -150,7 +150,7 @@ def end(**_: Any) -> None:
     """End the benchmark process when its pool process ends."""
     _ended.set()
     if _worker is not None:
-        _worker.benchmark.close()
+        _worker.close()
         _worker.database.close()
 
 

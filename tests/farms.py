@@ -36,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 180.0  # generous: reached only if the event never happens, however busy the machine is
 #: Leases, heartbeats and items as short as possible with real processes; for tests that wait for their end.
 QUICK = {
+    "FARM_GROUP_IDLE_S": "0",
     "FARM_LEASE_S": "4",
     "FARM_HEARTBEAT_S": "1",
     "FARM_RECONCILE_S": "1",

@@ -60,6 +60,7 @@ TORCH_ROOMS = (
     "farm/benchmark/torch_device.py",
     "farm/benchmark/fingerprinting.py",
     "farm/benchmark/host_clock.py",
+    "farm/benchmark/host_steps.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/passes.py",
     "farm/benchmark/ranks.py",

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
@@ -44,8 +45,6 @@ def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
         pass_s: approximate time of one pass of the model in s.
     """
     capture, device = player.capture, player.device
-    player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
-    torch.cuda.synchronize(device)
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
 
     def timed(call: CapturedCall, operator: Rebuilt) -> object:
@@ -57,7 +56,8 @@ def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
         third.record()
         return out
 
-    graph = capture_graph([lambda: player.play(timed)], device)
+    steps = HostSteps.of(lambda: player.play(timed), device)  # libraries load and select their algorithms
+    graph = capture_graph([steps.around(lambda: player.play(timed))], device)
     least, most = REPLAYS
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):

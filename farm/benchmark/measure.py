@@ -24,13 +24,16 @@ from farm.benchmark.call_context import Player, time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
+from farm.devices.lock import register_process, registered_processes
 from farm.errors import Unmeasurable
 from farm.operators.collectives import alone, product_beside
+from farm.settings import settings
 from farm.types.fields import names_of
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
@@ -44,15 +47,17 @@ NOTHING = 1e-6  # values that began at zero may grow to this, for example weight
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """The condition for opening a window: the highest allowed rate of change of the chip's temperature.
+    """The condition for a window: the highest allowed rate of change of the chip's temperature.
 
     Leakage grows with temperature, so a window that opens too early measures another power than a long run. The gate of
-    a whole model is stricter, and takes longer: every sum is compared with that reading. Tuples number in the hundreds.
+    a whole model is stricter, and opens only when the condition holds: every sum is compared with that reading. Tuples
+    number in the hundreds: their windows open after the warm-up, and the condition must hold when they end.
     """
 
     slope_c_per_s: float
     span_s: float  # the slope is computed over this time: cards report whole degrees, ten times a second
     ceiling_s: float  # longest total time of warm-up and waiting
+    ahead: bool = True  # the condition must hold before the window opens, not at its end
     energy: bool = True  # False if the window measures time only
     shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
     least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
@@ -63,7 +68,7 @@ class Gate:
         return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH)
 
 
-GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
+GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0, 4.0)}
 #: For tuples of which a rough figure is enough (`Stopping.rough`).
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
@@ -153,6 +158,8 @@ class Bench:
             keep_memory()
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
         self._knows_processes = known or not self.cuda
+        if "compute_processes" in device.capabilities:
+            register_process(device.card.id, self.own_processes, settings().lock_dir)
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
@@ -353,7 +360,8 @@ class Bench:
             player = Player(passes.order(), device)
             found: dict[str, Any] = {"places": time_in_order(player, pass_s)}
             if counts_energy and not limited:
-                with contextlib.closing(arrange(Passes(player.once), protocol, device)) as replay:
+                once = HostSteps.of(player.once, device).around(player.once)
+                with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
                     one = self._steady(replay, stopping, GATES["operator"], silent)
                 if one.energy_mj is not None:
                     found["in_order"] = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
@@ -427,20 +435,25 @@ class Bench:
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
-        foreign_before = self._foreign_processes()
+        # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
+        farms = self.own_processes | registered_processes(settings().lock_dir)
+        foreign_before = (self.device.compute_processes() or frozenset()) - farms
         clock = Clock(workload)
         on_phase("warm-up", {})
-        with Sampler(self.device, self.own_processes) as sampler:
+        with Sampler(self.device, farms) as sampler:
             start_s = time.perf_counter()
             clock.step()
             while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
-            slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s)
+            slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
-            converged = self._run_window(clock, sampler, begin_s, stopping, gate)
+            settled_s = until_s + stopping.minimum_s
+            converged, begin_s = self._run_window(clock, sampler, begin_s, stopping, gate, settled_s)
             end_s = time.perf_counter()
+            if not gate.ahead:
+                slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
         power = gate.power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
@@ -460,7 +473,7 @@ class Bench:
             and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             rough=gate is ROUGH,
-            foreign=foreign_before | seen.foreign_processes | self._foreign_processes(),
+            foreign=foreign_before | seen.foreign_processes | (self.device.compute_processes() or frozenset()) - farms,
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -504,24 +517,34 @@ class Bench:
         sampler.counts_energy = False  # the counter does not change: windows need not wait for it
         return now_s
 
-    def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate) -> bool:
-        """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before."""
-        next_check_s = begin_s
+    def _run_window(
+        self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate, settled_s: float
+    ) -> tuple[bool, float]:
+        """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before; and the begin of
+        the window. It moves forward, until `settled_s` at the latest, while the chip's temperature changes too fast."""
+        next_check_s = opened_s = begin_s
         minimum_s = min(gate.shortest_s, stopping.minimum_s)
+        waits = not gate.ahead and "temperature_c" in self.device.capabilities
         good = over = False
         while True:
             clock.step()
             now_s = time.perf_counter()
             if now_s >= next_check_s:
                 next_check_s = now_s + CHECK_S
-                elapsed_s = now_s - begin_s
-                good = elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate)
+                good = now_s - begin_s >= minimum_s and self._good_enough(
+                    clock, sampler, begin_s, now_s, stopping, gate
+                )
+                if good and waits and now_s < settled_s:
+                    slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
+                    good = slope is not None and abs(slope) <= gate.slope_c_per_s
+                    begin_s = begin_s if good else max(begin_s, now_s - minimum_s)
                 # If passes are long, the window may grow to five times its longest length.
+                elapsed_s = now_s - opened_s
                 over = elapsed_s >= stopping.maximum_s and (
                     len(clock.between(begin_s, now_s)) >= window.LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
                 )
             if not ranks.largest(not (good or over)):
-                return good
+                return good, begin_s
 
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
@@ -539,9 +562,6 @@ class Bench:
         if power.power_w is None:
             return True
         return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= window.DRIFT
-
-    def _foreign_processes(self) -> frozenset[int]:
-        return (self.device.compute_processes() or frozenset()) - self.own_processes
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:

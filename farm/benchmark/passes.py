@@ -17,6 +17,7 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.cache import InPlacePass, found_again
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.operators import kernels
@@ -116,14 +117,16 @@ def operator_passes(
     if spec.kind in ("kernel", "collective"):
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
+    without = spec.kind in ("kernel", "collective") or placement
+    steps = HostSteps(device) if without else _host_steps(run(rebuilt), protocol, device)
     return Passes(
-        first=run(rebuilt),
-        copy=lambda index: run(rebuilt.replica(weights=copies_weights, activations=stream, index=index)),
+        first=steps.around(run(rebuilt)),
+        copy=lambda index: steps.around(run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))),
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
-        details=offloaded.details,
+        details=dataclasses.replace(offloaded.details, **steps.details()),
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
@@ -176,22 +179,32 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     if protocol.data == "zeros":
         _zero(arguments)
 
+    run = functools.partial(model, *arguments)
+    steps = _host_steps(run, protocol, device)
+
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
-        return lambda: model(*others)
+        return steps.around(functools.partial(model, *others))
 
     return Passes(
-        first=lambda: model(*arguments),
+        first=steps.around(run),
         copy=copy if protocol.residency == "stream" else None,
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=_working_set(lambda: model(*arguments), model, protocol, device),
+        details=dataclasses.replace(_working_set(run, model, protocol, device), **steps.details()),
         order=None
         if variant.cards > 1
         else lambda: as_launched(
-            lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
+            steps.around(lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)),
+            protocol,
+            device,
         ),
     )
+
+
+def _host_steps(run: Pass, protocol: Protocol, device: torch.device) -> HostSteps:
+    graph = device.type == "cuda" and protocol.launch == "graph"
+    return HostSteps.of(run, device) if graph else HostSteps(device)
 
 
 def _check_cards(variant: Variant) -> None:

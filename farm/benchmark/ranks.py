@@ -38,7 +38,6 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
             f"PyTorch {torch.__version__} on this host has no {'NCCL' if cuda else 'torch.distributed'}.",
             "Install a build of PyTorch for Linux that includes it.",
         )
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # an error of NCCL ends the rank
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=dist.FileStore(rendezvous, world),

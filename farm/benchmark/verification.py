@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import build_variant, compiled_pass, grad_mode, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
@@ -85,9 +86,12 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    if record is None and device.type == "cuda" and protocol.launch == "graph":
-        record = functools.partial(_as_graph, device=device)
     variant, not_captured = Variant.from_json(subject.spec), None
+    tuple_record = record or (lambda run: run)
+    if record is None and device.type == "cuda" and protocol.launch == "graph":
+        known = [HostSteps(device)] if variant.compile or variant.step else []
+        record = functools.partial(_as_graph, device=device, known=known)
+        tuple_record = functools.partial(_as_graph, device=device)
     try:
         with numeric_flags(protocol):
             observe = _observe_compiled if variant.compile else _observe_step if variant.step else _observe_pass
@@ -95,10 +99,10 @@ def verify(
             try:
                 found = compare(record=record)
             except NotCaptured as error:
-                record, not_captured = None, str(error)  # verify the eager pass instead
+                record, tuple_record, not_captured = None, lambda run: run, str(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
-            tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
+            tuple_kernels = _tuple_kernels(found.capture, protocol, device, tuple_record)
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -197,12 +201,17 @@ class NotCaptured(Exception):
     """Raised if a run cannot be captured as a CUDA graph."""
 
 
-def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
+def _as_graph(
+    run: Callable[[], object], device: torch.device, known: list[HostSteps] | None = None
+) -> Callable[[], object]:
     try:
-        return capture_graph([run], device).replay
+        known = [] if known is None else known  # the passes of a whole have the same steps
+        if not known:
+            known.append(HostSteps.of(run, device))
+        return capture_graph([known[0].around(run)], device).replay
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, CaptureError) as error:
+    except (RuntimeError, CaptureError, Unmeasurable) as error:
         raise NotCaptured(str(error).split("\n")[0][:300]) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import math
 import os
 import shutil
@@ -31,8 +32,11 @@ POLL_S = 0.02
 #: After a first failure, the farm waits so long for the failures of other ranks: the first one that it sees is often
 #: that of a rank whose peer is gone. Unit: s.
 OTHERS_S = 1.0
+#: The ranks end a measurement together. If one has answered, the others may take so much longer. Unit: s.
+ANSWERS_S = 30.0
 #: Failures that a missing peer may have caused; others name a cause.
 _PERHAPS_OF_A_PEER = ("hung", "raised")
+_PREFIX = "farm-group-"
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -52,7 +56,7 @@ class BenchmarkGroup:
         Args:
             watch: called every `POLL_S` while the ranks start or measure. If it raises an exception, they are killed.
         """
-        self.card_ids, self._watch = tuple(card_ids), watch
+        self.card_ids, self.watch = tuple(card_ids), watch
         self.starts = 0
         self._env = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)
         self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
@@ -96,7 +100,10 @@ class BenchmarkGroup:
             self._link = link_between(self.card_ids)
         except NoSuchCard as error:
             raise Unmeasurable("not_available", error.message, error.next_step) from error
-        self._folder = tempfile.mkdtemp(prefix="farm-group-")  # accessible only to this user
+        _remove_left_folders()
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # accessible only to this user
+        self._held = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
         rendezvous, number = str(Path(self._folder, "rendezvous")), len(self.card_ids)
         self._ranks = tuple(
             BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))
@@ -117,7 +124,7 @@ class BenchmarkGroup:
         with self._killing():
             waiting = dict(enumerate(self._ranks))
             while waiting:
-                self._watch()
+                self.watch()
                 for rank, process in tuple(waiting.items()):
                     if process.is_ready(deadline_s, POLL_S):
                         del waiting[rank]
@@ -153,17 +160,19 @@ class BenchmarkGroup:
             for rank, process in enumerate(self._ranks):
                 asked[rank] = process.ask(request, deadline_s, None if rank else on_phase, POLL_S)
             while asked and time.monotonic() < until_s:  # each answer raises at the deadline
-                self._watch()
+                self.watch()
                 for rank, answer in tuple(asked.items()):
                     try:
                         if (found := answer()) is None:
                             continue
                         readings[rank] = found
+                        until_s = min(until_s, time.monotonic() + ANSWERS_S)
                     except Unmeasurable as error:
                         failures.append((rank, error))
                         until_s = min(until_s, time.monotonic() + OTHERS_S)
                     del asked[rank]
-            if failures:
+            late = Unmeasurable("hung", "It did not end when another rank did.", "Read the worker's log.")
+            if failures := failures or [(rank, late) for rank in asked]:
                 raise self._failure(failures)
         merged = of_ranks([readings[rank] for rank in sorted(readings)], self.card_ids)
         about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
@@ -176,6 +185,7 @@ class BenchmarkGroup:
         self._ranks = ()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._held)
             self._folder = None
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -204,6 +214,18 @@ class BenchmarkGroup:
         rank, error = min(failures, key=lambda failure: failure[1].reason in _PERHAPS_OF_A_PEER)
         text = f"Rank {rank} of {len(self.card_ids)} on {self.card_ids[rank]}: {error.message}"
         return Unmeasurable(error.reason, text, error.next_step)
+
+
+def _remove_left_folders() -> None:
+    """Remove the folders of processes that were killed: each process locks its folder as long as it uses it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:

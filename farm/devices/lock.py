@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -75,6 +75,29 @@ def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def register_process(card_id: str, ids: Collection[int], lock_dir: Path | str) -> None:
+    """Note the ids under which the driver lists this process on a card, until the process ends."""
+    path = _path(f"{card_id}-{socket.gethostname()}-{os.getpid()}", lock_dir)
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor := _open(path), fcntl.LOCK_EX)  # the kernel closes the file at the end of the process
+        os.pwrite(descriptor, json.dumps(sorted(ids)).encode(), 0)
+        path.rename(path.with_suffix(".ids"))
+
+
+def registered_processes(lock_dir: Path | str) -> frozenset[int]:
+    """The ids of all benchmark processes of this user on this host that live (`register_process`)."""
+    found: set[int] = set()
+    for path in Path(lock_dir).glob("*.ids"):
+        with contextlib.suppress(OSError, ValueError), path.open() as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                continue
+            if _try_lock(file.fileno()):  # its process has ended
+                path.unlink()
+            else:
+                found.update(json.load(file))
+    return frozenset(found)
 
 
 def _path(name: str, lock_dir: Path | str) -> Path:

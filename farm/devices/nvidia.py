@@ -201,7 +201,9 @@ def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
         handles = [(one, _optional(functools.partial(pynvml.nvmlDeviceGetHandleByUUID, one))) for one in card_ids]
         pairs = list(itertools.combinations([pair for pair in handles if pair[1] is not None], 2))
         for (one, first), (other, second) in pairs if "NCCL_P2P_DISABLE" not in os.environ else ():
-            if _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ) not in (None, pynvml.NVML_P2P_STATUS_OK):
+            access = _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ)
+            by_nvlink = _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            if access is not None and pynvml.NVML_P2P_STATUS_OK not in (access, by_nvlink):
                 raise NoSuchCard(
                     f"The cards {one} and {other} cannot access each other's memory.",
                     "Choose cards with peer access (`nvidia-smi topo -p2p r`), or set NCCL_P2P_DISABLE=1 to"
@@ -209,9 +211,9 @@ def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
                 )
         if not pairs:
             return "", None
-        by_nvlink = (_peer_status(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) for (_, one), (_, other) in pairs)
+        status = (_peer_status(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) for (_, one), (_, other) in pairs)
         first = pairs[0][0][1]
-        if all(status == pynvml.NVML_P2P_STATUS_OK for status in by_nvlink):
+        if all(one == pynvml.NVML_P2P_STATUS_OK for one in status):
             query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, first)
             states = (_optional(functools.partial(query, number)) for number in range(_MOST_LINKS))
             links = sum(state == pynvml.NVML_FEATURE_ENABLED for state in states)

@@ -7,8 +7,9 @@ job is cancelled, if one of the cards is drained, quarantined or lost, or if the
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from sqlmodel import col, select
 
@@ -27,12 +28,50 @@ from farm.types.protocol import OnPhase
 WATCH_S = 0.5
 
 
+class KeptGroup:
+    """The ranks of a worker's newest item on several cards. They wait for the next item on the same cards.
+
+    Their start takes longer than an item. They end with the first error, or after `FARM_GROUP_IDLE_S` without an item.
+    """
+
+    def __init__(self) -> None:
+        self._group: BenchmarkGroup | None = None
+        self._lock = threading.Lock()
+        self._end = threading.Timer(0, lambda: None)
+
+    @contextlib.contextmanager
+    def used(self, card_ids: Sequence[str], watch: Callable[[], None]) -> Iterator[BenchmarkGroup]:
+        """The group of these cards, for one item. ``watch``: see `BenchmarkGroup`."""
+        self._end.cancel()
+        if self._group is not None and self._group.card_ids != tuple(card_ids):
+            self.close()
+        with self._lock:
+            self._group = self._group or BenchmarkGroup(card_ids)
+            self._group.watch = watch
+            try:
+                yield self._group
+            except BaseException:
+                self._group.kill()
+                raise
+        self._end = threading.Timer(settings().group_idle_s, self.close)
+        self._end.daemon = True
+        self._end.start()
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._end.cancel()
+        with self._lock:
+            if self._group is not None:
+                self._group.close()
+            self._group = None
+
+
 class Interrupted(Exception):
     """A group has to end its measurement. Arguments: why, and whether the attempt counts: no person ended it."""
 
 
 def measure(
-    database: Database, claimed: Claim, farm: str, on_phase: OnPhase, must_stop: Callable[[], bool]
+    database: Database, claimed: Claim, kept: KeptGroup, farm: str, on_phase: OnPhase, must_stop: Callable[[], bool]
 ) -> Measured:
     """Measure a claimed item on the cards of its group. It does not wait for them if the process ``must_stop``.
 
@@ -55,7 +94,7 @@ def measure(
         if must_stop():
             raise Interrupted("its worker stops", False)
         time.sleep(0.1)
-    with BenchmarkGroup(claimed.cards, watch=watch) as group:
+    with kept.used(claimed.cards, watch) as group:
         software, sick = group.wait_ready(), group.unhealthy
         for card_id in claimed.cards:
             if f"{card_id}: " in sick:

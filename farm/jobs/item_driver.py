@@ -181,8 +181,14 @@ class ItemDriver:
     software: Software | None = None  # the software with which the card is registered; None: not registered
     queue: str = ""
     claimed_at_s: float = field(default=-math.inf, init=False)  # of the newest claim on the registered card; monotonic
+    _group: group_driver.KeptGroup = field(default_factory=group_driver.KeptGroup, init=False, repr=False)
     _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
     _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)  # see `_time_in_turn`
+
+    def close(self) -> None:
+        """End all processes that measure."""
+        self._group.close()
+        self.benchmark.close()
 
     def register(self) -> Software:
         """Wait for the benchmark process, register the card with its software, and return the software.
@@ -290,8 +296,8 @@ class ItemDriver:
             Unmeasurable: see `BenchmarkProcess.measure`.
         """
         if claimed.cards:
-            farm, on_phase = cards.farm_of(self.holder), partial(self.phase, claimed)
-            return self.ask(group_driver.measure, self.database, claimed, farm, on_phase, self.stop_requested)
+            about = (cards.farm_of(self.holder), partial(self.phase, claimed), self.stop_requested)
+            return self.ask(group_driver.measure, self.database, claimed, self._group, *about)
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
@@ -382,6 +388,8 @@ class ItemDriver:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
             self.ask(items.put_off, self.database, claimed, why, counted=counted)
+            woken = self.ask(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
+            self.follow_up(Closed(False, woken=woken))
             return ItemOutcome("declined")
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]

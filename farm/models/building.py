@@ -56,12 +56,15 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    before = owner.__dict__[name]
+    before = owner.__dict__.get(name)  # None: a class inherits it
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 class ByPosition(nn.Module):
@@ -88,29 +91,37 @@ class Decoding(nn.Module):
     The calls of all layers are equal, even if the model is cut to fewer layers. A layer with a window copies the number
     of its last position from the host at each token, which a CUDA graph cannot record. Here the number is on the card
     from the start, as in a compiled model. If `cards` share the model, the cache has one card's heads.
+
+    A `growing` cache is for models that cannot use a static one. It contains all tokens but the last: each layer copies
+    it to append the new token.
     """
 
-    def __init__(self, model: Any, batch: int, size: int, depth: int = 0, cards: int = 1) -> None:
-        from transformers import StaticCache
+    def __init__(
+        self, model: Any, batch: int, size: int, depth: int = 0, cards: int = 1, *, growing: bool = False
+    ) -> None:
+        from transformers import DynamicCache, StaticCache
 
         super().__init__()
         self.model = model
-        self.cache: Any = StaticCache(config=model.config, max_cache_len=size)
+        self.growing = growing
+        config = model.config
+        self.cache: Any = DynamicCache(config=config) if growing else StaticCache(config=config, max_cache_len=size)
         self.before = size - max(depth, len(self.cache.layers))
-        heads, width = _heads_and_width(model.config)
-        # This call fills the cache with zeros; on meta it only sets the shapes.
-        self.cache.early_initialization(batch, max(1, heads // cards), width, model.dtype, torch.device("meta"))
+        heads, width = _heads_and_width(config)
+        shape = (batch, max(1, heads // cards), size - 1, width)
+        if not growing:  # this call fills the cache with zeros; on meta it only sets the shapes
+            self.cache.early_initialization(*shape[:2], width, model.dtype, torch.device("meta"))
         for index, layer in enumerate(self.cache.layers):
             for name in ("keys", "values"):
-                filled = torch.empty(getattr(layer, name).shape, dtype=model.dtype).normal_()
+                filled = torch.empty(shape if growing else getattr(layer, name).shape, dtype=model.dtype).normal_()
                 self.register_buffer(f"cached_{name}_{index}", filled, persistent=False)
         self.register_buffer("last", torch.tensor([-1]), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        counter = torch.full((), self.before, device=ids.device)
+        counter = None if self.growing else torch.full((), self.before, device=ids.device)
         for index, layer in enumerate(self.cache.layers):
             layer.keys, layer.values = getattr(self, f"cached_keys_{index}"), getattr(self, f"cached_values_{index}")
-            layer.cumulative_length, layer.device = counter, ids.device
+            layer.cumulative_length, layer.device, layer.is_initialized = counter, ids.device, True
             if layer.is_sliding:
                 layer.cumulative_length_int = self.before
         original = torch.tensor

@@ -5,7 +5,8 @@ are random. The kind of a model decides its inputs:
 
     encoder, pair            tokens, read at once (for CLIP with an image)           phase encode
     decoder                  a prompt, or one token with a cache                     phases prefill, decode
-    prompt, choices          a prompt; transformers has no static cache for it       phase prefill
+    growing                  the same; transformers has no static cache for it       phases prefill, decode
+    prompt, choices          a prompt; it has no cache of keys and values            phase prefill
     both                     a text and as many tokens after it, or the text alone   phases prefill, encode
     image, sound, frames     an image, a sound's values at 16 kHz, or its spectrum   no phase
 """
@@ -150,7 +151,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
         model = made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
         if variant.phase == "decode":
-            return Decoding(model, variant.batch, variant.cache, entry.depth, variant.tensor_parallel)
+            size, cards = (variant.batch, variant.cache), variant.tensor_parallel
+            return Decoding(model, *size, entry.depth, cards, growing=kind == "growing")
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
@@ -249,7 +251,8 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
 
     A model of transformers reads its mask to check whether it needs one, and in training its positions, to check
     whether a row contains several texts. While a graph is recorded it cannot read values: it then uses a mask and a
-    slower attention than an eager pass. This function knows the values, so the model need not read them.
+    slower attention than an eager pass. This function knows the values, so the model need not read them. Nor need it
+    read the first and the last ids to warn about padding.
     """
 
     @functools.wraps(forward)
@@ -261,6 +264,8 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(torch.cuda, "is_current_stream_capturing", lambda: padded))
+            base = _package().PreTrainedModel
+            stack.enter_context(replaced(base, "warn_if_padding_and_no_attention_mask", lambda *_: None))
             if hasattr(masking_utils, "find_packed_sequence_indices"):
                 stack.enter_context(replaced(masking_utils, "find_packed_sequence_indices", lambda _: None))
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):

@@ -426,7 +426,7 @@ class ForwardRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            if not costs_something(func, args, kwargs, out):
+            if self._on_host(args, kwargs, out) or not costs_something(func, args, kwargs, out):
                 return out
             name = str(func)
             self.operators[name] += 1
@@ -441,6 +441,12 @@ class ForwardRecorder(Recorder):
                 call.values_read.append((args[0], out))
             call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
         return out
+
+    def _on_host(self, args: Any, kwargs: Any, out: Any) -> bool:
+        """True if an operator of a card's pass only uses memory of the host, or only brings values from there."""
+        given = list(tensors_in((args, kwargs)))
+        tensors = given or list(tensors_in(out))
+        return self.device_type != "cpu" and bool(tensors) and all(one.device.type == "cpu" for one in tensors)
 
     # ------------------------------------------------------------------------------------------------ calls
 

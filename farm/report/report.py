@@ -401,6 +401,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     if verdict.launch_gap_us is not None:
         more = "longer" if verdict.launch_gap_us >= 0 else "less"
         yield "launch gap", f"a pass takes {quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"
+    if verdict.host_steps:
+        yield "host steps", verdict.host_steps
     if report.capture_origin:
         yield "operators", _capture(report)
     if report.eagerly:

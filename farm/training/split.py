@@ -89,7 +89,10 @@ def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[...,
 
         parallelize_module(model, mesh, _plan(model, variant), src_data_rank=None)
     elif variant.sharding == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
+        replicated = nn.parallel.DistributedDataParallel(model)
+        # DDP times its first ten runs and every hundredth: in the capture of a CUDA graph it cannot read the events.
+        replicated._set_ddp_runtime_logging_sample_rate(2**30)
+        return replicated
     else:
         from torch.distributed.fsdp import fully_shard
 

@@ -117,7 +117,7 @@ class Stopping(Record):
     Half-widths belong to the 95 % interval and are relative to the value.
     """
 
-    warm_up_s: float = original(0.3, "length of the warm-up", unit="s")
+    warm_up_s: float = original(0.2, "length of the warm-up", unit="s")
     minimum_s: float = original(0.5, "shortest window of one reading", unit="s")
     maximum_s: float = original(3.0, "longest window of one reading, in seconds", "--window", unit="s")
     time_half_width: float = original(0.01, "relative half-width of the time's interval at which a window ends")

@@ -227,6 +227,9 @@ class Details(_Stored):
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output
     restore_us: float | None = None  # of a kernel: copies that restored its inputs before each pass; subtracted
+    # Of a CUDA graph, by operator (`farm.benchmark.host_steps`):
+    host_copies: Mapping[str, int] | None = None  # copies between host and card in a pass, with values recorded before
+    left_out_us: Mapping[str, float] | None = None  # eager time of the operators that the pass leaves out
     attempts: int | None = None  # number of windows, if the first was hot, shared, drifting or starved
 
     # the window: time
@@ -382,15 +385,11 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     """
     slowest = max(readings, key=lambda one: one.time_us)
     of_card = {card_id: one for one, card_id in zip(readings, card_ids, strict=True)}.values()
-
-    def total(name: str) -> float | None:
-        values = [getattr(one, name) for one in of_card]
-        if None in values:
-            return None
-        return math.hypot(*values) if "half_width" in name else math.fsum(values)
-
-    summed = ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w")
-    energies: dict[str, Any] = {name: total(name) for name in summed}
+    summed = ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
+    bursts = [one.details.burst for one in of_card if one.details.burst is not None]
+    burst = max(bursts, key=lambda one: one.time_us) if len(bursts) == len(of_card) else None
+    if burst is not None:
+        burst = dataclasses.replace(burst, **_totals(bursts, *summed, "pause_power_w"))
     clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
     ranks = tuple(
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
@@ -404,14 +403,21 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     }
     return dataclasses.replace(
         slowest,
-        **energies,
+        **_totals(list(of_card), *summed, "idle_power_w", "base_power_w"),
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
         temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
         flags=tuple(sorted({name for one in readings for name in one.flags})),
-        details=dataclasses.replace(slowest.details, ranks=ranks),
+        details=dataclasses.replace(slowest.details, ranks=ranks, burst=burst),
         trace=Trace(traces[0].window_s, series) if traces[0] else None,
     )
+
+
+def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
+    """The sums of fields over all cards; None if one card lacks the figure. Half-widths add up in squares."""
+    values = {name: [getattr(one, name) for one in figures] for name in names}
+    add = {name: math.hypot if "half_width" in name else lambda *each: math.fsum(each) for name in names}
+    return {name: None if None in each else add[name](*each) for name, each in values.items()}
 
 
 # ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with the capture

@@ -68,13 +68,19 @@ def words(text: str) -> frozenset[str]:
 
 
 @functools.cache
-def _lists() -> dict[str, str]:
+def _names() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("operator_names.toml").read_text(encoding="utf-8"))
 
 
 def names_listed(key: str) -> frozenset[str]:
     """Return a set of names of operators from ``operator_names.toml``."""
-    return words(_lists()[key])
+    return words(_names()[key])
+
+
+def table_named(key: str) -> dict[str, Any]:
+    """Return a table of names of operators from ``operator_names.toml``."""
+    found: dict[str, Any] = _names()[key]
+    return found
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

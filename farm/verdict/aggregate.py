@@ -153,6 +153,7 @@ def aggregate(
         temperature_energy_mj=_total(measured, "warmth_mj") or None,
         between_jobs_time=between["time"],
         between_jobs_energy=between["energy"],
+        host_steps=next(filter(None, map(_host_steps, readings)), ""),
         tuples=tuple_rows(choices),
     )
     about = Circumstances(
@@ -422,6 +423,18 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
             both[whole.launch] = whole.reading.time_us
     gaps = [both["eager"] - both["graph"] for both in times.values() if {"eager", "graph"} <= both.keys()]
     return math.fsum(gaps) / len(gaps) if gaps else None
+
+
+def _host_steps(whole: ReadingView) -> str:
+    """Say what a graph does with the operators for which an eager pass waits (`farm.benchmark.host_steps`)."""
+    copied, left_out, text = whole.details.host_copies, whole.details.left_out_us, []
+    if copied:
+        text.append(f"{sum(copied.values())} copies between host and card, in the graph without waits of the host")
+    if left_out:
+        eager_us = whole.details.eager_time_us
+        share = f", at most {percent(math.fsum(left_out.values()) / eager_us)} of an eager pass" if eager_us else ""
+        text.append(f"sum and whole leave out {', '.join(sorted(left_out))}{share}")
+    return "; ".join(text)
 
 
 # ---- the figures of a reading that belong in a sum

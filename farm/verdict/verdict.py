@@ -145,6 +145,7 @@ class Verdict:
     temperature_energy_mj: float | None = None  # part of the sum: energies restated to the temperature of the whole
     between_jobs_time: float = 0.0  # relative half-widths of the gaps for differences between jobs
     between_jobs_energy: float = 0.0
+    host_steps: str = ""  # what the graph of the whole does with operators for which the host waits
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON

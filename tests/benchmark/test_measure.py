@@ -4,6 +4,7 @@ as it says (`tests.benchmark.virtual_time`). In real time: `test_measure_in_real
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -110,13 +111,13 @@ def test_the_ramp_of_the_power_is_left_out_of_the_window(virtual_time: VirtualTi
     assert reading.power_w == pytest.approx(300, rel=0.01)
 
 
-def test_no_window_opens_before_the_temperature_holds_still(virtual_time: VirtualTime) -> None:
+def test_a_window_does_not_contain_the_time_in_which_the_temperature_rises(virtual_time: VirtualTime) -> None:
     device = FakeDevice()
-    hot_s = virtual_time.now_s + 0.8
+    hot_s = virtual_time.now_s + 0.5
     device.temperature_c = lambda: float(int(40 + 30 * (min(virtual_time.now_s, hot_s) - hot_s)))  # type: ignore[method-assign]
     reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 2.0}))
-    assert reading.warm_up_s > 0.7
-    assert abs(reading.details.warm_up_slope_c_per_s) < 30
+    assert reading.warm_up_s > 0.4
+    assert abs(reading.details.warm_up_slope_c_per_s) < 4.5
 
 
 def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged(virtual_time: VirtualTime) -> None:
@@ -204,6 +205,14 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
     reading = read(device)
     assert "shared" in reading.flags
     assert reading.details.foreign_processes == (99,)
+
+
+def test_idle_processes_of_the_farm_on_the_card_are_not_foreign() -> None:
+    device, other = FakeDevice(), FakeDevice()
+    other.processes, other.card = [frozenset(), frozenset({99})], dataclasses.replace(other.card, id="GPU-other")
+    Bench(other, "cpu", idle_power_w=80.0)
+    device.processes = [frozenset({99}), frozenset({77, 99}), frozenset({77, 99})]
+    assert "shared" not in read(device).flags
 
 
 def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_time: VirtualTime) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 
@@ -14,6 +15,7 @@ import pytest
 
 from farm.benchmark_process.group import BenchmarkGroup
 from farm.errors import Unmeasurable
+from farm.jobs.group_driver import KeptGroup
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
 from farm.settings import settings
@@ -159,9 +161,41 @@ def test_a_group_of_simulated_cards_sums_their_energies():
         assert [rank.card for rank in reading.details.ranks] == cards
         assert reading.energy_mj == pytest.approx(sum(rank.energy_mj for rank in reading.details.ranks))
         folder = group._folder
+        left = tempfile.mkdtemp(prefix="farm-group-")  # of a process that was killed
         assert os.stat(folder).st_mode & 0o777 == 0o700
         threading.Timer(0.5, os.kill, (group.pids[2], signal.SIGKILL)).start()
         spec = {"operator": "torch.nn.ReLU", "parameters": {"simulate": "hang"}}
         with pytest.raises(Unmeasurable, match="Rank 2 of 3 on SIM-here-2"):
             group.measure(Subject("operator", content_id(spec), spec), Protocol(), Stopping(), timeout_s=60.0)
+        with BenchmarkGroup(cards[:2], env) as other:
+            group.start()
+            assert os.path.exists(other._folder)
     assert not os.path.exists(folder)
+    assert not os.path.exists(left)
+
+
+def test_the_ranks_of_an_item_wait_for_the_next_one_on_the_same_cards(monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "4")
+    monkeypatch.setenv("FARM_HOST", "here")
+    settings.cache_clear()
+    kept, watched = KeptGroup(), []
+
+    def pids(*numbers, error=None):
+        with kept.used([f"SIM-here-{number}" for number in numbers], lambda: watched.append(numbers)) as group:
+            group.wait_ready()
+            if error is not None:
+                raise error
+            return group.pids
+
+    first = pids(0, 1)
+    assert pids(0, 1) == first
+    others = pids(2, 3)
+    assert all_gone(first)
+    assert {(0, 1), (2, 3)} <= set(watched)
+    with pytest.raises(ZeroDivisionError):
+        pids(2, 3, error=ZeroDivisionError())
+    assert all_gone(others), "an error may have left the ranks in the middle of something"
+    monkeypatch.setenv("FARM_GROUP_IDLE_S", "0.1")
+    settings.cache_clear()
+    assert all_gone(pids(2, 3)), "they do not wait for ever"
+    kept.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from farm.devices.lock import CardLock, turn
+from farm.devices.lock import CardLock, registered_processes, turn
 from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, SettingsError
 from farm.settings import settings
@@ -165,3 +165,25 @@ def test_who_waits_too_long_for_a_turn_is_told_who_had_it(tmp_path: Path) -> Non
         turn("slow-memory", tmp_path, 0.05),
     ):
         pass
+
+
+REGISTERED = """
+import sys, time
+from farm.devices.lock import register_process
+register_process(sys.argv[1], {77, 78}, sys.argv[2])
+print("registered", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_processes_of_the_farm_on_the_cards_are_known_while_they_live(tmp_path: Path) -> None:
+    assert registered_processes(tmp_path / "locks") == frozenset()
+    command = [sys.executable, "-c", REGISTERED, CARD, str(tmp_path / "locks")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "registered\n"
+    assert registered_processes(tmp_path / "locks") == {77, 78}
+    process.kill()
+    process.wait()
+    assert registered_processes(tmp_path / "locks") == frozenset()
+    assert list((tmp_path / "locks").iterdir()) == []

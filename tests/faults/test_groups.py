@@ -79,7 +79,8 @@ def test_groups_and_items_on_one_card_share_a_host(four):
 
 @pytest.mark.parametrize("victim", ["rank", pytest.param("pool", marks=pytest.mark.slow), "worker", "worker of a peer"])
 def test_kill_9_of_one_process_of_a_group(four, victim):
-    job_id = four.submit(["slow"], 2.0, cards=4)
+    # The ranks do not depend on the worker of a peer. The group ends when that worker starts again or counts as lost.
+    job_id = four.submit(["slow"], 8.0 if victim == "worker of a peer" else 2.0, cards=4)
     alone = four.submit([""] * 4)
     processes = in_work(four, 4)
     parent = processes[1].parent()
@@ -93,8 +94,7 @@ def test_kill_9_of_one_process_of_a_group(four, victim):
     assert end_of(processes.values()), "one dead rank ends the others"
     assert four.settled(job_id) == {"done": 1}
     (item,) = four.farm.items(job_id)
-    # Seen once in a full run: the attempt did not count after a peer's worker was killed. The cause is not confirmed.
-    assert (item.attempts, item.repeated) in [(2, 0), *([(1, 0)] if victim == "worker of a peer" else [])]
+    assert (item.attempts, item.repeated) == (2, 0)
     assert four.settled(alone) == {"done": 4}
     assert held(four) == {}
 

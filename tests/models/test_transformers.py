@@ -134,6 +134,24 @@ def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
     ]  # as in all 12 layers
 
 
+@pytest.mark.parametrize("name", ["gpt-neo-125m", "biogpt"])
+def test_a_token_beside_a_growing_cache_gets_what_it_gets_at_the_end_of_the_text(name):
+    import torch
+
+    layers = {} if name == "gpt-neo-125m" else {"layers": 2}
+    variant = catalog.variant(f"transformers/{name}", 2, phase="decode", cache=24, **layers)
+    decoding = catalog.build(variant, device="cpu").eval()
+    text = torch.arange(48).view(2, 24) + 100
+    with torch.no_grad():
+        expected = decoding.model(input_ids=text, use_cache=False).logits[:, -1]
+        for index, layer in enumerate(decoding.model(input_ids=text[:, :-1], use_cache=True).past_key_values.layers):
+            decoding.get_buffer(f"cached_keys_{index}").copy_(layer.keys)
+            decoding.get_buffer(f"cached_values_{index}").copy_(layer.values)
+        first, again = decoding(text[:, -1:]), decoding(text[:, -1:])
+    assert torch.allclose(first[:, -1], expected, atol=1e-4)
+    assert torch.equal(first, again)  # the cache of a pass is not that of the next
+
+
 def test_a_decode_of_a_few_layers_makes_the_calls_of_all():
     from farm.training.extract import extract
 

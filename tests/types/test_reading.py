@@ -2,7 +2,7 @@
 
 import json
 
-from farm.types.reading import Burst, CanaryNote, Details, InContext, Verification
+from farm.types.reading import Burst, CanaryNote, Details, InContext, Reading, Verification, of_ranks
 
 STORED = {
     "method": 4,
@@ -67,3 +67,16 @@ def test_an_older_record_names_the_launches_of_a_kernel():
         "gemm": {"launched": 0, "eager": 12},
         "relu": (1, 0),
     }
+
+
+def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():
+    def of(burst):
+        figures = dict.fromkeys(("time_us", "time_half_width_us", "time_median_us", "time_trimmed_us"), 100.0)
+        return Reading(**figures, passes=9, window_s=1.0, warm_up_s=1.0, details=Details(burst=burst))
+
+    one = Burst(80.0, power_w=300.0, energy_mj=24.0, energy_half_width_mj=3.0, pause_power_w=100.0)
+    other = Burst(90.0, power_w=400.0, energy_mj=36.0, energy_half_width_mj=4.0, pause_power_w=120.0)
+    burst = of_ranks([of(one), of(other)], ["a", "b"]).details.burst
+    assert (burst.time_us, burst.energy_mj, burst.power_w, burst.pause_power_w) == (90.0, 60.0, 700.0, 220.0)
+    assert burst.energy_half_width_mj == 5.0
+    assert of_ranks([of(one), of(None)], ["a", "b"]).details.burst is None

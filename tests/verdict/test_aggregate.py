@@ -291,6 +291,19 @@ def test_the_other_launch_gives_only_the_launch_gap():
     assert verdict.time.whole.value == 100
 
 
+def test_a_verdict_says_what_sum_and_whole_leave_out():
+    left_out = {"aten.nonzero.default": 1.0, "torch.tensor": 2.0}
+    details = Details(eager_time_us=300.0, host_copies={"aten._local_scalar_dense.default": 4}, left_out_us=left_out)
+    verdict = aggregate(
+        [part(read=reading(100))], [Whole("A", reading(100, details=details))], target=0.95, launch="graph"
+    )
+    assert verdict.host_steps == (
+        "4 copies between host and card, in the graph without waits of the host; "
+        "sum and whole leave out aten.nonzero.default, torch.tensor, at most 1.0 % of an eager pass"
+    )
+    assert aggregate([part(read=reading(100))], target=0.95, launch="graph").host_steps == ""
+
+
 def test_a_replayed_whole_that_was_timed_eagerly_too_tells_its_launch_gap():
     timed = reading(100, details=Details(eager_time_us=140.0))
     verdict = aggregate([part(read=reading(100))], [Whole("A", timed)], target=0.95, launch="graph")

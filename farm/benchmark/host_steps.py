@@ -1,0 +1,193 @@
+"""Passes with host steps in CUDA graphs. A *host step* is an operator for which the host waits for the card.
+
+No graph can record one. So an eager pass records their values, and the pass in the graph uses them (docs/method.md,
+"Host steps"): a read of a value becomes a copy to pinned memory, a node of the graph. Values of the host, and outputs
+whose size depends on values, are left out: they are already on the card. Of a boolean index, `nonzero` is left out, and
+an integer index remains. Tuples and whole models use the same functions, so both sides of a verdict leave out the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from farm.benchmark.torch_device import synchronize
+from farm.errors import Unmeasurable
+from farm.models.building import replaced
+from farm.operators.capture import WatchedOperators
+from farm.operators.encoding import storage_key, tensors_in, written_tensors
+
+_aten: Any = torch.ops.aten
+_INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+
+
+@dataclass(frozen=True)
+class _Step:
+    operator: str
+    value: Any  # of the eager pass
+    pinned: torch.Tensor | None = None  # host memory for the copy of a value that the host reads; None: left out
+    took_us: float = 0.0  # eager time of an operator that is left out, with launch and wait
+
+
+@dataclass
+class HostSteps:
+    """The host steps of a pass in order, with the values of one eager pass; none if a graph can record the pass."""
+
+    device: torch.device
+    steps: list[_Step] = field(default_factory=list)
+    launches: bool = False  # True if anything runs on the card that is not left out
+
+    @classmethod
+    def of(cls, run: Callable[[], object], device: torch.device) -> HostSteps:
+        """Run a pass once, eagerly, and record its host steps. A model that asks is told that a graph is captured.
+
+        Raises `Unmeasurable` (not_capturable) if nothing else runs on the card.
+        """
+        found = cls(device)
+        with replaced(torch.cuda, "is_current_stream_capturing", lambda: True), _Pass(found, recording=True).watching():
+            run()
+        synchronize(device)
+        if found.steps and not found.launches:
+            raise _refused(f"{found.steps[0].operator} depends on values, and nothing else runs on the card")
+        return found
+
+    def around(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """The same pass. While a graph is captured, it uses the recorded values; otherwise it is unchanged."""
+
+        def call() -> Any:
+            if not torch.cuda.is_current_stream_capturing():
+                return run()
+            repeated = _Pass(self, recording=False)
+            with repeated.watching():
+                out = run()
+            if repeated.left:
+                raise _refused(f"{repeated.left[0].operator} does not run again")
+            return out
+
+        return call if self.steps else run
+
+    def details(self) -> dict[str, Any]:
+        """The fields of a reading's details."""
+        took_us = dict.fromkeys([step.operator for step in self.steps if step.pinned is None], 0.0)
+        for step in self.steps:
+            if step.pinned is None:
+                took_us[step.operator] = round(took_us[step.operator] + step.took_us, 1)
+        copies = Counter(step.operator for step in self.steps if step.pinned is not None)
+        return {"host_copies": dict(copies) or None, "left_out_us": took_us or None}
+
+
+class _Pass:
+    """Records the host steps of one pass, or repeats them."""
+
+    def __init__(self, found: HostSteps, *, recording: bool) -> None:
+        self.found, self.recording, self.card = found, recording, found.device.type
+        self.left = [] if recording else list(found.steps)  # the steps that are still to repeat
+        self.inside = False  # True while an operator runs that is left out
+        self.left_out: set[int] = set()  # addresses of outputs that were not computed
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        tensor, new_tensor = (
+            functools.partial(self._constant, original) for original in (torch.tensor, torch.Tensor.new_tensor)
+        )
+        new = lambda like, data, **kwargs: new_tensor(like, data, **{"device": like.device, **kwargs})  # noqa: E731
+        with replaced(torch, "tensor", tensor), replaced(torch.Tensor, "new_tensor", new), WatchedOperators(self.run):
+            yield
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.inside:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            here = [tensor.device.type == self.card for tensor in tensors_in((args, kwargs))]
+            if func is _aten._to_copy.default and kwargs.get("device"):
+                if here[0] != self._is_card(kwargs["device"]):
+                    run = functools.partial(func, *args, **kwargs)
+                    return self._read(func, run, args[0]) if here[0] else self._leave_out(str(func), run)
+            elif func is _aten.copy_.default and here == [True, False]:
+                args = (args[0], self._sent(args[1]))
+            elif func is _aten._local_scalar_dense.default and here[0]:
+                return self._read(func, functools.partial(func, *args), args[0])
+            elif func in _INDEXING and here[0]:
+                args = (args[0], self._places(*args, **kwargs), *args[2:])
+            elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
+                return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
+            if self.left_out and self.left_out & set(map(storage_key, written_tensors(func, args, kwargs))):
+                raise _refused(f"{func} writes to the output of an operator that is left out")
+            self.found.launches |= any(here) and not func.is_view
+            return func(*args, **kwargs)
+
+    def _is_card(self, device: Any) -> bool:
+        return torch.device(device).type == self.card
+
+    def _next(self, operator: str) -> Any:
+        if not self.left or self.left[0].operator != operator:
+            raise _refused(f"{operator} did not run in the eager pass")
+        return self.left.pop(0)
+
+    def _read(self, func: Any, run: Callable[[], Any], source: torch.Tensor) -> Any:
+        """Copy a value from the card to the host."""
+        if self.recording:
+            value = run()
+            like = value if isinstance(value, torch.Tensor) else source
+            pinned = torch.empty_like(like, device="cpu", pin_memory=torch.cuda.is_available())
+            self.found.steps.append(_Step(str(func), value, pinned))
+            self.found.launches = True
+        else:
+            step = self._next(str(func))
+            value = step.value
+            step.pinned.copy_(source, non_blocking=True)
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host on the card."""
+        return self._leave_out("aten._to_copy.default", functools.partial(tensor.to, self.found.device))
+
+    def _constant(self, original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """A new tensor with values of the host. Modes do not see that PyTorch copies them to the card."""
+        make, data = functools.partial(original, *args, **kwargs), args[-1] if args else None
+        empty = isinstance(data, list) and not data
+        if empty or isinstance(data, torch.Tensor) or not self._is_card(kwargs.get("device") or "cpu"):
+            return make()
+        return self._leave_out("torch.tensor", make)
+
+    def _places(self, values: Any, indices: Any, new: Any = None, accumulate: bool = False) -> list[Any]:
+        """The indices as integers on the card, as PyTorch itself makes them."""
+        if new is not None and not self._is_card(new.device) and sum(index is not None for index in indices) == 1:
+            return list(indices)  # PyTorch fills the places of one mask with a number without knowing how many
+        places: list[Any] = []
+        for index in indices:
+            if index is not None and not self._is_card(index.device):
+                index = self._sent(index)
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                places.append(index)
+            else:
+                nonzero = _aten.nonzero.default
+                places.extend(self._leave_out(str(nonzero), functools.partial(nonzero, index)).unbind(1))
+        return places
+
+    def _leave_out(self, operator: str, run: Callable[[], Any]) -> Any:
+        if not self.recording:
+            value = self._next(operator).value
+            self.left_out.update(map(storage_key, tensors_in(value)))
+            return value
+        self.inside = True
+        run()  # the first run may load libraries
+        synchronize(self.found.device)
+        begin_s = time.perf_counter()
+        value = run()
+        synchronize(self.found.device)
+        self.inside = False
+        self.found.steps.append(_Step(operator, value, took_us=(time.perf_counter() - begin_s) * 1e6))
+        return value
+
+
+def _refused(text: str) -> Unmeasurable:
+    text = f"The operator or model cannot be captured in a CUDA graph: {text}."
+    return Unmeasurable("not_capturable", text, "Measure it with --launch eager.")

@@ -1,0 +1,117 @@
+"""Passes with host steps become graphs that compute what an eager pass computes, on a card that is only pretended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from farm.benchmark.host_steps import HostSteps
+from farm.errors import Unmeasurable
+from farm.operators.capture import capture as capture_calls
+from tests.benchmark import pretend_card
+from tests.benchmark.pretend_card import CARD, capture, on_card, present
+
+
+class Waiting(nn.Module):
+    """Waits for the card in every way that models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        x = torch.where(x > 0, x, torch.tensor(-2.0, device=x.device) * x.new_tensor(0.5))
+        if x.sum().item() > 0:
+            x = x * 2
+        rows = torch.nonzero(x[:, 0] > 0)[:, 0]
+        x[x[:, 1] < 0] = x.mean(0)[None].expand(int((x[:, 1] < 0).sum()), 8)
+        on_host = x.cpu().mean()
+        some = x[x[:, 0] > 0.1].sum(0) + x.masked_select(x > 0.5).sum() + x[rows].sum(0)
+        return some + on_host.to(x.device) + x[torch.arange(2)].sum()
+
+
+@pytest.fixture
+def waiting() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The model, its input and its output."""
+    torch.manual_seed(0)
+    model, x = Waiting(), torch.randn(6, 8)
+    with torch.no_grad():
+        return model, x, model(x)
+
+
+def test_no_graph_can_record_a_pass_with_host_steps(waiting):
+    model, x, _ = waiting
+    with present():
+        moved, given = pretend_card.moved(model), on_card(x)
+        with pytest.raises(RuntimeError, match="not permitted"):
+            capture([lambda: moved(given)])
+
+
+def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
+    model, x, expected = waiting
+    found: list[Any] = []
+    with present():
+        moved, given = pretend_card.moved(model), on_card(x)
+        steps = HostSteps.of(lambda: moved(given), CARD)
+        replay = capture([steps.around(lambda: found.append(moved(given)))] * 2)
+    details = steps.details()
+    assert details["host_copies"] == {"aten._local_scalar_dense.default": 2, "aten._to_copy.default": 1}
+    left_out = {"torch.tensor", "aten.nonzero.default", "aten.masked_select.default", "aten._to_copy.default"}
+    assert set(details["left_out_us"]) == left_out
+    for _ in range(2):
+        for out in found:
+            out.inner.zero_()
+        replay()
+        assert all(torch.equal(out.inner, expected) for out in found)
+
+
+def test_a_pass_without_host_steps_is_not_changed():
+    with present():
+        x = on_card(torch.randn(3))
+        steps = HostSteps.of(lambda: x + 1, CARD)
+    run = lambda: x + 1  # noqa: E731
+    assert steps.around(run) is run
+    assert steps.details() == {"host_copies": None, "left_out_us": None}
+
+
+def test_a_pass_of_which_everything_is_left_out_is_refused():
+    with present():
+        x = on_card(torch.randn(3))
+        with pytest.raises(Unmeasurable, match="nothing else runs on the card") as caught:
+            HostSteps.of(lambda: torch.nonzero(x), CARD)
+    assert caught.value.reason == "not_capturable"
+
+
+@pytest.mark.parametrize("other", ["more", "less", "in place"])
+def test_a_pass_that_takes_other_steps_in_the_graph_is_refused(other):
+    def run() -> torch.Tensor:
+        out = torch.nonzero(x + 1)
+        if later and other == "more":
+            x.sum().item()
+        if other == "in place":
+            out.add_(1)
+        if not later or other != "less":
+            torch.tensor(1.0, device=CARD)
+        return out
+
+    with present():
+        x, later = on_card(torch.randn(3)), False
+        steps = HostSteps.of(run, CARD)
+        later = True
+        with pytest.raises(Unmeasurable, match="cannot be captured in a CUDA graph"):
+            capture([steps.around(run)])
+
+
+def test_what_runs_on_the_host_costs_a_card_nothing():
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.div(x, torch.sqrt(torch.tensor(64.0)))
+
+    with present():
+        found = capture_calls(Scaled(), (on_card(torch.randn(3)),), device_type="cuda")
+    assert [spec.operator for spec in found.tuples.values()] == ["torch.div"]
+    assert not found.gaps

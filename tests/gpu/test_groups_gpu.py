@@ -1,0 +1,116 @@
+"""Collectives and split models on two real NVIDIA cards of one host, through NCCL. Skipped without them.
+
+With -s each reading is printed: time, bus bandwidth, energy of both cards, flags and where the time went.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from farm.benchmark_process.group import BenchmarkGroup
+from farm.devices.host import discover
+from farm.errors import Unmeasurable
+from farm.models import catalog
+from farm.operators.collectives import collective_tuple
+from farm.settings import settings
+from farm.training.version import versioned
+from farm.types.collective import COLLECTIVES
+from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.reading import Reading
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA cards"),
+]
+GRAPH, EAGER = Protocol(), Protocol(launch="eager")
+TRAINING = {"input_size": 64, "step": "training", "data_parallel": 2, "dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with BenchmarkGroup([card.id for card in discover(settings())[:2]]) as group:
+        yield group
+
+
+def collective(name, elements, **more):
+    spec = collective_tuple(name, elements, "bfloat16", 2, **more)
+    return Subject("operator", spec.id, spec.to_json())
+
+
+def read(pair, subject, protocol=GRAPH) -> Reading:
+    began_s = time.monotonic()
+    answer = pair.measure(subject, protocol, Stopping(), timeout_s=180.0)
+    reading, details = answer.reading, answer.reading.details
+    rate = f", {details.bus_bytes_per_s / 1e9:.1f} GB/s" if details.bus_bytes_per_s else ""
+    print(  # noqa: T201
+        f"\n{answer.software.communication}\n{reading.time_us:.1f} us ± {reading.time_half_width_us:.2f}{rate}, "
+        f"{reading.energy_mj} mJ = {[one.energy_mj for one in details.ranks]}, {reading.flags}, "
+        f"{details.foreign_processes}, {time.monotonic() - began_s:.1f} s: {reading.cost_s}"
+    )
+    assert answer.software.communication.startswith("nccl 2.")
+    assert len({one.card for one in details.ranks}) == 2
+    assert reading.energy_mj == pytest.approx(sum(one.energy_mj for one in details.ranks))
+    assert not {"shared", "lacks_sensors"} & set(reading.flags)
+    return reading
+
+
+@pytest.mark.parametrize("elements", [2**12, 2**24])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_in_a_graph(pair, name, elements):
+    reading = read(pair, collective(name, elements))
+    assert reading.details.context is not None, reading.details.context_missing
+    if elements == 2**24:
+        assert reading.details.bus_bytes_per_s > 20e9, "slower than PCI Express: the cards have no direct access"
+
+
+def test_the_ranks_stay_for_the_next_item(pair):
+    read(pair, collective("all_reduce", 2**20))
+    assert pair.starts == 1
+    assert read(pair, collective("all_reduce", 2**20), EAGER).time_us > 0
+
+
+def test_a_collective_beside_a_matrix_product(pair):
+    overlap = read(pair, collective("all_reduce", 2**26, beside=8192)).details.overlap
+    print(overlap)  # noqa: T201
+    assert overlap.collective_us > 0
+    assert overlap.together_us < overlap.collective_us + overlap.product_us
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_language_model_on_two_cards(pair, phase):
+    said = {"phase": phase, "layers": 2, "dtype": "bfloat16", "tensor_parallel": 2}
+    variant = versioned(catalog.variant("llama-3.1-8b", 4, **said))
+    reading = read(pair, Subject("variant", variant.id, variant.to_json()))
+    assert reading.details.eager_time_us is not None, reading.details.eager_time_missing
+
+
+@pytest.mark.parametrize("launch", ["eager", "graph"])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_training_step_on_two_cards(pair, sharding, launch):
+    variant = catalog.variant("resnet18", 32, sharding=sharding, **TRAINING)
+    read(pair, Subject("variant", variant.id, variant.to_json()), Protocol(launch=launch, grad=True))
+
+
+@pytest.mark.parametrize(("sent", "reason"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "hung")])
+def test_a_rank_that_dies_or_hangs_inside_nccl_ends_the_group(pair, sent, reason):
+    endless = dataclasses.replace(Stopping(), minimum_s=300.0, maximum_s=600.0)
+    pair.wait_ready()
+    ended: list[float] = []
+
+    def on_phase(phase, _):
+        if phase == "window":
+            os.kill(pair.pids[1], sent)
+            ended.append(time.monotonic())
+
+    with pytest.raises(Unmeasurable) as caught:
+        pair.measure(collective("all_reduce", 2**20), GRAPH, endless, timeout_s=25.0, on_phase=on_phase)
+    assert caught.value.reason == reason
+    assert time.monotonic() - ended[0] < 40.0
+    assert not pair.alive
+    assert read(pair, collective("broadcast", 2**20)).time_us > 0, "a new group measures"
