@@ -29,15 +29,10 @@ from farm.prediction.regressors import (
     Mean,
     Medians,
     Names,
-    NearestReadings,
-    Polynomials,
-    PortableTrees,
     Regressor,
     Trees,
     fit_mean,
     fit_medians,
-    fit_nearest,
-    fit_polynomials,
     fit_trees,
     fit_zero,
     with_times,
@@ -196,10 +191,7 @@ class TypicalData:
 #: Stored name -> class of a regressor.
 _KINDS: dict[str, type[Any]] = {
     "Factors": Medians,
-    "Neighbours": NearestReadings,
-    "Polynomials": Polynomials,
     "Forest": Trees,
-    "OnPortable": PortableTrees,
     "Process": GaussianProcess,
 }
 _STORED_NAME = {kind: name for name, kind in _KINDS.items()}
@@ -332,14 +324,13 @@ def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
 
 _IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
 _EXTRA = partial(fit_trees, n_estimators=100, n_jobs=-1)
-_RANDOM = partial(fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1)
 _SLOWLY = {"n_estimators": 300, "learning_rate": 0.05, "subsample": 0.7, "max_depth": 5, "min_samples_leaf": 2}
 _BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_SLOWLY)  # type: ignore[arg-type]
 _TIME, _POWER = (
     partial(fit_mean, regressors=(fit_process, partial(fit_trees, n_estimators=60, min_samples_leaf=n, n_jobs=-1)))
     for n in (1, 2)
 )
-_ONE_MEDIAN, _LOGARITHMS = partial(fit_medians, grouped=False), partial(fit_polynomials, logarithms=True)
+_ONE_MEDIAN = partial(fit_medians, grouped=False)
 
 PREDICTORS: dict[str, PredictorSpec] = {
     one.name: one
@@ -347,9 +338,6 @@ PREDICTORS: dict[str, PredictorSpec] = {
         # A lower bound from the card's peaks.
         PredictorSpec("roofline", fit_zero, _ONE_MEDIAN, over="roofline_us", in_model=fit_zero),
         PredictorSpec("family", fit_medians, fit_medians, over="roofline_us"),
-        PredictorSpec("neural-power", fit_polynomials, _LOGARITHMS, over="", raw_power=True),
-        PredictorSpec("braun", _RANDOM, _RANDOM, over="", raw_power=True),
-        PredictorSpec("neighbours", fit_nearest, fit_nearest, in_model=_IN_MODEL),
         PredictorSpec("boosting", _BOOSTED, _BOOSTED, in_model=_IN_MODEL),
         PredictorSpec("trees", _EXTRA, _EXTRA, in_model=_IN_MODEL),
         PredictorSpec("process", fit_process, fit_process, in_model=_IN_MODEL),
