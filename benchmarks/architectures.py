@@ -26,13 +26,19 @@ from farm.types.protocol import Variant
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "results" / "architectures.md"
 STATE = TABLE.with_suffix(".jsonl")
+MODELS = json.loads(Path(transformers.__file__).with_name("transformers.json").read_text())
+
+
+def class_name(name: str) -> str:
+    """The class name of a model. Models of one class are sizes of one architecture."""
+    return MODELS[name.rpartition("/")[2]]["class"]
 
 
 def variants(names: list[str]) -> list[Variant]:
     """The variants of one size per architecture, or of the given models: each phase, decoders in bfloat16."""
     classes: dict[str, str] = {}
     for name in transformers.entries():
-        classes.setdefault(transformers.class_name(name), name)
+        classes.setdefault(class_name(name), name)
     entries = [catalog.find(f"transformers/{name}") for name in names or classes.values()]
     return [
         catalog.variant(entry.name, phase=phase or None, dtype="bfloat16" if entry.generates else "float32")
@@ -149,7 +155,7 @@ def main() -> None:
             "id": variant.id,
             "title": str(variant),
             "variant": variant.to_json(),
-            "class": transformers.class_name(variant.model),
+            "class": class_name(variant.model),
         }
         rows[variant.id] = about | {"reason": "", **found}
         with options.state.open("a") as file:

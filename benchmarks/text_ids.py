@@ -21,6 +21,11 @@ from farm.models import texts
 ENTRIES = {"wordpiece": 5000, "byte_level": 5000, "unigram": 4000, "bpe": 5000}
 
 
+def corpus() -> list[str]:
+    """The paragraphs of the corpus, for the training of the tokenizers."""
+    return [part for part in (texts.FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n") if part.strip()]
+
+
 def _wordpiece() -> tuple[Tokenizer, Any]:
     """Like BERT's: lower case, words and punctuation separated."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -86,7 +91,7 @@ def ranks(tokenizer: Tokenizer, paragraphs: list[str]) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    paragraphs = texts.corpus()
+    paragraphs = corpus()
     words = sum(len(paragraph.split()) for paragraph in paragraphs)
     for kind in texts.KINDS:
         tokenizer = trained(kind, paragraphs)

@@ -36,7 +36,8 @@ import psutil
 import redis
 from celery.app.task import Context
 from celery.exceptions import Ignore
-from sqlmodel import col, select
+from sqlalchemy import text
+from sqlmodel import Session, col, select
 
 from benchmarks.scale import _operators
 from benchmarks.simulated_cards import _processor_s
@@ -47,7 +48,7 @@ from farm.devices.simulated import measure as simulate
 from farm.jobs import items, jobs
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, database_now
+from farm.store.database import Database, database_now, in_batches
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
 from tasks import control
@@ -86,7 +87,7 @@ class Pause:
 # ------------------------------------------------------------------------------------------------ one client process
 
 
-def client(numbers: range, connections: int) -> None:
+def client(numbers: range, connections: int, host_cards: int) -> None:
     """Serve these cards, one thread each, until the process is ended."""
     configure(settings())
     database = Database(settings().database)
@@ -102,8 +103,11 @@ def client(numbers: range, connections: int) -> None:
         threading.Thread(target=work, args=(worker, held[worker.holder]), daemon=True).start()
     while True:
         began_s = time.monotonic()
-        for holder, item_ids in held.items():
-            items.renew(database, holder, settings().lease_s, set(item_ids))
+        for holders in in_batches(held, host_cards):
+            if host_cards == 1:
+                items.renew(database, holders[0], settings().lease_s, set(held[holders[0]]))
+            else:
+                items.renew_together(database, {holder: set(held[holder]) for holder in holders}, settings().lease_s)
         time.sleep(max(0.1, settings().heartbeat_s - (time.monotonic() - began_s)))
 
 
@@ -204,15 +208,13 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         inspect = stack.enter_context(redis.Redis.from_url(broker.redis_url))
         full_mb = inspect.info("memory")["used_memory"] / 1e6
         here = [sys.executable, __file__]
+        given = ["--connections", str(options.connections), "--host-cards", str(options.host_cards)]
         log = stack.enter_context((folder / "log").open("w+"))
         shares = [
             range(cards * n // options.clients, cards * (n + 1) // options.clients) for n in range(options.clients)
         ]
         clients = [
-            subprocess.Popen(
-                [*here, "--serve", f"{share.start}-{share.stop}", "--connections", str(options.connections)], stderr=log
-            )
-            for share in shares
+            subprocess.Popen([*here, "--serve", f"{share.start}-{share.stop}", *given], stderr=log) for share in shares
         ]
         reconciling = subprocess.Popen([*here, "--reconcile"], stdout=log, stderr=log)
         for process in (*clients, reconciling):
@@ -233,7 +235,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
             )
 
         with database.read() as session:
-            since_s = session.scalar(select(database_now()))
+            since_s, rows_before = session.scalar(select(database_now())), rows_read(session)
         before, waits = times(), watch_locks(postgres, url, options.seconds)
         generating_s, control_s, database_s, broker_s, wall_s = (
             now - then for now, then in zip(times(), before, strict=True)
@@ -244,6 +246,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
                 .where(col(tables.Item.started_at_s) >= since_s - options.item_s - 10, tables.Item.job_id == job_id)
                 .order_by(col(tables.Item.card_id), col(tables.Item.started_at_s))
             ).all()
+            rows_after = rows_read(session)
             repeated = session.exec(select(tables.Item.id).where(col(tables.Item.attempts) > 1)).all()
         memory = inspect.info("memory")
         log.seek(0)
@@ -258,12 +261,14 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
     return {
         "cards": cards,
         "item_s": options.item_s,
+        "host_cards": options.host_cards,
         "items": done,
         "items_per_s": round(done / wall_s, 1),
         "busy_share": round(done * options.item_s / cards / wall_s, 3),
         "pause_p50_ms": round(statistics.median(pauses_ms), 1) if pauses_ms else None,
         "pause_p99_ms": round(pauses_ms[int(0.99 * len(pauses_ms))], 1) if pauses_ms else None,
         "database_ms_per_item": round(1e3 * database_s / done, 2),
+        "rows_read_per_item": {name: round((rows_after[name] - rows_before[name]) / done, 1) for name in rows_before},
         "database_cores": round(database_s / wall_s, 3),
         "waiting_for_locks": round(waits["Lock"], 4),
         "waiting_for_internal_locks": round(waits["LWLock"], 4),
@@ -281,6 +286,14 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         "begun_again": len(repeated),
         "load_of_machine": round(os.getloadavg()[0], 1),
     }
+
+
+def rows_read(session: Session) -> dict[str, int]:
+    """Return table -> number of rows that statements have read so far, and the same of the entries of indexes."""
+    of_table = "SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables"
+    of_index = "SELECT relname || ' indexes', sum(idx_tup_read) FROM pg_stat_user_indexes"
+    found = session.execute(text(f"{of_table} UNION ALL {of_index} GROUP BY relname"))  # no input in it
+    return {name: int(number) for name, number in found if name.split()[0] in ("item", "reading", "job", "card")}
 
 
 def watch_locks(postgres: PostgresServer, url: str, seconds: float) -> dict[str, float]:
@@ -312,6 +325,7 @@ def main() -> None:
     parser.add_argument("--warm-up-s", type=float, default=15.0, help="time for the start of the clients")
     parser.add_argument("--clients", type=int, default=2, help="number of client processes")
     parser.add_argument("--connections", type=int, default=20, help="database connections of a client process")
+    parser.add_argument("--host-cards", type=int, default=8, help="cards of a host, whose heartbeats are combined")
     parser.add_argument("--finished", type=int, default=0, help="number of finished items that the database has before")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -319,7 +333,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         first, _, end = options.serve.partition("-")
-        client(range(int(first), int(end)), options.connections)
+        client(range(int(first), int(end)), options.connections, options.host_cards)
     elif options.reconcile:
         reconciler()
     else:

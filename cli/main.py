@@ -11,10 +11,12 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -29,71 +31,23 @@ from farm.safe_text import without_secrets
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
-#: Group of the help -> command -> an example, in the order in which a new user needs them.
-_GROUPS = {
-    "Measure": {
-        "run": "run resnet50 -b 32 --within 1%",
-        "submit": "submit 'resnet*' -b 1,32 --wait",
-        "calibrate": "calibrate --card H100",
-        "memory": "memory resnet50 -b 32 --fast 50%",
-    },
-    "Results": {
-        "report": "report 55xkbcua --by module --depth 2",
-        "compare": "compare --run 'resnet50 --compile' 'resnet50'",
-        "history": "history resnet50",
-        "publish": "publish site",
-    },
-    "Ask, without measuring": {
-        "estimate": "estimate llama-3.2-1b -b 1..64 --card H200",
-        "lookup": "lookup Linear in_features=4096 dtype=bfloat16 card=H200",
-        "predict": "predict plan resnet50 --card H100",
-        "models": "models 'resnet*'",
-        "operators": "operators resnet50 -b 32",
-        "help": "help coverage",
-    },
-    "Jobs and cards": {
-        "jobs": "jobs resnet50",
-        "status": "status 55xkbcua --watch",
-        "resume": "resume --failed 55xkbcua",
-        "cancel": "cancel 55xkbcua",
-        "cards": "cards drain 0",
-    },
-    "The farm": {
-        "worker": "worker --card 0",
-        "doctor": "doctor",
-        "flower": "flower",
-        "settings": "settings",
-        "export": "export readings card=H200",
-        "import": "import readings",
-        "db": "db upgrade",
-    },
-}
+#: Group of the help -> command -> its module in `cli` and an example, in the order in which a new user needs them.
+_GROUPS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
 _SERVERS = ("worker", "flower")  # they run until they are stopped
-_EXAMPLES = {name: example for group in _GROUPS.values() for name, example in group.items()}
-COMMANDS = list(_EXAMPLES)
-#: Command -> its module in `cli`, if that has another name.
-_MODULES = {
-    **dict.fromkeys(("history", "publish"), "report"),
-    **dict.fromkeys(("cancel", "resume", "status"), "jobs"),
-    **dict.fromkeys(("lookup", "export", "import"), "readings"),
-    "flower": "worker",
-    "operators": "models",
-    "settings": "doctor",
-    "submit": "run",
-    "help": "glossary",
-}
+_COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
+COMMANDS = list(_COMMANDS)
 
 
 def _imported(name: str) -> Any:
     """The function or the `typer.Typer` of a command."""
-    module = vars(importlib.import_module(f"cli.{_MODULES.get(name, name)}"))
+    module = vars(importlib.import_module(f"cli.{_COMMANDS[name][0]}"))
     return module.get("app") or module.get(name) or module[f"{name}_"]
 
 
 @functools.cache
 def _built(name: str) -> Any:
     """The command of Typer."""
-    command, parent, example = _imported(name), typer.Typer(), f"Example: farm {_EXAMPLES[name]}"
+    command, parent, example = _imported(name), typer.Typer(), f"Example: {_COMMANDS[name][1]}"
     if isinstance(command, typer.Typer):
         parent.add_typer(command, name=name, epilog=example)
     else:

@@ -4,44 +4,11 @@ Nothing in this package knows Celery or a terminal (``cli -> tasks -> farm``, ne
 they are asked for: `import farm` alone loads nothing else, and whatever room imports it is in no circle with another.
 """
 
+# ruff: noqa: F401 - the imports are for type checkers; `__all__` follows from `_MODULES`
+
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "CapturedModel",
-    "Database",
-    "Estimate",
-    "FarmError",
-    "JobReport",
-    "OperatorTuple",
-    "Protocol",
-    "Request",
-    "Stopping",
-    "Summary",
-    "Sweep",
-    "TupleReading",
-    "Variant",
-    "Window",
-    "__version__",
-    "calls",
-    "capture_model",
-    "compare",
-    "estimate",
-    "export",
-    "import_readings",
-    "job_report",
-    "lookup",
-    "measure_model",
-    "measure_tuples",
-    "open_database",
-    "predict",
-    "readings",
-    "step_memory",
-    "summary",
-    "variant",
-    "window",
-]
 
 if TYPE_CHECKING:
     from farm.api.capture import CapturedModel, capture_model
@@ -68,40 +35,28 @@ if TYPE_CHECKING:
     from farm.types.protocol import Protocol, Stopping, Variant
     from farm.types.request import Request, Sweep
     from farm.types.tuple import OperatorTuple
-else:
-    _HOMES = {
-        "CapturedModel": "farm.api.capture",
-        "Database": "farm.store.database",
-        "Estimate": "farm.estimation.estimate",
-        "FarmError": "farm.errors",
-        "JobReport": "farm.api.notebook",
-        "OperatorTuple": "farm.types.tuple",
-        "Protocol": "farm.types.protocol",
-        "Request": "farm.types.request",
-        "Stopping": "farm.types.protocol",
-        "Summary": "farm.api.summary",
-        "Sweep": "farm.types.request",
-        "TupleReading": "farm.api.measure",
-        "Variant": "farm.types.protocol",
-        "Window": "farm.api.window",
-        "calls": "farm.api.queries",
-        "capture_model": "farm.api.capture",
-        "compare": "farm.api.queries",
-        "estimate": "farm.api.queries",
-        "export": "farm.api.queries",
-        "import_readings": "farm.api.queries",
-        "job_report": "farm.api.notebook",
-        "lookup": "farm.api.queries",
-        "measure_model": "farm.api.measure",
-        "measure_tuples": "farm.api.measure",
-        "open_database": "farm.api.queries",
-        "predict": "farm.api.queries",
-        "readings": "farm.api.queries",
-        "step_memory": "farm.api.queries",
-        "summary": "farm.api.summary",
-        "variant": "farm.models.catalog",
-        "window": "farm.api.window",
-    }
+
+_MODULES = {
+    "farm.api.capture": "CapturedModel capture_model",
+    "farm.api.measure": "TupleReading measure_model measure_tuples",
+    "farm.api.notebook": "JobReport job_report",
+    "farm.api.queries": (
+        "calls compare estimate export import_readings lookup open_database predict readings step_memory"
+    ),
+    "farm.api.summary": "Summary summary",
+    "farm.api.window": "Window window",
+    "farm.errors": "FarmError",
+    "farm.estimation.estimate": "Estimate",
+    "farm.models.catalog": "variant",
+    "farm.store.database": "Database",
+    "farm.types.protocol": "Protocol Stopping Variant",
+    "farm.types.request": "Request Sweep",
+    "farm.types.tuple": "OperatorTuple",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = ["__version__", *sorted(_HOMES)]
+
+if not TYPE_CHECKING:
 
     def __getattr__(name):
         if name not in _HOMES:

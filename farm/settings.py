@@ -141,6 +141,11 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.state_dir / 'farm.db'}"
 
     @property
+    def beat_s(self) -> float:
+        """The interval in which leases are renewed: a lease lasts for at least three of them."""
+        return min(self.heartbeat_s, self.lease_s / 3)
+
+    @property
     def cpu_card_id(self) -> str:
         """A stable id for this host's CPU, the counterpart of a GPU's UUID."""
         if self.host_id:

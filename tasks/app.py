@@ -7,9 +7,11 @@ transport messages. So no setting makes the broker persistent.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import kombu.pools
@@ -140,34 +142,7 @@ def tls_options(url: str) -> dict[str, Any]:
 
 
 #: Code of an error of the broker -> what is wrong, as the end of a sentence that begins with "The broker", and a step.
-_REFUSALS: Mapping[str, tuple[str, str]] = {
-    "READONLY": (
-        "is a replica and accepts no messages",
-        "Set FARM_BROKER_URL to its primary, or make the replica a primary (`REPLICAOF NO ONE`).",
-    ),
-    "MASTERDOWN": (
-        "is a replica without its primary",
-        "Start its primary, or set FARM_BROKER_URL to a broker that runs.",
-    ),
-    "NOREPLICAS": (
-        "accepts no messages because too few replicas are connected to it",
-        "Start the replicas, or lower `min-replicas-to-write`.",
-    ),
-    "OOM": (
-        "is full and accepts no more messages",
-        "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or let the workers empty their queues.",
-    ),
-    "MISCONF": (
-        "accepts no messages because it cannot write to its disk",
-        "Read the log of the broker for the reason. Make room on its disk, or correct its `dir`.",
-    ),
-    "LOADING": ("still loads its file", "Try again when it has read its file."),
-    "NOPERM": (
-        "refuses commands to this user",
-        "Give the user the rights that deploy/make-secrets gives it (`users.acl`).",
-    ),
-    "WRONGPASS": ("refuses the user or the password", "Correct FARM_BROKER_URL."),
-}
+_REFUSALS: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("broker_errors.json").read_text("utf-8"))
 _CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code from the text of these errors
     redis.ReadOnlyError: "READONLY",
     redis.exceptions.MasterDownError: "MASTERDOWN",

@@ -96,6 +96,7 @@ class FarmCollector(Collector):
         self._problems: dict[str, int] = {}
         self._checked_s = -math.inf
         self._checking = threading.Lock()
+        self._ended = listing.EndedCounts()
         self._database = Database(current.database)
         self._spool = Spool(current.state_dir / "spool")
         self._devices: dict[str, Device | None] = {}
@@ -112,8 +113,8 @@ class FarmCollector(Collector):
         problems = (([check], number) for check, number in self._problems_now().items())
         yield _gauge("farm_doctor_problems", "Problems that `farm doctor` would report", ["check"], problems)
         try:
-            with self._database.read() as session:
-                entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s)
+            with self._checking, self._database.read() as session:
+                entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s, self._ended)
                 jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:

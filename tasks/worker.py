@@ -42,6 +42,7 @@ from tasks import logs
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.broker_checks import QUESTION, SUPERVISOR
 from tasks.broker_probe import check_broker_works
+from tasks.heartbeats import HostHeartbeat
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, follow_up, own_farm, takes_turn
 from tasks.servers import STOPPING
@@ -69,12 +70,13 @@ def serve_card(card_id: str) -> int:
     database = _answering_database(current)
     spool = Spool(current.state_dir / "spool")
     watchdog = StallWatchdog(card_id, current.deaf_after_s)
+    beats = HostHeartbeat(holder, current)
 
     def beat() -> None:
         """Renew the claims of the pool process. This runs in the main process: the pool process may hang or be dead."""
         # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
-        items.renew(database, holder, current.lease_s, _claimed_items())
+        beats.beat(database, _claimed_items())
         watchdog.exit_if_stalled(database, current)
 
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):

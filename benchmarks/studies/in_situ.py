@@ -46,8 +46,8 @@ class InSituRequest(SubjectRequest[dict[str, Any]]):
 class StudyRunner(TorchRunner):
     """Answers an `InSituRequest`, too."""
 
-    def __init__(self, device: Device, peer: bool = False) -> None:
-        super().__init__(device, peer)
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self.handlers = {
             **self.handlers,
             InSituRequest: lambda one, on_phase: compare(one.subject, one.protocol, self._torch_device, one.most),

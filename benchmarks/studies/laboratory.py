@@ -101,7 +101,8 @@ class Laboratory:
         Raises:
             Unmeasurable: the card cannot access that memory, or the benchmark process does not start.
         """
-        usual, self._process = self._process, BenchmarkProcess(self.card.id, peer_id=peer.id)
+        program = "benchmarks.studies.peer_process"
+        usual, self._process = self._process, BenchmarkProcess(self.card.id, also_visible=(peer.id,), program=program)
         usual.close()  # only one process at a time uses the card; the next request after the block restarts `usual`
         try:
             self.check_health()

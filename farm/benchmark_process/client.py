@@ -72,7 +72,7 @@ class BenchmarkProcess:
         *,
         verify_apart: bool | None = None,
         verifier: bool = False,
-        peer_id: str | None = None,
+        also_visible: tuple[str, ...] = (),
         rank: Rank | None = None,
         program: str = "farm.benchmark_process.server",
     ) -> None:
@@ -81,11 +81,12 @@ class BenchmarkProcess:
             env: environment variables for the process, added to this process's environment.
             verify_apart: verify variants in a second process, the verifier; the default is True on GPUs.
             verifier: this process is a verifier: it imports PyTorch, and creates no CUDA context before a request.
-            peer_id: another GPU, whose lock the caller holds. Its memory is the slow memory, instead of the host's.
+            also_visible: other GPUs that the process sees; the caller holds their locks.
             rank: the process is a rank of a group.
             program: the module to run: the server, or a module that calls its `main`.
         """
-        self.card_id, self._peer_id, self._rank, self._program = card_id, peer_id, rank, program
+        self.card_id, self._rank, self._program = card_id, rank, program
+        self._gpus = [card_id, *also_visible] if card_id.startswith("GPU-") else []
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
@@ -121,12 +122,10 @@ class BenchmarkProcess:
         self._complaints.clear()
         environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
         # Set this before Python starts. For a CPU it hides all GPUs, so that no library creates a CUDA context.
-        gpus = [self.card_id, *([self._peer_id] if self._peer_id else [])] if self.card_id.startswith("GPU-") else []
-        environment |= visible_only(gpus)
+        environment |= visible_only(self._gpus)
         command = [sys.executable, "-m", self._program, "--card", self.card_id]
         command += ["--parent", str(os.getpid())]
         command += ["--verifier"] if self._is_verifier else []
-        command += ["--peer"] if self._peer_id else []
         if (rank := self._rank) is not None:
             command += ["--rank", str(rank.number), "--world", str(rank.of), "--rendezvous", rank.rendezvous]
         self._process = subprocess.Popen(

@@ -3,9 +3,8 @@
     python -m farm.benchmark_process.server --card ID
 
 With --verifier, the process only verifies variants. It creates no CUDA context before its first request, and the client
-ends it after the verification (`farm.benchmark_process.client`). With --peer, the process also uses a second GPU: the
-slow memory is the memory of that GPU. With --rank, --world and --rendezvous it is a rank of a group, which measures
-subjects that need several cards (`farm.benchmark_process.group`).
+ends it after the verification (`farm.benchmark_process.client`). With --rank, --world and --rendezvous it is a rank of
+a group, which measures subjects that need several cards (`farm.benchmark_process.group`).
 
 The process reads JSON objects from standard input and writes events as JSON to its original standard output, one object
 per line. It redirects standard output to standard error, so that the output of a model cannot be mistaken for an event.
@@ -83,7 +82,6 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
     parser.add_argument(
         "--verifier", action="store_true", help="create a CUDA context only at the first request to verify"
     )
-    parser.add_argument("--peer", action="store_true", help="use the memory of the second visible GPU as slow memory")
     parser.add_argument("--rank", type=int, default=0, help="number of this rank in a group")
     parser.add_argument("--world", type=int, default=1, help="number of ranks in the group")
     parser.add_argument("--rendezvous", default="", help="a private file through which the ranks find each other")
@@ -107,7 +105,7 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
         if card.kind == "simulated":
             runner = SimulatedRunner(device)
         else:
-            runner = TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device, options.peer)
+            runner = TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device)
         if options.world > 1:
             runner.join(options.rank, options.world, options.rendezvous)
         gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
@@ -261,7 +259,7 @@ class SimulatedRunner(Runner):
 
 
 class TorchVerifier(Runner):
-    """Verifies with torch, on "cuda:0" or on the CPU. Only this card, and a peer if given, are visible to CUDA."""
+    """Verifies with torch, on "cuda:0" or on the CPU. Only this card is visible to CUDA."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -318,13 +316,13 @@ class TorchVerifier(Runner):
 class TorchRunner(TorchVerifier):
     """Verifies and measures."""
 
-    def __init__(self, device: Device, peer: bool = False) -> None:
+    def __init__(self, device: Device) -> None:
         from farm.benchmark.sampler import Sampler
 
         idle = Sampler(device).start()  # the card is idle during the import of torch: measure its idle power meanwhile
         super().__init__(device)
         from farm.benchmark import checks, fingerprinting, measure
-        from farm.slow_memory import memory_tier, offload, planned_step
+        from farm.slow_memory import offload, planned_step
 
         idle.stop()
         # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
@@ -334,8 +332,6 @@ class TorchRunner(TorchVerifier):
         cuda = device.card.kind == "cuda"
         bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload.offload)
         self.preparations += (bench.load_libraries,)
-        if peer:  # after the bench, which finds this process's id on the card and chooses the stream
-            memory_tier.take_from_peer(target)
         self.handlers = {
             **self.handlers,
             MeasureRequest: lambda one, on_phase: bench.measure(one.subject, one.protocol, one.stopping, on_phase),

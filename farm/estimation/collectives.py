@@ -119,7 +119,7 @@ def predicted(
 
 def _notes(measured: int, asked: int, *, number: int) -> list[str]:
     if measured == asked:
-        return [f"{number} {plural('collective', number)} of other sizes than measured: interpolated between sizes."]
+        return [f"{number} {plural('collective', number)} without a reading: from readings of other sizes."]
     rule = "the latency grows with the steps of the ring algorithm, the rest with the bytes on the wire"
     shares = "(an all-reduce of K cards: 2 (K - 1) steps, 2 (K - 1) / K of its input)"
     return [
@@ -130,7 +130,7 @@ def _notes(measured: int, asked: int, *, number: int) -> list[str]:
 
 def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
     """Predict a collective from readings of several sizes, all on one number of cards."""
-    measured = list(dict(sorted((size.input_bytes, size) for size in sizes)).values())
+    measured = list({size.input_bytes: size for size in sorted(sizes, key=lambda size: size.input_bytes)}.values())
     about, cards = COLLECTIVES[asked.name], measured[0].cards
     far = not measured[0].input_bytes <= asked.input_bytes <= measured[-1].input_bytes
     time_us, error = _at(measured, [size.time_us for size in measured], asked.input_bytes)

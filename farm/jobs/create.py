@@ -195,7 +195,7 @@ def _plan_sweep(
             ids = [spec.id for spec in batch]
             planned = begin(ids) if opened is None else _add(database, opened.job_id, ids)
             before = opened or OpenedJob(planned.job_id, planned.round, str(request.sweep), 0, 0, 0, 0)
-            tuples = before.tuples + len(ids)
+            tuples = before.tuples + planned.subjects  # without those of earlier batches
             new, reused = before.new + planned.new, before.reused + planned.reused
             opened = dataclasses.replace(
                 before, tuples=tuples, calls=tuples, new=new, reused=reused, left_out=expansion.skipped

@@ -134,7 +134,7 @@ def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
     outage = Outage(log, "This card has no heartbeat")
 
     def run() -> None:
-        while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
+        while not ended.wait(current.beat_s):
             try:
                 beat()
                 outage.over()

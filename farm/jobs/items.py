@@ -451,6 +451,30 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
         return session.exec(held).rowcount if item_ids or item_ids is None else 0
 
 
+def renew_together(database: Database, held: Mapping[str, Collection[int]], lease_s: float) -> set[str]:
+    """Like `renew` for several living holders, in one transaction; return the holders whose card was seen.
+
+    Rows that another transaction has locked are left out: a process that hangs in it must not hold up other holders. So
+    are leases that the next worker of the card has ended.
+
+    Args:
+        held: holder -> the items whose messages it has.
+    """
+
+    def free(table: Any, *which: Any) -> ColumnElement[bool]:
+        return col(table.id).in_(select(table.id).where(*which).with_for_update(key_share=True, skip_locked=True))
+
+    ids = sorted({item_id for its in held.values() for item_id in its})
+    own = (col(Item.id).in_(ids), col(Item.holder).in_(held), item_state.in_work(), col(Item.lease_until_s) > 0)
+    seen = update(tables.CardRow).where(free(tables.CardRow, col(tables.CardRow.worker).in_(held)))
+    with database.write() as session:
+        found = session.execute(seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker)))
+        holders = set(found.scalars())
+        if ids:
+            session.exec(item_state.RENEW.update(free(Item, *own), lease_until_s=database_now() + lease_s))
+        return holders
+
+
 def release_card(database: Database, card_id: str) -> int:
     """End all leases on a card, and its reservation; return their number. Only the holder of its lock may call this."""
     with database.write() as session:

@@ -148,11 +148,13 @@ def progress(session: Session, job_id: str) -> Progress:
         .group_by(col(Item.state), col(Item.reused), col(Item.card_id))
     )
     counts, left_s, reused = Counter[str](), defaultdict[str, float](float), 0
+    open_on = Counter[str]()
     for state, was_reused, card_id, number, expected_s in session.execute(query):
         counts[state] += number
         reused += number if was_reused else 0
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
+            open_on[card_id] += number
     current = measured_now(session, Item.job_id == job_id)
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
     message = ABANDONED if gone else ""
@@ -161,7 +163,7 @@ def progress(session: Session, job_id: str) -> Progress:
         cut = f"its planning was interrupted: `farm resume --failed {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
-        message = waits_for(session, job_id, settings().heartbeat_s) or groups.waits_for(session, job_id)
+        message = waits_for(session, job, open_on) or groups.waits_for(session, job_id)
     elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id in current) and not gone:
         message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
@@ -253,17 +255,15 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         return True
 
 
-def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
-    """Describe the first card that has open items of the job and does not work; "" if all cards work."""
-    views = {view.card.id: view for view in card_views(session, heartbeat_s)}
-    rows = session.execute(
-        select(Item.card_id, func.count())
-        .where(Item.job_id == job_id, col(Item.state).in_(OPEN))
-        .group_by(col(Item.card_id))
-        .order_by(col(Item.card_id))
-    ).all()
+def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
+    """Describe the first card that has open items of the job and does not work; "" if all cards work.
+
+    Args:
+        open_on: card id -> the number of the job's open items.
+    """
+    views = {view.card.id: view for view in card_views(session, settings().heartbeat_s)}
     working = (tables.CardState.IDLE, tables.CardState.BUSY)
-    waiting = (row for row in rows if row[0] in views and views[row[0]].state not in working)
+    waiting = (one for one in sorted(open_on.items()) if one[0] in views and views[one[0]].state not in working)
     card_id, number = next(waiting, ("", 0))
     if not number:
         return ""
@@ -273,8 +273,7 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
         tables.CardState.QUARANTINED: f"`farm cards release {card_id}` ends its quarantine",
     }.get(tables.CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
-    pinned = session.get_one(Job, job_id).asked.get("pinned")
-    other = "" if pinned else f" or a card of the same model ({view.card.model})"
+    other = "" if job.asked.get("pinned") else f" or a card of the same model ({view.card.model})"
     return f"{number} {'items wait' if number != 1 else 'item waits'} for {card_id} ({view.state}){other}: {mend}."
 
 

@@ -5,6 +5,8 @@ The rows of the lists are plain, with units in their keys, ready for JSON and fo
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,13 +19,16 @@ from sqlmodel import Session, and_, case, col, func, or_, select
 from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
-from farm.store.database import database_now
+from farm.store.database import database_now, read_clock_s
 from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Job, JobState, SoftwareRow, VerdictRow
 
 #: Upper bounds of the histogram of item durations. Unit: s.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: The busy share of a card is computed over this last span of time. Unit: s.
 BUSY_SPAN_S = 300.0
+#: Monitoring counts items again that ended in the last `LATE_S` before the last full count: late results change them. A
+#: full count reads all items, so there is one in `RECOUNT_S`. Unit: s.
+LATE_S, RECOUNT_S = 600.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -150,52 +155,82 @@ class CardCounts:
     duration_s: float = 0.0
     busy_share: float = 0.0
 
+    def add(self, state: str, reused: bool, reason: str, sums: Sequence[float | None]) -> None:
+        """Add items. ``sums``: their number, attempts after the first, late results, seconds, numbers within bounds."""
+        number, again, repeated, duration_s, *within = (one or 0 for one in sums)
+        self.begun_again += int(again)
+        self.repeated += int(repeated)
+        if state == ItemState.DONE and reused:
+            self.reused += int(number)
+        elif state == ItemState.DONE:
+            self.measured += int(number)
+            self.duration_s += duration_s
+            self.within = tuple(before + int(more) for before, more in zip(self.within, within, strict=True))
+        elif state == ItemState.FAILED:
+            self.failed[reason or "unknown"] += int(number)
+        elif state in OPEN:
+            self.open[state] += int(number)
 
-def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCounts]:
+
+@dataclass
+class EndedCounts:
+    """Counts of the done and cancelled items of some cards that ended before a time, as rows of the database.
+
+    They are read again after `RECOUNT_S`. Until then, a cancelled item that is tried again is still among them.
+    """
+
+    before_s: float = 0.0
+    read_at_s: float = -math.inf
+    cards: frozenset[str] = frozenset()
+    rows: Sequence[Any] = ()
+
+
+def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None) -> list[CardCounts]:
     """Count the items of each card of ``host``.
 
     The totals come from the database, so they survive restarts of workers.
+
+    Args:
+        ended: the counts of an earlier call, which are used and kept up to date. With them, the cost does not grow with
+            the number of ended items.
     """
     found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
     now = database_now()
 
-    def per_card(*columns: Any, where: Sequence[Any] = (), by: Sequence[Any] = ()) -> Any:
+    def per_card(*columns: Any, where: Any, by: Sequence[Any] = ()) -> Sequence[Any]:
         query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(found), *where)
-        return session.execute(query.group_by(col(Item.card_id), *by))
+        return session.execute(query.group_by(col(Item.card_id), *by)).all()
 
     again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
-    kind = (col(Item.state), col(Item.reused), col(Item.reason))
-    numbers = per_card(func.count(), func.sum(again), func.sum(Item.repeated), by=kind)
-    for card_id, state, reused, reason, number, attempts, repeated in numbers:
-        entry = found[card_id]
-        entry.begun_again += int(attempts or 0)
-        entry.repeated += int(repeated or 0)
-        if state == ItemState.DONE and reused:
-            entry.reused += number
-        elif state == ItemState.DONE:
-            entry.measured += number
-        elif state == ItemState.FAILED:
-            entry.failed[reason or "unknown"] += number
-        elif state in OPEN:
-            entry.open[state] += number
-    # The waiting time of an item begins with its newest message.
-    waiting_since_s = func.coalesce(col(Item.published_at_s), col(Item.created_at_s))
-    for card_id, oldest_s in per_card(now - func.min(waiting_since_s), where=[Item.state == ItemState.WAITING]):
-        found[card_id].oldest_waiting_s = max(0.0, float(oldest_s or 0.0))
-    measured = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
     duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
     in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
-    durations = per_card(func.sum(duration_s), *in_bounds, where=[Item.state == ItemState.DONE, *measured])
-    for card_id, total_s, *within in durations:
-        found[card_id].duration_s = float(total_s or 0.0)
-        found[card_id].within = tuple(int(number or 0) for number in within)
+    sums = (func.count(), func.sum(again), func.sum(Item.repeated), func.sum(duration_s), *in_bounds)
+
+    def counted(*where: Any) -> Sequence[Any]:
+        return per_card(*sums, where=where, by=(col(Item.state), col(Item.reused), col(Item.reason)))
+
+    over = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
+    ended = ended or EndedCounts()
+    if time.monotonic() - ended.read_at_s > RECOUNT_S or ended.cards != found.keys():
+        ended.before_s = read_clock_s(session) - LATE_S
+        ended.rows = counted(over, col(Item.ended_at_s) < ended.before_s)
+        ended.read_at_s, ended.cards = time.monotonic(), frozenset(found)
+    since = and_(over, col(Item.ended_at_s) >= ended.before_s)
+    others = counted(or_(since, col(Item.state).in_((*OPEN, ItemState.FAILED))))
+    for card_id, state, reused, reason, *numbers in (*ended.rows, *others):
+        found[card_id].add(state, reused, reason, numbers)
+    # The waiting time of an item begins with its newest message.
+    waited_s = now - func.min(func.coalesce(col(Item.published_at_s), col(Item.created_at_s)))
+    for card_id, oldest_s in per_card(waited_s, where=(Item.state == ItemState.WAITING,)):
+        found[card_id].oldest_waiting_s = max(0.0, float(oldest_s or 0.0))
     begin = now - BUSY_SPAN_S
     began = case((col(Item.started_at_s) < begin, begin), else_=col(Item.started_at_s))
     busy_s = func.sum(func.coalesce(col(Item.ended_at_s), now) - began)
     running = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
     # With the states in the query, the database uses an index instead of reading all closed items.
     lately = or_(and_(col(Item.state).in_(CLOSED), col(Item.ended_at_s) > begin), running)
-    for card_id, seconds in per_card(busy_s, where=[*measured, lately]):
+    measured = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
+    for card_id, seconds in per_card(busy_s, where=(*measured, lately)):
         found[card_id].busy_share = min(1.0, max(0.0, float(seconds or 0.0) / BUSY_SPAN_S))
     return list(found.values())
 

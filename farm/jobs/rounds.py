@@ -47,13 +47,15 @@ LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """A planned round: the number of ``new`` items to measure, and of items ``reused`` from existing readings."""
+    """A planned round: the number of ``new`` items to measure, of items ``reused`` from existing readings, and of their
+    subjects."""
 
     job_id: str
     round: int
     new: int
     reused: int
     expected_s: float = 0.0  # of card time for the new items
+    subjects: int = 0
 
 
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
@@ -141,7 +143,8 @@ def add_round(
 def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
     closed = sum(item.state == ItemState.DONE for item in items)
     expected_s = math.fsum(item.expected_s for item in items if item.state != ItemState.DONE)
-    return PlannedRound(job.id, job.round, len(items) - closed, closed, expected_s)
+    subjects = len({item.subject_id for item in items})
+    return PlannedRound(job.id, job.round, len(items) - closed, closed, expected_s, subjects)
 
 
 def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:

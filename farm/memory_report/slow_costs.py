@@ -16,9 +16,9 @@ from farm.operators.allow_list import written_by_schema
 from farm.operators.captured import CapturedCall
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import SlowCosts
-from farm.store import tables
+from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import tells_others
-from farm.store.database import in_batches
+from farm.store.database import fetch_values, in_batches
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
 from farm.types.protocol import Launch, Placement, Protocol, Variant
@@ -26,9 +26,6 @@ from farm.types.reading import CPU_METHOD, METHOD
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 # Compare medians: `time_us` is the median in readings with slow tensors (without power), but the mean in others.
 _NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")
 _LARGE_BYTES = 1e6  # for smaller tensors, readings show the latency and not the bandwidth
@@ -168,31 +165,31 @@ def read_slow(
     step (if equal, the most tuples); None without readings."""
     like = Protocol(launch=launch).to_json()
     words: dict[str, tuple[str, str]] = {}  # protocol id -> (data, placement)
-    for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)):
+    for row in session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec)):
         spec = dict(row.spec or {})
         word = spec.pop("placement", "")
         if {**spec, "data": None} == {**like, "data": None}:
             words[row.id] = (spec["data"], word)
     placed = [protocol_id for protocol_id, (_, word) in words.items() if word]
-    method = sqlalchemy.case((_READING.card_id.startswith("CPU-"), CPU_METHOD), else_=METHOD)
+    method = sqlalchemy.case((READING.card_id.startswith("CPU-"), CPU_METHOD), else_=METHOD)
     newest: dict[tuple[str, str], dict[tuple[str, str, str], float]] = defaultdict(dict)
 
     def read(*which: Any) -> set[str]:
-        query = sqlalchemy.select(*(_READING[name] for name in _NAMES)).where(
-            *which, _READING.card_model.in_(card_models), _READING.method == method, _READING.simulated.is_(False)
+        query = sqlalchemy.select(*(READING[name] for name in _NAMES)).where(
+            *which, READING.card_model.in_(card_models), READING.method == method, READING.simulated.is_(False)
         )
         found = set()
-        for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+        for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
             if tells_others(row.flags):
                 key = row.subject_id, *words[row.protocol_id]
                 newest[row.card_model, row.software_id][key] = row.time_median_us
                 found.add(row.subject_id)
         return found
 
-    there = set[str]().union(*(read(_READING.protocol_id.in_(batch)) for batch in in_batches(placed)))
+    there = set[str]().union(*(read(READING.protocol_id.in_(batch)) for batch in in_batches(placed)))
     fast = list(words.keys() - set(placed))
     for batch in in_batches(sorted(there)):
-        read(_READING.subject_id.in_(batch), _READING.protocol_id.in_(fast))
+        read(READING.subject_id.in_(batch), READING.protocol_id.in_(fast))
     found = []
     for (model, _), rows in newest.items():
         added_us, fast_us = {}, {}
@@ -206,12 +203,8 @@ def read_slow(
     )
     if best is None or not best.added_us:
         return None
-    query = sqlalchemy.select(_OPERATOR.id, _OPERATOR.spec)
-    tuples = {
-        row.id: parse(row.spec)
-        for batch in in_batches(best.fast_us)
-        for row in session.execute(query.where(_OPERATOR.id.in_(batch)))
-    }
+    stored = fetch_values(session, (OPERATOR.id, OPERATOR.spec), best.fast_us)
+    tuples = {id_: parse(row.spec) for id_, row in stored.items()}
     return replace(best, rates=_input_rates(tuples, best.added_us))
 
 

@@ -40,19 +40,8 @@ NAME = PACKAGE = "transformers"
 EXTRA = "language"
 
 _TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("transformers.json").read_text())
-_PHASES = {
-    "encoder": ("encode",),
-    "pair": ("encode",),
-    "decoder": ("prefill", "decode"),
-    "growing": ("prefill", "decode"),
-    "prompt": ("prefill",),
-    "choices": ("prefill",),
-    "both": ("prefill", "encode"),
-}
-_TASK = {"encoder": "text encoder", "pair": "text and image", "both": "text to text", "image": "image encoder"}
-_TASK |= dict.fromkeys(("decoder", "growing", "prompt", "choices"), "language model")
-_TASK |= dict.fromkeys(("sound", "frames"), "sound encoder")
-_LENGTH = {"encoder": 128, "both": 128}
+#: Kind of a model -> its task, its phases (the default first), and its usual length.
+_KINDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kinds.json").read_text())
 _PROMPT = 512  # tokens, by default
 _CHOICES = 2  # choices per sample, for a model with double heads
 _POSITIONS = ("max_position_embeddings", "n_positions")
@@ -126,13 +115,13 @@ def _about(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
-    phases = _PHASES.get(kind, ())
+    of_kind, phases = _KINDS[kind], tuple(_KINDS[kind].get("phases", ()))
     longest = about.get("positions") or next((config[key] for key in _POSITIONS if key in config), 0)
-    usual = about.get("length") or _LENGTH.get(kind, _PROMPT)
+    usual = about.get("length") or of_kind.get("length", _PROMPT)
     image = config if kind == "image" else config.get("vision_config", {})
     return ModelEntry(
         name=name,
-        task=_TASK[kind],
+        task=of_kind["task"],
         input_size=image.get("image_size", 0),
         fixed_size=True,
         origin=NAME,
@@ -334,11 +323,6 @@ def tensor_parallel_plan(entry: ModelEntry, model: Any, cards: int) -> dict[str,
         for pattern, how in regexes.items()
         if pattern.fullmatch(path)
     }
-
-
-def class_name(name: str) -> str:
-    """The class name of a model. Models of one class are sizes of one architecture."""
-    return _TABLE[name.rpartition("/")[2]]["class"]
 
 
 def _class_of(entry: ModelEntry) -> Any:

@@ -18,19 +18,13 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
-from farm.types.tuple import OperatorTuple, tensor_references, words
+from farm.types.tuple import OperatorTuple, names_listed, tensor_references, words
 
 # ------------------------------------------------------------------------------------------------ modules and functions
 
 # Not leaves: modules that only combine other modules, choose by data which child runs, or have state that a tuple
 # cannot store. The capture descends into them and records their children and the functions that they call.
-_COMPOSITE = words(
-    """
-    Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container Transformer TransformerEncoder
-    TransformerDecoder TransformerDecoderLayer AdaptiveLogSoftmaxWithLoss DataParallel LinearCrossEntropyLoss
-    SyncBatchNorm TripletMarginWithDistanceLoss FractionalMaxPool2d FractionalMaxPool3d RNNBase RNNCellBase
-    """
-)
+_COMPOSITE = names_listed("composite")
 
 #: Classes whose modules are recorded as one operator. The capture descends into subclasses: they may compute anything.
 LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
@@ -43,25 +37,14 @@ LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
     and not name.startswith("Lazy")
 )
 
-# Functions that torch does not list as overridable, although a function mode sees them: most create tensors. The last
-# three are private: matrix products of eight-bit floats and of a mixture of experts, and the function that
+# Functions that torch does not list as overridable, although a function mode sees them: most create tensors. Three
+# are private: matrix products of eight-bit floats and of a mixture of experts, and the function that
 # parametrizations.weight_norm calls.
-_NOT_LISTED = """
-    Tensor.new_full Tensor.new_ones Tensor.new_tensor Tensor.new_zeros arange eye full linspace logspace ones rand
-    randint randn randperm tensor tril_indices triu_indices zeros _scaled_mm _grouped_mm _weight_norm
-"""
+_NOT_LISTED = names_listed("not_overridable")
 
 # Overridable functions that are not operators: they access files, processes, memory, Python callbacks or gradients.
 _NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
-    f"torch.Tensor.{name}"
-    for name in words(
-        """
-        apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist
-        share_memory_ storage untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu
-        pin_memory record_stream __reduce_ex__ __setstate__ __deepcopy__ __array__ __dlpack__ __repr__
-        __format__
-        """
-    )
+    f"torch.Tensor.{name}" for name in names_listed("methods_that_are_no_operators")
 }
 
 #: function -> its name
@@ -70,7 +53,7 @@ FUNCTION_NAMES: dict[Any, str] = {
     for functions in get_overridable_functions().values()
     for function in functions
     if (name := resolve_name(function) or "") not in _NOT_OPERATORS and not name.endswith((".__set__", ".__delete__"))
-} | {operator.attrgetter(name)(torch): f"torch.{name}" for name in _NOT_LISTED.split()}
+} | {operator.attrgetter(name)(torch): f"torch.{name}" for name in sorted(_NOT_LISTED)}
 
 #: name -> leaf class or function
 ALLOWED_OPERATORS: dict[str, Any] = {name: function for function, name in FUNCTION_NAMES.items()} | {

@@ -14,25 +14,10 @@ import torch.distributed as dist
 
 from farm.operators.encoding import NotEncodable, dtype_of, tensors_in
 from farm.types.collective import COLLECTIVES, PREFIX
-from farm.types.tuple import OperatorTuple, TensorSpec
+from farm.types.tuple import OperatorTuple, TensorSpec, table_named
 
 #: Operator -> collective, the argument with its input, and the one that it writes ("": it returns a new tensor).
-_OPERATORS = {
-    "_c10d_functional::all_reduce": ("all_reduce", "input", ""),
-    "_c10d_functional::all_reduce_": ("all_reduce", "input", "input"),
-    "_c10d_functional::all_gather_into_tensor": ("all_gather", "input", ""),
-    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", "input", "out"),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", ""),
-    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", "input", "out"),
-    "_c10d_functional::all_to_all_single": ("all_to_all", "input", ""),
-    "_c10d_functional::broadcast": ("broadcast", "input", ""),
-    "_c10d_functional::broadcast_": ("broadcast", "input", "input"),
-    "c10d::allreduce_": ("all_reduce", "tensors", "tensors"),
-    "c10d::broadcast_": ("broadcast", "tensors", "tensors"),
-    "c10d::_allgather_base_": ("all_gather", "input_tensor", "output_tensor"),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", "output_tensor"),
-    "c10d::alltoall_base_": ("all_to_all", "input", "output"),
-}
+_OPERATORS: dict[str, list[str]] = table_named("collectives")
 _NO_COLLECTIVE = ("::wait_tensor", "::_wrap_tensor_autograd")
 #: Operators that copy their input first and then change the copy.
 COPIES_FIRST = frozenset({"_c10d_functional::all_reduce", "_c10d_functional::broadcast"})

@@ -1,6 +1,6 @@
 """Uses the compiler of PyTorch (Dynamo and Inductor): compiles a model, and observes the kernels that it generated.
 
-This is the only module that uses private names of the compiler; `PRIVATE_NAMES` lists them. The compiler unpickles its
+This is the only module that uses private names of the compiler; a test lists them. The compiler unpickles its
 cache and loads it as code. So the cache lies in a folder of this user (mode 0700), is filled only by compiling on this
 host, and nothing of it goes to the database, the broker or another host.
 """
@@ -31,23 +31,6 @@ from farm.models.building import replaced
 from farm.operators import kernels
 from farm.settings import make_private, settings
 
-#: Module -> the private names in it that this module uses; a test names those that a version of PyTorch lacks.
-PRIVATE_NAMES = {
-    "torch._inductor.compile_fx": "compile_fx",
-    "torch._inductor.output_code": "CompiledFxGraph.__call__",
-    "torch._inductor.async_compile": "AsyncCompile.cpp_pybinding AsyncCompile.wait",
-    "torch._inductor.codecache": "LambdaFuture PersistentCache.lookup",
-    "torch._inductor.debug": (
-        "dump_inductor_provenance_info create_node_mapping_kernel_to_post_grad "
-        "_inductor_triton_kernel_to_post_grad_node_info"
-    ),
-    "torch._inductor.virtualized": "V",
-    "torch._inductor.runtime.triton_heuristics": (
-        "CachingAutotuner.run CachingAutotuner.precompile CachingAutotuner._precompile_config"
-    ),
-    "torch._dynamo": "reset utils.counters",
-    "torch.utils._python_dispatch": "TorchDispatchMode.ignore_compile_internals",
-}
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 

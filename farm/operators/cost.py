@@ -25,7 +25,7 @@ from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild
-from farm.types.tuple import Cost, OperatorTuple, plain, tensor_references, words
+from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
 
 
 @functools.lru_cache(maxsize=65536)
@@ -85,23 +85,12 @@ def cost_of_run(
 
 
 #: Operators that read only a part of their first tensor, as many elements as they return.
-_TAKING = words(
-    """
-    gather index_select take take_along_dim select_copy slice_copy __getitem__ masked_select index _unsafe_index
-    """
-)
+_TAKING = names_listed("taking_a_part")
 #: Operators that write their last tensor to a part of their first one; those only in `_PLACING` read the old content.
 _PLACING_ANEW = words("index_copy_ scatter_ index_put_ put_ __setitem__ index_fill_")
 _PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
 #: Aten operators that read only the shape of their argument `self`, or only write it.
-_SELF_NOT_READ = words(
-    """
-    full_like ones_like zeros_like rand_like randn_like new_empty new_full new_ones new_zeros bernoulli_ copy_
-    exponential_ fill_ normal_ uniform_ zero_ _foreach_copy_ _foreach_zero_ _adaptive_avg_pool2d_backward
-    _adaptive_avg_pool3d_backward avg_pool2d_backward avg_pool3d_backward adaptive_max_pool2d_backward nll_loss_backward
-    nll_loss2d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
-    """
-)
+_SELF_NOT_READ = names_listed("self_not_read")
 
 
 def _name(spec: OperatorTuple) -> str:

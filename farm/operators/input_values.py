@@ -27,7 +27,7 @@ import torch
 
 from farm.errors import TupleRejected
 from farm.operators.allow_list import arguments_of, tensor_arguments, written_by_schema
-from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references, words
+from farm.types.tuple import OperatorTuple, TensorSpec, names_listed, plain, tensor_references, words
 
 # Mantissa bits of each format.
 MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
@@ -154,12 +154,7 @@ def channel_dimension(tensor: torch.Tensor) -> int | None:
 _ADDING = words("add_ __iadd__ sub_ __isub__ subtract_")
 _SCALING = words("mul_ __imul__ multiply_ div_ __itruediv__ __idiv__ divide_ true_divide_")
 _NEEDS_POSITIVE = words("sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__")
-_DIVIDING = words(
-    """
-    div divide true_divide floor_divide remainder fmod __truediv__ __itruediv__ __idiv__ __floordiv__ __ifloordiv__
-    __mod__ __imod__
-    """
-)
+_DIVIDING = names_listed("dividing")
 
 
 def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
@@ -257,24 +252,10 @@ _NOTHING = Fill("index", bound=0)
 _STAYS_ZERO = Fill("near", scale=0.0)
 
 #: Operators without indices: their integers are only operands, and any value is valid.
-_COMPUTE = words(
-    """
-    abs add add_ all amax amin any argmax bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clamp_ clamp_max
-    clamp_max_ clamp_min clamp_min_ clone constant_pad_nd copy copy_ cumsum eq fill fill_ flip full_like ge gt isnan le
-    logical_and logical_not logical_or logical_xor lt masked_fill masked_fill_ max maximum mean min minimum mul mul_ ne
-    neg neg_ new_empty new_full new_ones new_zeros ones_like pow prod rand_like randn_like repeat roll rsub
-    select_backward select_scatter sgn sign slice_backward slice_scatter sort stack sub sub_ sum topk tril triu where
-    zero_ zeros_like _local_scalar_dense _to_copy _foreach_add_ _foreach_copy_ _foreach_zero_
-    """
-)
+_COMPUTE = names_listed("without_indices")
 #: Arguments that are not indices, of operators with indices.
 _INDEXED = frozenset({"self", "src", "source", "values", "value"})
-_ALONG = words(
-    """
-    gather scatter scatter_ scatter_add scatter_add_ scatter_reduce index_select index_add index_add_ index_copy
-    index_copy_ index_fill index_fill_
-    """
-)
+_ALONG = names_listed("indexed_along_a_dimension")
 _BY_POSITION = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"})
 #: Arguments that are the state of a random generator, reserved memory of a library, or a counter.
 _STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})

@@ -23,20 +23,10 @@ from typing import Any
 from farm.errors import TupleRejected
 from farm.operators.allow_list import tensor_arguments
 from farm.types.label import label_of
-from farm.types.tuple import Cost, OperatorTuple, TensorSpec
+from farm.types.tuple import Cost, OperatorTuple, TensorSpec, table_named
 
 #: Beginning of a Triton kernel's name after `triton_` -> its kind.
-TRITON_KINDS = {
-    "poi": "pointwise",
-    "red": "reduction",
-    "per": "persistent_reduction",
-    "tem": "template",
-    "for": "foreach",
-    "mix": "mix_order_reduction",
-    "split": "split_scan",
-    "unk": "combo",
-    "combo": "combo",
-}
+TRITON_KINDS: dict[str, str] = table_named("triton_kinds")
 #: The kinds of kernels: the short names of their tuples. `user` is a Triton kernel of the model, `fused` is C++.
 KINDS = frozenset(TRITON_KINDS.values()) | {"user", "fused"}
 #: Called at each launch of a C++ kernel; None: not called.

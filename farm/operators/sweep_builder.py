@@ -55,7 +55,6 @@ class Expansion:
         check_names(sweep)
         self.sweep = sweep
         self.tried = 0
-        self._found: set[bytes] = set()  # ids; as bytes, those of a million tuples need 110 MB instead of 140
         self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
 
     @property
@@ -68,6 +67,8 @@ class Expansion:
 
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """Yields batches of distinct tuples with their costs. No batch is empty.
+
+        Combinations in different batches may give the same tuple: the ids of a million tuples would need 110 MB.
 
         A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
         that a drift of the card does not correlate with a parameter of the sweep.
@@ -85,6 +86,7 @@ class Expansion:
         while math.gcd(step, self.sweep.size) > 1:  # so that each combination is visited once
             step += 1
         batch: dict[OperatorTuple, Cost] = {}
+        size = FIRST_BATCH
         for place in range(0, self.sweep.size * step, step):
             values = dict(recipe.names)
             for name, axis in reversed(self.sweep.grid.items()):  # the last axis varies fastest
@@ -99,15 +101,13 @@ class Expansion:
                 count, reason, example = self._skipped.get(refusal.kind, (0, str(refusal), example))
                 self._skipped[refusal.kind] = count + 1, reason, example
             else:
-                if (key := bytes.fromhex(spec.id)) not in self._found:
-                    self._found.add(key)
-                    batch[spec] = its_cost
-            if len(batch) >= (FIRST_BATCH if len(self._found) <= FIRST_BATCH else BATCH):
+                batch[spec] = its_cost
+            if len(batch) >= size:
                 yield batch
-                batch = {}
+                batch, size = {}, BATCH
         if batch:
             yield batch
-        if not self._found:
+        elif size == FIRST_BATCH:
             first = next(iter(self.skipped), "the grid is empty")
             raise UsageError(
                 f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: {first}.",
@@ -154,7 +154,7 @@ class Builder:
         Raises:
             Impossible: PyTorch refuses the combination, or no card has enough memory for it.
         """
-        if any(size < 1 for shape in self.recipe.inputs(values) for size in shape):
+        if any(size < 1 for shape in self.recipe.shapes(values) for size in shape):
             raise Impossible("an input has a size of 0")
         if self.recipe.collective:
             given = {name: values[name] for name in self.recipe.parameters}
@@ -220,7 +220,7 @@ class Builder:
         """All values that decide how the operator is captured; sizes are left out."""
         given = self.recipe.given(values)
         fixed = {name: value for name, value in given.items() if self.recipe.function or not _is_size(value)}
-        ranks = tuple(len(shape) for shape in self.recipe.inputs(values))
+        ranks = tuple(len(shape) for shape in self.recipe.shapes(values))
         return values["dtype"], repr(sorted(fixed.items())), ranks
 
     def _combination(self, values: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -235,7 +235,7 @@ class Builder:
             with torch.device("meta"):
                 module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
         inputs = []
-        for number, shape in enumerate(self.recipe.inputs(values)):
+        for number, shape in enumerate(self.recipe.shapes(values)):
             own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
             one = torch.empty(shape, dtype=dtype_of(own) if own else dtype, device="meta")
             # A transposed input is stored column by column.

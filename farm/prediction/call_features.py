@@ -18,22 +18,12 @@ import numpy.typing as npt
 from farm.prediction.families import operator_family, operator_type
 from farm.prediction.kernel_rules import argument, attention_options, elements_of, kernel_plan, products_of
 from farm.prediction.tile_roofline import WAVE_TILES, CardModel, tile_roofline
-from farm.types.tuple import DTYPES, contiguous_stride, dtype_of_call, plain, words
+from farm.types.tuple import DTYPES, contiguous_stride, dtype_of_call, names_listed, plain
 from farm.types.value_profiles import fillings
 
 VERSION = 5
 #: In this version, only the features of these operators use the output's shape.
-_WITH_OUTPUT = words(
-    """
-    Linear mm bmm matmul addmm baddbmm scaled_dot_product_attention Embedding Conv1d Conv2d Conv3d MaxPool1d MaxPool2d
-    MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d ReLU ReLU6 LeakyReLU ELU GELU SiLU Mish Sigmoid Tanh Hardswish Hardsigmoid
-    Hardtanh Softmax LogSoftmax Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout BatchNorm1d BatchNorm2d
-    BatchNorm3d LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm RMSNorm relu relu_
-    relu6 gelu silu sigmoid sigmoid_ tanh softmax log_softmax hardswish hardsigmoid dropout layer_norm contiguous clone
-    exp rsqrt sqrt neg abs add sub mul div add_ sub_ mul_ div_ maximum minimum ge gt le lt eq ne
-    """
-)
+_WITH_OUTPUT = names_listed("features_of_the_output")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import sqlalchemy
@@ -24,14 +24,11 @@ from farm.prediction import call_features
 from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.families import model_family
 from farm.prediction.tile_roofline import CardModel, card_model
-from farm.store import tables
+from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
 from farm.store.content import tells_others
-from farm.store.database import in_batches
+from farm.store.database import among
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -119,18 +116,9 @@ class Dataset:
                 "features_version": call_features.VERSION,
             }
 
-    def frame(self) -> pandas.DataFrame:
-        """The records as a data frame; needs pandas."""
-        import pandas
-
-        return pandas.DataFrame.from_records(list(self.records()))
-
 
 _NO_FIGURES = ("call", "flags", "kernels", "card_id")
 _FIGURES = [field.name for field in dataclasses.fields(TrainingRow) if field.name not in _NO_FIGURES]
-_TABLES: tuple[Any, ...] = (tables.ReadingRow, tables.Operator, tables.CardRow, tables.SoftwareRow)
-_TABLES += (tables.ProtocolRow, tables.Capture, tables.Call, tables.ModelVariant)
-_READING, _OPERATOR, _CARD, _SOFTWARE, _PROTOCOL, _CAPTURE, _CALL, _VARIANT = (one.__table__.c for one in _TABLES)
 
 
 def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
@@ -143,10 +131,10 @@ def _sound_readings(
     """Yield the usable readings of a card model, oldest first: without simulations and studies."""
     names = ["id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"]
     names += ["energy_half_width_mj", "flags", "details", "kernels", "card_id", "created_at_s"]
-    about = [_READING.card_model == model, _READING.subject_kind == subject_kind, _READING.simulated.is_(False)]
-    about += [_READING.subject_id.in_(only)] if only is not None else []
-    query = sqlalchemy.select(*(_READING[name] for name in names)).where(*about)
-    for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+    about = [READING.card_model == model, READING.subject_kind == subject_kind, READING.simulated.is_(False)]
+    about += [READING.subject_id.in_(only)] if only is not None else []
+    query = sqlalchemy.select(*(READING[name] for name in names)).where(*about)
+    for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
         if row.method is not None and tells_others(row.flags):
             yield row
 
@@ -154,13 +142,13 @@ def _sound_readings(
 def stored_card_model(session: Session, model: str) -> CardModel:
     """Build a card model from the fingerprints of its cards in the database and from its data sheet."""
     # Cards that measured only compiled models do not change the peaks: their readings are not used.
-    compiled = sqlalchemy.select(_VARIANT.id).where(_VARIANT.compile != "")
-    copied = sqlalchemy.select(_PROTOCOL.id).where(_PROTOCOL.spec["data"].as_string() == "copied")
-    used = sqlalchemy.select(_READING.card_id).where(
-        _READING.subject_id.not_in(compiled), _READING.protocol_id.not_in(copied)
+    compiled = sqlalchemy.select(VARIANT.id).where(VARIANT.compile != "")
+    copied = sqlalchemy.select(PROTOCOL.id).where(PROTOCOL.spec["data"].as_string() == "copied")
+    used = sqlalchemy.select(READING.card_id).where(
+        READING.subject_id.not_in(compiled), READING.protocol_id.not_in(copied)
     )
-    about = sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)
-    cards = session.execute(about.where(_CARD.id.in_(used))).all() or session.execute(about).all()
+    about = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
+    cards = session.execute(about.where(CARD.id.in_(used))).all() or session.execute(about).all()
     return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
 
 
@@ -176,9 +164,9 @@ def datasets(
     card = described_for or stored_card_model(session, model)
     software = {
         row.id: Software(**{name: value for name, value in row._mapping.items() if name != "id"})
-        for row in session.execute(sqlalchemy.select(*_SOFTWARE))
+        for row in session.execute(sqlalchemy.select(*SOFTWARE))
     }
-    protocols = {row.id: row.spec or {} for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))}
+    protocols = {row.id: row.spec or {} for row in session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))}
     newest: dict[Conditions, dict[tuple[str, str], Any]] = defaultdict(dict)
 
     @functools.cache
@@ -202,14 +190,9 @@ def datasets(
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
     """Return stored operators by id, without generated kernels: rows with name, spec, FLOPs and bytes."""
-    columns = [_OPERATOR[name] for name in ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")]
-    return {
-        row.id: row
-        for batch in in_batches(sorted(ids))
-        for row in session.execute(
-            sqlalchemy.select(*columns).where(_OPERATOR.id.in_(batch), _OPERATOR.kind != "kernel")
-        )
-    }
+    names = ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")
+    query = sqlalchemy.select(*(OPERATOR[name] for name in names)).where(OPERATOR.kind != "kernel")
+    return {row.id: row for row in among(session, query, OPERATOR.id, sorted(ids))}
 
 
 def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: bool) -> TrainingRow:
@@ -274,7 +257,7 @@ def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_byt
 def measured_models(session: Session, card: CardModel, conditions: Conditions) -> list[MeasuredModel]:
     """Return all variants captured for this kind of card, with the newest usable whole reading, if there is one."""
     protocol = conditions.protocol
-    specs = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))
+    specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     alike = {row.id for row in specs if row.spec and _plain_protocol(row.spec) == protocol}
     wholes = {
         row.subject_id: row
@@ -282,18 +265,16 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
         if (row.software_id, row.method) == (conditions.software.id, conditions.method) and row.protocol_id in alike
     }
     captures = session.execute(
-        sqlalchemy.select(_CAPTURE.id, _CAPTURE.variant_id)
-        .where(_CAPTURE.device_type == ("cpu" if card.kind == "cpu" else "cuda"))
-        .order_by(_CAPTURE.launch != protocol.launch, _CAPTURE.origin, _CAPTURE.id.desc())
+        sqlalchemy.select(CAPTURE.id, CAPTURE.variant_id)
+        .where(CAPTURE.device_type == ("cpu" if card.kind == "cpu" else "cuda"))
+        .order_by(CAPTURE.launch != protocol.launch, CAPTURE.origin, CAPTURE.id.desc())
     ).all()
     chosen = {row.variant_id: row.id for row in reversed(captures)}
     names = [field.name for field in dataclasses.fields(Variant)]
     found = []
-    for row in session.execute(
-        sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(list(chosen)), _VARIANT.compile == "")
-    ):
+    for row in session.execute(sqlalchemy.select(*VARIANT).where(VARIANT.id.in_(list(chosen)), VARIANT.compile == "")):
         variant = Variant(**{name: getattr(row, name) for name in names})
-        query = sqlalchemy.select(_CALL.operator_id).where(_CALL.capture_id == chosen[row.id])
+        query = sqlalchemy.select(CALL.operator_id).where(CALL.capture_id == chosen[row.id])
         numbers = Counter(session.scalars(query))
         specs_of = sorted(stored_specs(session, numbers).items())
         calls = tuple(_described(card, spec, tf32=protocol.tf32) for _, spec in specs_of)

@@ -10,7 +10,8 @@ import json
 import re
 from pathlib import Path
 
-#: families: name -> its operator types; same_work: operator type -> other operators that run its kernels.
+#: families: name -> its operator types; same_work: operator type -> other operators that run its kernels;
+#: architectures: pattern -> architecture, for models whose names do not begin with the architecture.
 _TABLE = json.loads(Path(__file__).with_name("families.json").read_text())
 _FAMILY_OF, _TYPE_OF = (
     {name: group for group, names in _TABLE[part].items() for name in names.split()}
@@ -42,16 +43,6 @@ def operator_family(short_name: str) -> str:
     return _FAMILY_OF.get(name, "pointwise")
 
 
-#: (pattern, architecture) for models whose names do not begin with the architecture.
-_SAME_ARCHITECTURE = (
-    (r"res2?ne[xs]?t|wide_resnet", "resnet"),
-    (r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])", "bert"),
-    (r"(tiny)?llama|mistral", "llama"),
-    (r"(deit|vit)", "vit"),
-    (r"inception|googlenet", "inception"),
-)
-
-
 def model_family(model: str) -> str:
     """Return the architecture of a model from its name: `resnet` for `resnet18` and `wide_resnet50_2`.
 
@@ -59,5 +50,5 @@ def model_family(model: str) -> str:
     """
     name = model.rsplit("/", 1)[-1].lower()
     first = re.match(r"[a-z]{2,}|[a-z]\d*", name)
-    known = (family for pattern, family in _SAME_ARCHITECTURE if re.match(pattern, name))
+    known = (family for pattern, family in _TABLE["architectures"].items() if re.match(pattern, name))
     return next(known, first[0] if first else name)

@@ -129,18 +129,6 @@ class GaussianProcess:
         ]
         return np.sqrt(np.maximum(np.concatenate([np.empty(0), *nearest]), 0.0))
 
-    def explain(self, inputs: Inputs) -> list[str]:
-        """Describe the distance to the nearest reading, and the features that differ."""
-        (point,) = self._comparable(self.placed(inputs))
-        squared = ((self._readings - point) ** 2).sum(axis=1)
-        nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
-        apart = (point - self._readings[nearest])[: len(NAMES)] ** 2
-        differing = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
-        lines = [
-            f"the nearest reading is {squared[nearest] ** 0.5:.2g} length scales away; {close} readings are within 0.5"
-        ]
-        return [*lines, f"the nearest reading differs in {', '.join(differing)}"] if differing else lines
-
 
 def fit_process(
     inputs: Inputs, values: Floats, steps: int = 25, hyper: int = HYPER, inducing: int = INDUCING

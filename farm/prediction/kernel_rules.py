@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from farm.prediction.families import operator_family, operator_type
-from farm.types.tuple import DTYPES, contiguous_stride, plain, shapes_passed, tensor_references
+from farm.types.tuple import DTYPES, contiguous_stride, plain, shapes_passed, table_named, tensor_references
 
 Tensor = Mapping[str, Any]
 
@@ -197,14 +197,7 @@ def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor 
 
 #: Positions of the mask, `is_causal` and `dropout_p` in the arguments of aten's operators. A flash attention has no
 #: mask: its position 99 does not exist.
-_PLACES = {
-    "_scaled_dot_product_flash_attention": (99, 4, 3),
-    "_scaled_dot_product_efficient_attention": (3, 6, 5),
-    "_scaled_dot_product_cudnn_attention": (3, 6, 5),
-    "_scaled_dot_product_flash_attention_backward": (99, 11, 10),
-    "_scaled_dot_product_efficient_attention_backward": (4, 11, 9),
-    "_scaled_dot_product_cudnn_attention_backward": (8, 14, 13),
-}
+_PLACES: dict[str, Sequence[int]] = table_named("attention_arguments")
 _OTHER_PLACES = (3, 5, 4)
 
 

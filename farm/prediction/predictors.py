@@ -1,8 +1,8 @@
 """Predictors by name: how to fit each, what it predicts, and its stored form as arrays and JSON.
 
-`PredictorSpec.fit` learns from a `Dataset`, `FittedPredictor.predict` gives the costs of calls with their spreads,
-and `FittedPredictor.explain` says what a prediction is based on. For an operator type without a reading, the prediction
-uses readings of its family and is marked. If the family has no reading either, it is roofline x median.
+`PredictorSpec.fit` learns from a `Dataset`, and `FittedPredictor.predict` gives the costs of calls with their spreads.
+For an operator type without a reading, the prediction uses readings of its family and is marked. If the family has no
+reading either, it is roofline x median.
 """
 
 from __future__ import annotations
@@ -29,15 +29,10 @@ from farm.prediction.regressors import (
     Mean,
     Medians,
     Names,
-    NearestReadings,
-    Polynomials,
-    PortableTrees,
     Regressor,
     Trees,
     fit_mean,
     fit_medians,
-    fit_nearest,
-    fit_polynomials,
     fit_trees,
     fit_zero,
     with_times,
@@ -175,15 +170,14 @@ class TypicalData:
     types: Names
     data: Floats  # types x (zeros, positive, channels)
     families: Names  # families with readings
-    readings: npt.NDArray[np.int64]  # of each type
 
     @classmethod
     def of(cls, inputs: Inputs) -> TypicalData:
         own = np.column_stack([inputs.column(name) for name in ("zeros", "positive", "channels")])
         types = np.unique(inputs.types)
         groups = [own, *(own[inputs.types == one] for one in types)]
-        names, readings = np.array(["", *types], dtype=np.str_), np.array([len(group) for group in groups])
-        return cls(names, np.array([group.mean(axis=0) for group in groups]), np.unique(inputs.families), readings)
+        means = np.array([group.mean(axis=0) for group in groups])
+        return cls(np.array(["", *types], dtype=np.str_), means, np.unique(inputs.families))
 
     def filled(self, calls: Sequence[CallDescription]) -> list[CallDescription]:
         rows = (dict(zip(("zeros", "positive", "channels"), row, strict=True)) for row in self.data)
@@ -197,10 +191,7 @@ class TypicalData:
 #: Stored name -> class of a regressor.
 _KINDS: dict[str, type[Any]] = {
     "Factors": Medians,
-    "Neighbours": NearestReadings,
-    "Polynomials": Polynomials,
     "Forest": Trees,
-    "OnPortable": PortableTrees,
     "Process": GaussianProcess,
 }
 _STORED_NAME = {kind: name for name, kind in _KINDS.items()}
@@ -265,17 +256,6 @@ class FittedPredictor:
         unanswered = unanswered | failed
         return np.where(unanswered, fallback, powers), np.where(unanswered, fallback_spreads, spreads)
 
-    def explain(self, call: CallDescription) -> list[str]:
-        """Describe what the predicted time of a call is based on."""
-        inputs = Inputs.of(self.typical.filled([call]))
-        readings = self.typical.readings[self.typical.types == call.operator_type]
-        lines = [f"{sum(readings) or 'no'} readings of {call.operator_type}"]
-        if self._times(inputs)[2][0]:
-            return [*lines, "predicted as roofline x median of the family", *self.fallback_time.explain(inputs)]
-        roofline = self.over.removesuffix("_us").replace("_", " ")
-        over = f"the ratio of the time to the {roofline}" if self.over else "the time"
-        return [*lines, f"{self.name} predicts {over}", *self.time.explain(inputs)]
-
     def arrays(self) -> Arrays:
         found: Arrays = {}
         for name in ("typical", *_REGRESSORS, "fallback_time", "fallback_power"):
@@ -339,19 +319,18 @@ def _from_arrays(kind: str | list[Any], arrays: Arrays, prefix: str) -> Any:
 
 
 def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
-    return kind(**{name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")})
+    return kind(**{one.name: arrays[f"{prefix}/{one.name}"] for one in dataclasses.fields(kind)})
 
 
 _IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
 _EXTRA = partial(fit_trees, n_estimators=100, n_jobs=-1)
-_RANDOM = partial(fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1)
 _SLOWLY = {"n_estimators": 300, "learning_rate": 0.05, "subsample": 0.7, "max_depth": 5, "min_samples_leaf": 2}
 _BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_SLOWLY)  # type: ignore[arg-type]
 _TIME, _POWER = (
     partial(fit_mean, regressors=(fit_process, partial(fit_trees, n_estimators=60, min_samples_leaf=n, n_jobs=-1)))
     for n in (1, 2)
 )
-_ONE_MEDIAN, _LOGARITHMS = partial(fit_medians, grouped=False), partial(fit_polynomials, logarithms=True)
+_ONE_MEDIAN = partial(fit_medians, grouped=False)
 
 PREDICTORS: dict[str, PredictorSpec] = {
     one.name: one
@@ -359,9 +338,6 @@ PREDICTORS: dict[str, PredictorSpec] = {
         # A lower bound from the card's peaks.
         PredictorSpec("roofline", fit_zero, _ONE_MEDIAN, over="roofline_us", in_model=fit_zero),
         PredictorSpec("family", fit_medians, fit_medians, over="roofline_us"),
-        PredictorSpec("neural-power", fit_polynomials, _LOGARITHMS, over="", raw_power=True),
-        PredictorSpec("braun", _RANDOM, _RANDOM, over="", raw_power=True),
-        PredictorSpec("neighbours", fit_nearest, fit_nearest, in_model=_IN_MODEL),
         PredictorSpec("boosting", _BOOSTED, _BOOSTED, in_model=_IN_MODEL),
         PredictorSpec("trees", _EXTRA, _EXTRA, in_model=_IN_MODEL),
         PredictorSpec("process", fit_process, fit_process, in_model=_IN_MODEL),

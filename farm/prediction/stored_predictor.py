@@ -198,10 +198,6 @@ class StoredPredictor:
         narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
         return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
 
-    def explain(self, wanted: NeededTuple) -> list[str]:
-        """Describe what the predicted time of a call is based on."""
-        return self.fitted.explain(self.described([wanted])[0])
-
 
 #: Predicts calls on one card under one protocol and software.
 Predictor = RooflinePredictor | StoredPredictor

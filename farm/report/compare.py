@@ -28,7 +28,7 @@ from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.content import counts, placed_calls
-from farm.store.database import fetch, fetch_values
+from farm.store.database import fetch, fetch_values, values
 from farm.types.fields import names_of
 from farm.types.format import percent
 from farm.types.protocol import Variant
@@ -173,9 +173,13 @@ class SideTuple:
     estimated_us: float = 0.0
     reading_id: str | None = None  # of a job
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, str]:
         return self.operator_id, self.data
+
+    def called(self, calls: int) -> SideTuple:
+        """The tuple with another number of calls."""
+        return self if calls == self.calls else replace(self, calls=calls)
 
 
 @dataclass(frozen=True)
@@ -221,12 +225,14 @@ class _Found:
 
     def time_of(self, rows: Rows) -> float:
         """The time of all calls of the tuples `rows` in µs, with the side's own number of calls."""
-        return math.fsum(self.own_us[row.key] for row in rows)
+        own_us = self.own_us
+        return math.fsum([own_us[row.key] for row in rows])
 
     def covered(self, rows: Rows, every: Rows) -> float | None:
         """The share of `rows` in the time of `every`; in the estimated time if a tuple of `every` has no reading."""
         if all(row.time for row in every):
-            return share_of(self.time_of(rows), self.time_of(every))
+            us = self.time_of(rows)
+            return share_of(us, us if len(rows) == len(every) else self.time_of(every))
         keys = {row.key for row in rows}
         estimated = [(row.calls * row.estimated_us, row.key in keys) for row in every]
         return share_of(math.fsum(us for us, inside in estimated if inside), math.fsum(us for us, _ in estimated))
@@ -252,9 +258,9 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 
     weights: Weights = "calls of A" if a.side.job_id else "calls of B" if b.side.job_id else "once"
     pairs, only_a, only_b = _matched(a, b, key)
-    alike = [(one, replace(other, calls=one.calls)) for one, other in pairs]
+    alike = [(one, other.called(one.calls)) for one, other in pairs]
     if weights == "calls of B":
-        alike = [(replace(one, calls=other.calls), other) for one, other in pairs]
+        alike = [(one.called(other.calls), other) for one, other in pairs]
     total = _row(a, b, alike, "sum") if pairs else None
     if a.side.job_id and b.side.job_id:
         weights, alike = "own calls", pairs
@@ -266,7 +272,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 
     def largest_first(row: ComparedRow) -> tuple[bool, float, str]:
         time_a, time_b = (figure.value if figure else 0.0 for figure in (row.time.a, row.time.b))
-        return not row.time.apart and row.time.change is not None, -abs(time_b - time_a), row.name
+        return row.time.verdict == "same", -abs(time_b - time_a), row.name
 
     def alone(found: _Found, of_a: bool, rows: Rows, others: _Found) -> tuple[ComparedRow, ...]:
         """Return the tuples that are only on side `found`, the largest share first."""
@@ -321,7 +327,7 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
     made = []
     for group in kernels.merged(calls[0], of_a, calls[1], of_b):
         rows = [
-            [replace(known[key], calls=number) for key, number in side.items() if key in known]
+            [known[key].called(number) for key, number in side.items() if key in known]
             for known, side in zip(by_key, (group.a, group.b), strict=True)
         ]
         operators: list[dict[str, int]] = [{}, {}]
@@ -390,17 +396,18 @@ def _row(
 def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: str) -> ComparedRow:
     """Compare the sum over the tuples `of_a` with the sum over the tuples `of_b`."""
 
-    def difference(quantity: Literal["time", "energy"]) -> Difference:
-        terms = ([(getattr(row, quantity), row.calls) for row in rows] for rows in (of_a, of_b))
-        return Difference(*(total_of(of_side) if of_side else None for of_side in terms))
+    def total(rows: Rows, quantity: Literal["time", "energy"]) -> Figure | None:
+        if len(rows) == 1 and rows[0].calls == 1:  # of thousands of tuples
+            return getattr(rows[0], quantity)  # type: ignore[no-any-return]
+        return total_of([(getattr(row, quantity), row.calls) for row in rows]) if rows else None
 
     return ComparedRow(
         name=name,
         operator=operator,
         calls=sum(row.calls for row in of_a),
         tuples=len(of_a),
-        time=difference("time"),
-        energy=difference("energy"),
+        time=Difference(total(of_a, "time"), total(of_b, "time")),
+        energy=Difference(total(of_a, "energy"), total(of_b, "energy")),
         b_calls=sum(row.calls for row in of_b),
         b_tuples=len(of_b),
         a_share=share_of(a.time_of(of_a), a.sum_us) if of_a else None,
@@ -553,7 +560,7 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
     selection = select_readings(session, filters, placed=False, kind="operator")
     key = (READING.card_model, READING.software_id, READING.protocol_id, READING.subject_id, READING.method)
     of = sqlalchemy.func
-    query = sqlalchemy.select(
+    columns = (
         *key,
         of.avg(READING.time_us).label("time_us"),
         of.max(READING.time_half_width_us).label("time_half_width_us"),
@@ -565,17 +572,19 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
         of.count().label("readings"),
         of.min(READING.card_id).label("card_id"),
         of.max(READING.card_id).label("other_card_id"),
-    ).where(READING.subject_kind == "operator")
+    )
+    of_tuples = READING.subject_kind == "operator"
     found = [
         row
         for conditions in selection.where()
-        for row in session.execute(query.where(*conditions).group_by(*key)).all()
+        for row in values(session, columns, of_tuples, *conditions, grouped_by=key)
     ]
     models, wholes = _models_of(session, filters)
     if not found and not models:
         raise UsageError(f"No readings match '{filters}'.", "`farm lookup` shows the readings.")
     data, torches = _compatible(session, filters, [*found, *wholes])
-    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.label, OPERATOR.spec)
+    text = sqlalchemy.cast(OPERATOR.spec, sqlalchemy.Text).label("spec")
+    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.label, text)
     operators = fetch_values(session, wanted, (row.subject_id for row in found))
     rows = []
     for row in found:
@@ -619,10 +628,11 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     return models, rows
 
 
-def _dtype(spec: Mapping[str, Any]) -> str | None:
-    """Return the dtype of the first floating-point tensor in a tuple's description."""
-    dtypes = (str(tensor.get("dtype")) for tensor in spec.get("tensors", ()))
-    return next((dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))), None)
+def _dtype(spec: str | None) -> str | None:
+    """Return the dtype of the first floating-point tensor in the text of a tuple's description. To decode thousands of
+    descriptions takes longer than to read their readings."""
+    found = re.search(r'"dtype": *"(b?float[^"]*)"', (spec or "").rpartition('"tensors"')[2])
+    return found[1] if found else None
 
 
 def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tuple[dict[str, str], set[str]]:

@@ -1,7 +1,7 @@
 """Slow memory: memory that a card accesses over a link. One interface for all kinds, and copies to and from it.
 
 - A GPU uses pinned host memory, mapped into its address space: kernels and graphs access it in place. Managed memory is
-  unsuitable, because its pages migrate to the accessing device. `take_from_peer` selects a second GPU's memory.
+  unsuitable, because its pages migrate to the accessing device.
 - A CPU uses the memory of the farthest NUMA node.
 
 On a GPU, Python enqueues the copies on one stream for each direction, and copy engines run them in order. The copies
@@ -35,7 +35,6 @@ SHARE = 0.8  # of the available host memory may be used for slow tensors
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING = 19, 41  # CUdevice_attribute
 _MPOL_BIND = 2
 _HOST = torch.device("cpu")
-_APART_BYTES = 512  # alignment of the caching allocator
 
 
 class SlowMemory(ABC):
@@ -69,14 +68,7 @@ class SlowMemory(ABC):
 
 def slow_memory_of(device: torch.device) -> SlowMemory:
     """Return the slow memory of a device; raises `Unmeasurable` (not_available) if it has none."""
-    return _of_gpu(device) if device.type == "cuda" else FarNode()
-
-
-def take_from_peer(device: torch.device) -> None:
-    """Use another GPU's memory as the slow memory of this process from now on; raises as `PeerMemory`."""
-    global _of_gpu
-    PeerMemory(device)
-    _of_gpu = PeerMemory
+    return of_gpu(device) if device.type == "cuda" else FarNode()
 
 
 class PinnedMemory(SlowMemory):
@@ -98,7 +90,7 @@ class PinnedMemory(SlowMemory):
             raise cannot_pin(pinned_bytes)
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        return _storage_at(self.host_bytes(size_bytes).data_ptr(), size_bytes, self._device)
+        return storage_at(self.host_bytes(size_bytes).data_ptr(), size_bytes, self._device)
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
         self.check_room(size_bytes)
@@ -110,44 +102,11 @@ class PinnedMemory(SlowMemory):
         return host
 
 
-class PeerMemory(SlowMemory):
-    """Memory of the second GPU that this process sees, mapped into the first."""
-
-    name = "memory of another GPU"
-
-    def __init__(self, device: torch.device) -> None:
-        """Raises `Unmeasurable` (not_available) if there is no second GPU, or the first cannot access its memory."""
-        if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
-            raise Unmeasurable(
-                "not_available",
-                "This card cannot access the memory of another GPU: there is no peer access between them.",
-                "List the cards with peer access with `nvidia-smi topo -p2p r`, and choose one with --card.",
-            )
-        self._device, self._peer = torch.device("cuda", 0), torch.device("cuda", 1)
-        self._held: list[torch.Tensor] = []
-        # This copy makes PyTorch enable peer access for the first GPU's kernels, for the whole process. Memory that its
-        # allocator gets later is accessible, too.
-        torch.zeros(1, device=self._peer).copy_(torch.zeros(1, device=self._device))
-
-    def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        try:
-            there = torch.empty(size_bytes + _APART_BYTES, dtype=torch.uint8, device=self._peer)
-        except torch.OutOfMemoryError as error:
-            free_bytes, all_bytes = torch.cuda.mem_get_info(self._peer)
-            text = (
-                f"{count_of(size_bytes, 'B')} cannot be allocated on the other GPU: {count_of(free_bytes, 'B')} of its "
-                f"{count_of(all_bytes, 'B')} are free."
-            )
-            raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.") from error
-        self._held.append(there)
-        # The address must differ from the block's address, by which the caching allocator finds the block to free.
-        return _storage_at(there.data_ptr() + _APART_BYTES, size_bytes, self._device)
+#: The slow memory of a GPU. A study replaces it in its own benchmark process.
+of_gpu: Callable[[torch.device], SlowMemory] = PinnedMemory
 
 
-_of_gpu: Callable[[torch.device], SlowMemory] = PinnedMemory
-
-
-def _storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Return memory that another object owns as a storage of the device."""
     return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)  # type: ignore[attr-defined, return-value]
 
@@ -235,7 +194,7 @@ class Mover:
         if storage is None or storage.device.type != self._device.type:
             return
         if storage.device.type == "cuda":  # a view: the step may free the tensor; its graphs keep the address
-            storage = _storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
+            storage = storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
         self.room = bytes_of(storage)[: self._host.nbytes]
 
     def actions(self) -> list[tuple[int, Callable[[], None]]]:

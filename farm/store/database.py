@@ -453,10 +453,12 @@ def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) 
     return {row[0]: row for batch in in_batches(keys) for row in values(session, columns, columns[0].in_(batch))}
 
 
-def values(session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None) -> list[Any]:
+def values(
+    session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None, grouped_by: Sequence[Any] = ()
+) -> list[Any]:
     """Return columns of all matching rows as named tuples, whose fields are ten times as fast as those of
     SQLAlchemy."""
-    query = sqlalchemy.select(*columns).where(*where)
+    query = sqlalchemy.select(*columns).where(*where).group_by(*grouped_by)
     found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
     return list(map(_named(tuple(column.name for column in columns))._make, found))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from farm.operators.captured import ROLES, CapturedPass, CapturedTensor
-from farm.types.tuple import words
+from farm.types.tuple import names_listed
 
 ALLOCATED_BYTES = 512  # PyTorch's allocator rounds sizes up to a multiple of this on a card
 
@@ -160,12 +160,7 @@ def allocated_peak_bytes(capture: CapturedPass) -> int:
 
 
 #: On a CPU these make larger tensors than on a card: masks of numbers instead of bits, attention with all its scores.
-_SMALLER_ON_A_CARD = words(
-    """
-    Dropout Dropout1d Dropout2d Dropout3d dropout dropout_ dropout1d dropout2d dropout3d
-    scaled_dot_product_attention MultiheadAttention multi_head_attention_forward
-    """
-)
+_SMALLER_ON_A_CARD = names_listed("smaller_on_a_card")
 
 
 def least_peak_bytes(capture: CapturedPass) -> int:

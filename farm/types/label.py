@@ -13,25 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, plain, tensor_references, words
+from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, names_listed, plain, tensor_references
 
 LENGTH = 80
 _MARK = 6  # characters of the id at the end of a label
 _LEAST = 6  # characters: if less of a text is left after a cut, it is left out
 _LISTED = 4  # largest number of inputs in a label
 # Names of aten operators that contain an underscore, without the leading one.
-_LONG_NAMES = words(
-    """
-    adaptive_avg_pool2d avg_pool2d bitwise_and bitwise_not bitwise_or clamp_max clamp_min constant_pad_nd copy_
-    fused_rms_norm full_like gelu_backward index_put leaky_relu log_softmax logical_and logical_not logical_or
-    low_memory_max_pool_with_offsets masked_fill max_pool2d_with_indices native_batch_norm
-    native_batch_norm_legit_functional native_batch_norm_legit_no_training native_group_norm native_layer_norm new_zeros
-    ones_like scalar_tensor scaled_dot_product_attention scaled_dot_product_cudnn_attention
-    scaled_dot_product_efficient_attention scaled_dot_product_flash_attention
-    scaled_dot_product_flash_attention_for_cpu select_scatter slice_scatter to_copy unsafe_index unsafe_view
-    upsample_bilinear2d upsample_nearest2d var_mean zeros_like
-    """
-)
+_LONG_NAMES = names_listed("with_underscores")
 _FUSED = re.compile(rf"(?<![^_])_?(?:{'|'.join(sorted(_LONG_NAMES, reverse=True))}|[^_]+)(?![^_])")
 
 

@@ -23,8 +23,10 @@ from __future__ import annotations
 import functools
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
@@ -63,6 +65,22 @@ LAYOUTS = ("strided",)
 def words(text: str) -> frozenset[str]:
     """Split a text into a set of words. It makes long sets of names readable."""
     return frozenset(text.split())
+
+
+@functools.cache
+def _names() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("operator_names.toml").read_text(encoding="utf-8"))
+
+
+def names_listed(key: str) -> frozenset[str]:
+    """Return a set of names of operators from ``operator_names.toml``."""
+    return words(_names()[key])
+
+
+def table_named(key: str) -> dict[str, Any]:
+    """Return a table of names of operators from ``operator_names.toml``."""
+    found: dict[str, Any] = _names()[key]
+    return found
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from farm.types.format import percent
 from farm.verdict.figures import Figure, ReadingView, Whole
 from farm.verdict.verdict import Comparison, Outcome, Verdict
 
@@ -43,7 +44,7 @@ def judge(found: Verdict, about: Circumstances) -> Verdict:
     if requested and share is not None and share < found.target:
         few = (
             f"Only {', '.join(requested)} {'was' if len(requested) == 1 else 'were'} requested, with "
-            f"{_percent(share)} of the model's estimated cost; a verdict needs {_percent(found.target)}."
+            f"{percent(share)} of the model's estimated cost; a verdict needs {percent(found.target)}."
         )
         reasons = (few, *_limits(found, about, judged=False))
         return replace(found, reasons=reasons, asked_for=requested, asked_share=share)
@@ -82,10 +83,10 @@ def _shortfalls(found: Verdict) -> Iterator[str]:
     """Yield the reasons why a verdict does not pass."""
     for name, _, gap in _compared(found):
         if 1 - abs(gap.value) < found.target:
-            differs, allowed = f"differs by {gap.value * 100:+.1f} %", _percent(1 - found.target)
+            differs, allowed = f"differs by {gap.value * 100:+.1f} %", percent(1 - found.target)
             yield f"The {name} of the sum {differs} from the whole model; {allowed} is allowed."
     if found.coverage is None or found.coverage < found.target:
-        yield f"The coverage is {_percent(found.coverage or 0)}; {_percent(found.target)} is required."
+        yield f"The coverage is {percent(found.coverage or 0)}; {percent(found.target)} is required."
 
 
 def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Iterator[str]:
@@ -105,7 +106,7 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
         yield f"Energy is not available{without}{rests}."
     if found.kernels and found.kernels.explained < KERNELS_ALIKE:
         yield (
-            f"The kernels of the tuples account for {_percent(found.kernels.explained)} of the whole model's kernel "
+            f"The kernels of the tuples account for {percent(found.kernels.explained)} of the whole model's kernel "
             "time: the whole model also runs other kernels."
         )
     if about.looped_alone:
@@ -129,7 +130,7 @@ def _why_meaningless(found: Verdict) -> str:
             return f"{what} during {which}, so no gap is shown. {REPEAT}"
     uncertainty = max((gap.half_width / ((1 + gap.value) or 1.0) for _, _, gap in _compared(found)), default=0.0)
     if uncertainty > 1 - found.target and (why := next(_not_converged(found), "")):
-        return f"{why} The gap would be uncertain by ± {_percent(uncertainty)}."
+        return f"{why} The gap would be uncertain by ± {percent(uncertainty)}."
     return ""
 
 
@@ -159,10 +160,10 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
             if math.hypot(pair.common / whole, pair.between) > gap.half_width / 2
             else "Longer windows or an idle card reduce it (option --window)."
         )
-        yield f"The {name} gap is uncertain by ± {_percent(gap.half_width)}. {why}"
+        yield f"The {name} gap is uncertain by ± {percent(gap.half_width)}. {why}"
     elif abs(abs(gap.value) - allowed) < gap.half_width:
         yield (
-            f"The limit lies inside the interval of the {name} gap (± {_percent(gap.half_width)}): a repetition may "
+            f"The limit lies inside the interval of the {name} gap (± {percent(gap.half_width)}): a repetition may "
             "have another outcome."
         )
 
@@ -180,7 +181,3 @@ def _contradicting_wholes(found: Verdict) -> Iterator[str]:
             f"The measurements of the whole model contradict each other: {low.time_us:.4g} µs on {low.card_id}, "
             f"{high.time_us:.4g} µs on {high.card_id}."
         )
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.1f} %"

@@ -46,7 +46,7 @@ def test_the_cost_between_two_sizes_is_interpolated_and_its_interval_has_the_lin
         assert line(8_192) < found.time_us.value < line(BYTES[-1])
         assert found.time_us.low < line(size_bytes) < found.time_us.high
         assert found.energy_mj.value == pytest.approx(2 * found.time_us.value)
-        assert "interpolated between sizes" in note
+        assert "from readings of other sizes" in note
     at, _ = cost(asked(size_bytes=BYTES[1]), sizes())
     assert at.time_us.value == pytest.approx(line(BYTES[1])), "another dtype or reduction has this size"
     beyond, _ = cost(asked(size_bytes=2 * BYTES[-1]), sizes())
@@ -59,6 +59,7 @@ def test_the_cost_between_two_sizes_is_interpolated_and_its_interval_has_the_lin
 def test_readings_of_the_same_dtype_come_first():
     slow = [dataclasses.replace(one, dtype="float32", time_us=9 * one.time_us) for one in sizes()]
     assert cost(asked(), slow + sizes())[0] == cost(asked(), sizes())[0]
+    assert cost(asked(dtype="float16"), sizes() + slow)[0] == cost(asked(), slow)[0], "both dtypes have these sizes"
     assert cost(asked(), slow)[0].time_us.value == pytest.approx(9 * cost(asked(), sizes())[0].time_us.value)
 
 

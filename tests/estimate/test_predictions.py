@@ -22,7 +22,7 @@ from farm.operators.sweep_builder import Expansion
 from farm.prediction import call_features, stored_predictor
 from farm.prediction.calibration import Calibration
 from farm.prediction.predictors import PREDICTORS
-from farm.prediction.stored_predictor import NeededTuple, StoredPredictor
+from farm.prediction.stored_predictor import StoredPredictor
 from farm.requests import measurement_file
 from farm.requests.memory import memory_need
 from farm.settings import settings
@@ -95,15 +95,6 @@ def test_nothing_is_predicted_where_all_was_read(database):
     assert (found.missing, found.predicted_us, found.narrowing) == ((), 0, ())
     assert "a note" not in found.notes
     assert found.total_time.value == found.time.value
-
-
-def test_a_prediction_says_what_it_rests_on(database):
-    predictor = without_linear(database)
-    spec = {"kind": "function", "arguments": [{"tensor": 0}], "tensors": [
-        {"role": "activation", "shape": [8, 8], "dtype": "float32", "storage": 0}]}  # fmt: skip
-    assert ": the median of type relu" in " ".join(
-        predictor.explain(NeededTuple("x", "relu", "", 0, 512, {"": 1}, spec))
-    )
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from torch import nn
 from benchmarks.studies import STUDIES, results
 from benchmarks.studies.in_situ import changes_of, time_changes, together
 from benchmarks.studies.laboratory import StudyOptions
+from benchmarks.studies.peer_memory import PeerMemory
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
@@ -27,7 +28,7 @@ from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.settings import settings
 from farm.slow_memory import memory_tier
-from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
+from farm.slow_memory.memory_tier import PinnedMemory, SlowMemory
 from farm.slow_memory.offload import offload
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
@@ -221,8 +222,9 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
 ) -> None:
     subject = subject_of("add")
     times = {}
-    for peer_id, name in ((None, "pinned host memory"), (pair[1].id, "memory of another GPU")):
-        with BenchmarkProcess(pair[0].id, verify_apart=False, peer_id=peer_id) as process:
+    other = {"also_visible": (pair[1].id,), "program": "benchmarks.studies.peer_process"}
+    for options, name in (({}, "pinned host memory"), (other, "memory of another GPU")):
+        with BenchmarkProcess(pair[0].id, verify_apart=False, **options) as process:
             process.wait_ready()
             assert (process.card.id, process.unhealthy) == (pair[0].id, "")
             for word in ("", "in0", "out0"):
@@ -236,7 +238,7 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
 
 
 def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> None:  # type: ignore[no-untyped-def]
-    before = memory_tier._of_gpu
+    before = memory_tier.of_gpu
     plan = StudyOptions(Variant("resnet18", 8, 224), True, 2, (pair[1],))
     made = results.perform(STUDIES["peer"], database, pair[0], plan, print)
     for row in made.rows:
@@ -245,4 +247,4 @@ def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> Non
     assert made.rows
     assert made.drawable
     assert any(row["change_host"] is not None for row in made.rows)
-    assert memory_tier._of_gpu is before  # it is the process's, not this one's
+    assert memory_tier.of_gpu is before  # it is the process's, not this one's

@@ -97,6 +97,14 @@ def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_
     assert close_round(any_database, opened.job_id, 1).closing is Closing.DONE
 
 
+def test_combinations_of_different_batches_that_give_the_same_tuple_are_one_item(any_database, small_batches):
+    cards = register(any_database, 0)
+    twice = Request(sweep=Sweep("Linear", {**TEN.sweep.grid, "batch": (1, 1)}, "twice"), protocol=TEN.protocol)
+    opened = open_job(any_database, twice, cards)
+    assert (opened.tuples, opened.new, opened.reused) == (10, 10, 0)
+    assert len(items_of(any_database, opened.job_id)) == 10
+
+
 def killed_after(batches):
     """A planner that does nothing more after so many batches, and says nothing."""
 
@@ -128,7 +136,7 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
     with any_database.read() as session:
         job = session.get_one(Job, job_id)
     rest = continue_planning(any_database, job)
-    assert (rest.tuples, rest.new) == (10, 5)
+    assert (rest.tuples, rest.new) == (5, 5)
     items = items_of(any_database, job_id)
     assert (len(items), len({item.subject_id for item in items})) == (10, 10)
     assert [item.state for item in items].count("done") == 1

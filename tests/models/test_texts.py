@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from farm.errors import SettingsError, UsageError
-from farm.models.texts import FOLDER, KINDS, Specials, corpus, token_ids, user_text
+from farm.models.texts import FOLDER, KINDS, Specials, token_ids, user_text
 from tests.own_text import WORDS, tokenizer_json, write_own_text
 
 BERT = Specials((101,), (102,), pad=0, others=(100, 103))
@@ -83,7 +83,7 @@ def test_what_cannot_be_had_is_refused_in_one_line(wanted, message):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_ids_that_ship_are_those_of_a_tokenizer_trained_on_the_corpus(kind):
     pytest.importorskip("tokenizers")
-    from benchmarks.text_ids import ranks, trained
+    from benchmarks.text_ids import corpus, ranks, trained
 
     paragraphs = corpus()
     made = ranks(trained(kind, paragraphs), paragraphs)

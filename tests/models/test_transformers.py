@@ -164,11 +164,10 @@ def test_a_decode_of_a_few_layers_makes_the_calls_of_all():
 
 
 def test_the_file_of_the_data_set_names_every_architecture_in_each_of_its_phases():
+    from benchmarks.architectures import class_name
     from farm.requests.partial_request import complete
 
     requests = [complete(partial, "cuda", target=0.95) for partial in load([EXAMPLES / "transformers.yml"])]
-    asked = {(transformers.class_name(one.variant.model), one.variant.phase) for one in requests if one.variant}
+    asked = {(class_name(one.variant.model), one.variant.phase) for one in requests if one.variant}
     entries = transformers.entries()
-    assert asked == {
-        (transformers.class_name(name), phase) for name, entry in entries.items() for phase in entry.phases or ("",)
-    }
+    assert asked == {(class_name(name), phase) for name, entry in entries.items() for phase in entry.phases or ("",)}

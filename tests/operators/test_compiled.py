@@ -215,10 +215,29 @@ def test_a_kernel_that_was_not_compiled_here_is_refused_and_nothing_runs() -> No
 # ------------------------------------------------------------------------------------------------ the compiler
 
 
+#: Module -> the private names in it that `farm.operators.compiler` uses.
+PRIVATE_NAMES = {
+    "torch._inductor.compile_fx": "compile_fx",
+    "torch._inductor.output_code": "CompiledFxGraph.__call__",
+    "torch._inductor.async_compile": "AsyncCompile.cpp_pybinding AsyncCompile.wait",
+    "torch._inductor.codecache": "LambdaFuture PersistentCache.lookup",
+    "torch._inductor.debug": (
+        "dump_inductor_provenance_info create_node_mapping_kernel_to_post_grad "
+        "_inductor_triton_kernel_to_post_grad_node_info"
+    ),
+    "torch._inductor.virtualized": "V",
+    "torch._inductor.runtime.triton_heuristics": (
+        "CachingAutotuner.run CachingAutotuner.precompile CachingAutotuner._precompile_config"
+    ),
+    "torch._dynamo": "reset utils.counters",
+    "torch.utils._python_dispatch": "TorchDispatchMode.ignore_compile_internals",
+}
+
+
 def missing_names() -> list[str]:
     """The private names of the compiler that this version of PyTorch lacks."""
     missing = []
-    for module, names in compiler.PRIVATE_NAMES.items():
+    for module, names in PRIVATE_NAMES.items():
         for name in names.split():
             try:
                 operator.attrgetter(name)(importlib.import_module(module))
@@ -231,10 +250,10 @@ def test_this_pytorch_has_all_private_names_and_a_missing_one_is_named(monkeypat
     triton = "torch._inductor.runtime.triton_heuristics"
     expected = set()
     if importlib.util.find_spec("triton") is None:
-        expected = {f"{triton}.{name}" for name in compiler.PRIVATE_NAMES[triton].split()}
+        expected = {f"{triton}.{name}" for name in PRIVATE_NAMES[triton].split()}
     assert set(missing_names()) <= expected
-    monkeypatch.setitem(compiler.PRIVATE_NAMES, "torch._dynamo", "reset of_no_version")
-    monkeypatch.setitem(compiler.PRIVATE_NAMES, "torch._no_module", "name")
+    monkeypatch.setitem(PRIVATE_NAMES, "torch._dynamo", "reset of_no_version")
+    monkeypatch.setitem(PRIVATE_NAMES, "torch._no_module", "name")
     assert {"torch._dynamo.of_no_version", "torch._no_module.name"} <= set(missing_names())
     assert "torch._dynamo.reset" not in missing_names()
 

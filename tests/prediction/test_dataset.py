@@ -78,7 +78,7 @@ def test_it_is_written_for_others(database, tmp_path, suffix):
     write_dataset(found, path)
     read = pandas.read_parquet(path) if suffix == ".parquet" else pandas.read_csv(path)
     assert list(read.columns) == [entry.name for entry in DATASET]
-    assert read.time_us.sum() == pytest.approx(found.frame().time_us.sum())
+    assert read.time_us.sum() == pytest.approx(sum(row.time_us for row in found.rows))
     with pytest.raises(UsageError, match="unknown suffix"):
         write_dataset(found, tmp_path / "tuples.txt")
 

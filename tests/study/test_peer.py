@@ -7,7 +7,7 @@ import pytest
 import torch
 from sqlmodel import col, select, update
 
-from benchmarks.studies import STUDIES, results
+from benchmarks.studies import STUDIES, peer_memory, results
 from benchmarks.studies.conditions import peer
 from benchmarks.studies.laboratory import Laboratory, StudyOptions
 from farm.benchmark_process.client import BenchmarkProcess
@@ -95,7 +95,7 @@ def test_one_benchmark_process_at_a_time_is_on_the_card(database, cards):
         usual = laboratory._process
         with laboratory.slow_on(cards[1]):
             assert (usual.alive, laboratory._process.alive) == (False, True)
-            assert "--peer" in psutil.Process(laboratory._process.pid).cmdline()
+            assert "benchmarks.studies.peer_process" in psutil.Process(laboratory._process.pid).cmdline()
             meanwhile = laboratory._process
         assert (laboratory._process, meanwhile.alive) == (usual, False)
         (sample,) = laboratory.samples(VARIANT, 1)
@@ -103,7 +103,7 @@ def test_one_benchmark_process_at_a_time_is_on_the_card(database, cards):
 
 
 def test_a_process_with_a_peer_sees_both_cards_its_own_first():
-    with BenchmarkProcess("GPU-own", verify_apart=False, peer_id="GPU-other") as process:
+    with BenchmarkProcess("GPU-own", verify_apart=False, also_visible=("GPU-other",)) as process:
         environment = psutil.Process(process.pid).environ()
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-own,GPU-other"
 
@@ -117,17 +117,17 @@ def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there is a second GPU")
 def test_a_card_that_reaches_no_other_says_so_and_keeps_its_slow_memory():
-    before = memory_tier._of_gpu
+    before = memory_tier.of_gpu
     with pytest.raises(Unmeasurable, match="cannot access the memory of another GPU") as refused:
-        memory_tier.take_from_peer(torch.device("cuda", 0))
+        peer_memory.take_from_peer(torch.device("cuda", 0))
     assert refused.value.reason == "not_available"
-    assert memory_tier._of_gpu is before
+    assert memory_tier.of_gpu is before
 
 
 def test_where_slow_is_another_gpus_memory_all_that_is_slow_lies_there(monkeypatch):
-    monkeypatch.setattr(memory_tier, "_of_gpu", memory_tier.PinnedMemory)
-    monkeypatch.setattr(memory_tier, "PeerMemory", lambda device: Fake())
-    memory_tier.take_from_peer(torch.device("cuda", 0))
+    monkeypatch.setattr(memory_tier, "of_gpu", memory_tier.PinnedMemory)
+    monkeypatch.setattr(peer_memory, "PeerMemory", lambda device: Fake())
+    peer_memory.take_from_peer(torch.device("cuda", 0))
     assert memory_tier.slow_memory_of(torch.device("cuda", 0)).name == "fake memory"
 
 

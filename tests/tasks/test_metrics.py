@@ -116,6 +116,12 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
     with any_database.read() as session:
         (entry,) = listing.count_items(session, "gpu1", 10)
         assert listing.count_items(session, "gpu2", 10) == []
+        ended = listing.EndedCounts()
+        twice = [listing.count_items(session, "gpu1", 10, ended)[0] for _ in range(2)]
+    assert [(one.measured, one.duration_s, one.within) for one in twice] == [
+        (entry.measured, entry.duration_s, entry.within)
+    ] * 2
+    assert [row[4] for row in ended.rows] == [1], "only the item that ended 900 s ago is not counted again"
     # Of the last 300 s: 30 of the second, 30 of the third, 10 of the one in work.
     assert entry.busy_share == pytest.approx(70 / 300, abs=0.01)
     assert entry.measured == 3

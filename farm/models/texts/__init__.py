@@ -169,11 +169,6 @@ def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[
     return [(begin, min(end, begin + room)) for begin, end in itertools.pairwise(begins)]
 
 
-def corpus() -> list[str]:
-    """The paragraphs of the corpus, for the training of its tokenizers."""
-    return [part for part in (FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n") if part.strip()]
-
-
 #: Content id -> token ids of a user's text. A variant stores only the content id. The token ids come from a new text,
 #: the database, or a request to measure.
 _held: dict[str, Tokens] = {}
