@@ -30,7 +30,7 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
-from farm.devices.lock import register_process, registered_processes
+from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable
 from farm.operators.collectives import alone, product_beside
 from farm.settings import settings
@@ -41,6 +41,8 @@ from farm.types.tuple import parse
 
 CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
+#: Flags of a replay in order that has another power than the whole model.
+UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "not_converged", "no_energy"}
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
 NOTHING = 1e-6  # values that began at zero may grow to this, for example weights at a tiny learning rate
 
@@ -161,9 +163,7 @@ class Bench:
         if self._host:
             keep_memory()
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
-        self._knows_processes = known or not self.cuda
-        if "compute_processes" in device.capabilities:
-            register_process(device.card.id, self.own_processes, settings().lock_dir)
+        self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
@@ -355,6 +355,7 @@ class Bench:
         in_context = self.cuda and protocol.measures_context
         counts_energy = "energy_counter_mj" in self.device.capabilities
         limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
+        players: list[Player] = []
 
         def eager() -> dict[str, Any]:
             eager_us, half_width_us = eager_time_us(passes.first, device)
@@ -362,15 +363,16 @@ class Bench:
 
         def places() -> dict[str, Any]:
             assert passes.order is not None
-            player = Player(passes.order(), device)
-            found: dict[str, Any] = {"places": time_in_order(player, pass_s)}
-            if counts_energy and not limited:
-                once = HostSteps.of(player.once, device).around(player.once)
-                with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
-                    one = self._steady(replay, stopping, GATES["operator"], silent)
-                if one.energy_mj is not None:
-                    found["in_order"] = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
-            return found
+            players.append(Player(passes.order(), device))
+            return {"places": time_in_order(players[0], pass_s)}
+
+        def in_order() -> dict[str, Any]:
+            once = HostSteps.of(players[0].once, device).around(players[0].once)
+            with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
+                one = self._steady_until_good(replay, stopping, GATES["operator"], silent, CostLedger())
+            if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
+                return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
+            return {"in_order": InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})}
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
@@ -380,10 +382,11 @@ class Bench:
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
             ("places", in_context and whole and passes.order is not None, places, "places_missing"),
+            ("in_order", counts_energy and not limited, in_order, "in_order_missing"),
             ("context", in_context and not whole, context, "context_missing"),
         ):
             with ledger.charged(phase):
-                if applies:
+                if applies and (phase != "in_order" or players):
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
@@ -467,7 +470,7 @@ class Bench:
         power = gate.power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
-        known = capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
+        known = capabilities - (frozenset() if self.knows_processes else {"compute_processes"})
         steady = window.SteadyWindow(
             workload=workload,
             rounds=clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:],

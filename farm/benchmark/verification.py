@@ -236,11 +236,16 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     """``waits``: the run may have host steps."""
     try:
         steps = HostSteps.of(run, device) if waits else HostSteps(device)
-        return capture_graph([steps.around(run)], device).replay
+        graph = capture_graph([steps.around(run)], device)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:
         raise NotCaptured(str(error).split("\n")[0][:300]) from error
+
+    def replay(_: HostSteps = steps) -> None:  # the graph reads the values that the steps recorded
+        graph.replay()
+
+    return replay
 
 
 def _eagerly(found: WatchedPass) -> Eagerly | None:
