@@ -243,9 +243,6 @@ class Sampler:
         return TICK_PAUSE_S if left_s > -2 * TICK_GUARD_S else BASE_PAUSE_S
 
 
-# ---- idle and base power
-
-
 LEVEL_S = 0.5  # window in which the idle or base power is measured
 LEVEL_AGE_S = 1800.0  # an older base power is measured again
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SMALLEST_OF_ALL = 32
 LARGEST_OF_ALL = 4096
 CACHE = 1024  # tokens in the cache of a decode pass, by default
 _DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
@@ -46,7 +45,7 @@ class ModelEntry:
     name: str
     task: str
     input_size: int
-    smallest_size: int = SMALLEST_OF_ALL
+    smallest_size: int = 32
     fixed_size: bool = False
     origin: str = "torchvision"
     parameters: int | None = None

@@ -148,8 +148,6 @@ def _note_folder(module_name: str) -> None:
             _folders[top] = Path(next(iter(spec.submodule_search_locations or [spec.origin or "."]))).absolute().parent
 
 
-# ----- the source of the user's modules
-
 _folders: dict[str, Path] = {}  # top-level name of the module of a registered function -> the folder that has it
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 NAME = PACKAGE = "torchvision"
 EXTRA = ""
 
-_FRAMES = 16
-
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("torchvision.json").read_text())
 _TORCHVISION = {
     name: ModelEntry(name, **group["about"], **costs_of(NAME).get(name, {}))
@@ -55,7 +53,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
     if entry.task != "video":
         return (images(variant, device, seed),)
-    shape = (variant.batch, 3, _FRAMES, variant.input_size, variant.input_size)
+    shape = (variant.batch, 3, 16, variant.input_size, variant.input_size)
     return (random_normal(shape, dtype_of(variant), device, seed),)
 
 

@@ -51,8 +51,6 @@ from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
 #: among its arguments (such as caches; not a leaf module's own). Each tensor comes with True if the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
-
-
 #: Returns the context to enter around an operator, given the operator's position in `CapturedPass.slots`.
 Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
@@ -350,8 +348,6 @@ class ForwardRecorder(Recorder):
         with watched_modules(self.call_module), replaced(scripted, "__call__", inlined), functions:
             yield
 
-    # ------------------------------------------------------------------------------------------------ owners
-
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
             return original(module, *args, **kwargs)
@@ -447,8 +443,6 @@ class ForwardRecorder(Recorder):
         given = list(tensors_in((args, kwargs)))
         tensors = given or list(tensors_in(out))
         return self.device_type != "cpu" and bool(tensors) and all(one.device.type == "cpu" for one in tensors)
-
-    # ------------------------------------------------------------------------------------------------ calls
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.

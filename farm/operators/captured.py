@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from farm.types.fields import adapter
 from farm.types.tuple import OperatorTuple, parse
 
 if TYPE_CHECKING:
@@ -163,14 +164,9 @@ class CapturedPass:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `TupleRejected` if one of its tuples is malformed."""
-
         values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}
-        kinds: dict[str, Any] = {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}
-        for name, kind in kinds.items():
-            values[name] = tuple(
-                kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-                for row in data[name]
-            )
+        for name, kind in {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}.items():
+            values[name] = tuple(map(adapter(kind).validate_python, data[name]))
         values["tuples"] = {spec.id: spec for spec in map(parse, data["tuples"])}
         return cls(**values | {"operators": Counter(data["operators"])})
 

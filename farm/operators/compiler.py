@@ -62,13 +62,13 @@ class Kernel:
         return _hash(self.text)
 
     def written(self, position: int) -> bool:
-        return self.parameters[position].startswith(("out_ptr", "in_out_ptr")) if self.knows(position) else False
+        return self._parameter(position).startswith(("out_ptr", "in_out_ptr"))
 
     def only_written(self, position: int) -> bool:
-        return self.knows(position) and self.parameters[position].startswith("out_ptr")
+        return self._parameter(position).startswith("out_ptr")
 
-    def knows(self, position: int) -> bool:
-        return position < len(self.parameters)
+    def _parameter(self, position: int) -> str:
+        return self.parameters[position] if position < len(self.parameters) else ""
 
 
 #: Called for each launch of a generated kernel with the kernel, its arguments and a function that launches it.

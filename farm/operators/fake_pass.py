@@ -40,7 +40,6 @@ from farm.operators.encoding import DescribedCall, storage_key, tensors_in, writ
 MOST_BYTES = 2**24
 #: Largest result that is computed from real tensors or numbers: a mask of 1024 x 1024. Larger results are fake.
 MOST_MADE_BYTES = 2**20
-_WIDER = 8  # a result of at most this many times the bytes of its inputs is computed, too: integers from booleans
 
 #: Values that are never copied: they have no tensors of their own, or other code replaces their tensors.
 _OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
@@ -238,7 +237,7 @@ class _RealIntegers(TorchDispatchMode):
                 out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
-        most = max(MOST_MADE_BYTES, _WIDER * sum(tensor.nbytes for tensor in real))
+        most = max(MOST_MADE_BYTES, 8 * sum(tensor.nbytes for tensor in real))  # also integers from booleans
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -92,12 +92,6 @@ class Rebuilt:
         return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role == "activation"]
 
     @property
-    def activation_memory(self) -> list[torch.Tensor]:
-        """The storages of the activations, each once."""
-        held = _weight_storages(self.spec)
-        return [base for index, base in enumerate(self.storages) if index not in held]
-
-    @property
     def read_memory(self) -> list[torch.Tensor]:
         """The storages of the activations that the operator reads, each once."""
         outputs = {self.spec.tensors[index].storage for index in output_tensors(self.spec)}
@@ -118,7 +112,8 @@ class Rebuilt:
 
     @property
     def activation_bytes(self) -> int:
-        return sum(base.nbytes for base in self.activation_memory)
+        held = _weight_storages(self.spec)
+        return sum(base.nbytes for index, base in enumerate(self.storages) if index not in held)
 
     @functools.cached_property
     def written(self) -> frozenset[int]:

@@ -181,7 +181,6 @@ def blocks_of(model: nn.Module) -> list[str]:
     Among lists of modules of one class, choose the list with the most parameters, such as a decoder's layers. Blocks
     are all modules of its class.
     """
-
     lists: list[tuple[int, type[nn.Module]]] = []
     for module in model.modules():
         children = list(module.children())

@@ -166,6 +166,5 @@ _SMALLER_ON_A_CARD = names_listed("smaller_on_a_card")
 def least_peak_bytes(capture: CapturedPass) -> int:
     """A lower bound of a card's peak memory in bytes, from a capture without the card. It leaves out the tensors that
     calls of `_SMALLER_ON_A_CARD` create."""
-
     made = ((one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors)
     return max(capture.held_bytes(one for one, owner in made if owner not in _SMALLER_ON_A_CARD))
