@@ -76,8 +76,8 @@ def measured_sizes(
         return found.id == software.id, same, len(sets[key]), max(row.created_at_s for row in sets[key].values())
 
     return [
-        Size.of(row.spec, time_us=row.time_us, relative=row.time_half_width_us / row.time_us, energy_mj=row.energy_mj)
-        for row in (sets[max(sets, key=fit)].values() if sets else ())
+        Size.of(specs[id_], time_us=row.time_us, relative=row.time_half_width_us / row.time_us, energy_mj=row.energy_mj)
+        for id_, row in (sets[max(sets, key=fit)].items() if sets else ())
     ]
 
 

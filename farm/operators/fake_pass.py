@@ -21,7 +21,7 @@ import copy
 import functools
 import logging
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -116,6 +116,13 @@ class FakeTensors:
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
         return FakeTensor(self.mode, meta, self.device)
+
+    def layout(self, tensor: torch.Tensor, used: Collection[int]) -> _NewTensor | None:
+        """The layout of a new tensor; None if it has a storage of ``used``, or differs from the result of `fresh`."""
+        layout, storage = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), tensor.untyped_storage()
+        made: Any = self.fresh(*layout)
+        alike = tensor.device == made.device and storage.nbytes() == made.untyped_storage().nbytes()
+        return None if storage._cdata in used or tensor.storage_offset() or not alike else layout
 
     def tree(self, tree: Any) -> Any:
         """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors replaced."""
@@ -325,12 +332,9 @@ class _RepeatedOperators:
                 return None
             if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
                 return None
-            layout, storage = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), tensor.untyped_storage()
-            made = self.fakes.fresh(*layout)
-            alike = tensor.fake_device == made.fake_device and storage.nbytes() == made.untyped_storage().nbytes()
-            if storage._cdata in used or tensor.storage_offset() or not alike:
+            if (layout := self.fakes.layout(tensor, used)) is None:
                 return None
-            used.add(storage._cdata)
+            used.add(storage_key(tensor))
             layouts.append(layout)
         return (type(out), tuple(layouts)) if any(layouts) else None
 
@@ -404,12 +408,9 @@ class RepeatedCalls:
         output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
-        layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()
-        output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
-        if output is layout:
-            complete = storage.nbytes() == self.fakes.fresh(*layout).untyped_storage().nbytes()
-            if storage._cdata in call.storages or out.storage_offset() or not complete:
-                return False
+        output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), None)
+        if output is None and (output := self.fakes.layout(out, call.storages)) is None:
+            return False
         positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
         self.effects[_key(call)] = _Effect(tuple(operators), positions, output)
         return True
