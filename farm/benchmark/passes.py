@@ -486,7 +486,6 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
 
 
 def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -> None:
-    """Fill a buffer or parameter with values of a data class."""
     if held.same:
         values.fill_(1)
     elif held.zeros >= 1:

@@ -151,7 +151,6 @@ class Sampler:
         return median(steps[-20:]) if steps else None
 
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
-        """The averages of the samples in [begin_s, end_s]."""
         means: dict[str, float] = {}
         for name in self._slow_fields:
             # Slow fields are sampled ten times a second: a short window also uses the value just before it.

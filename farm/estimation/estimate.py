@@ -333,7 +333,6 @@ def _from_readings(
     weight: Mapping[str, float],
     selected: SelectedReadings,
 ) -> Estimate:
-    """Estimate from the selected readings, without predictions."""
     summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
     time, notes = _time_with_bursts(summed.time.total, selected)
     if selected.other_sets:

@@ -256,7 +256,6 @@ def title_of(variant: Variant) -> str:
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:
-    """The title of a variant with the sizes of these inputs."""
     sizes = ["x".join(map(str, value.shape)) for value in inputs if getattr(value, "shape", ())]
     shown = list(dict.fromkeys(sizes))
     more = ["…"] if len(shown) > _MOST_SIZES else []

@@ -72,7 +72,6 @@ def entry_of_folder(name: str) -> ModelEntry:
 
 
 def config_text(name: str) -> str:
-    """The text of a user's config.json."""
     path = folders()[name] / "config.json"
     try:
         return path.read_text(encoding="utf-8")
@@ -162,7 +161,6 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 
 def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> dict[str, Any]:
-    """The model's arguments, by name."""
     from farm.models.building import dtype_of, images, random_normal
 
     about, dtype = _about(entry), dtype_of(variant)

@@ -143,7 +143,6 @@ class Storages:
         return self.numbers[key]
 
     def change(self, number: int, **values: Any) -> None:
-        """Changes fields of the `CapturedTensor` with this number."""
         self.tensors[number] = dataclasses.replace(self.tensors[number], **values)
 
 

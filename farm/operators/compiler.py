@@ -96,7 +96,6 @@ class Graph:
             self.launches[name].append([one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None])
 
     def paths(self, name: str, number: int) -> list[str]:
-        """The paths of the modules that launch ``number`` of this name computes."""
         entries = self.launches.get(name, [])
         return entries[number] if number < len(entries) else []
 

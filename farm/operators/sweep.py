@@ -57,14 +57,12 @@ class SweepRecipe:
         return {**self.parameters, **self.sizes, **COMMON_NAMES, "dtype": self.dtypes[0]}
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The operator's parameters for one combination of the sweep's values."""
         given = {name: values[name] for name in self.parameters}
         if values.get("key_value_heads") not in (None, 0, values.get("heads")):
             given["enable_gqa"] = True
         return given
 
     def shapes(self, values: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """The shapes of the inputs for one combination of the sweep's values."""
         inputs = self.inputs if values.get("tokens", 1) else self.inputs_without_tokens or self.inputs
         return [tuple(size for word in shape.split() for size in _sizes(word, values)) for shape in inputs]
 

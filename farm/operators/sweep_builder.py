@@ -133,8 +133,6 @@ class _SelfAttention(torch.nn.Module):
 
 
 class Builder:
-    """Builds the tuples of one operator's combinations."""
-
     def __init__(self, operator: str, recipe: SweepRecipe) -> None:
         self.operator = operator
         self.recipe = recipe

@@ -66,8 +66,6 @@ class TrainingRow:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Readings of one card model under the same conditions."""
-
     card: CardModel
     conditions: Conditions
     rows: tuple[TrainingRow, ...]
@@ -204,7 +202,6 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
 
 
 def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
-    """Describe a call of a stored operator."""
     costs = row.flops, row.bytes_moved
     return describe(card, row.id, row.short_name, row.spec, *costs, data, tf32=tf32, outputs=row.output_shapes)
 

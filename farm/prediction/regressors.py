@@ -47,7 +47,6 @@ class Inputs:
         return len(self.calls)
 
     def column(self, name: str) -> Floats:
-        """Return one feature of every call."""
         return np.array([getattr(call, name) for call in self.calls], dtype=float)
 
     def at(self, places: npt.NDArray[np.intp]) -> Inputs:

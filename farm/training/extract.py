@@ -52,7 +52,6 @@ class Extraction:
 
     @property
     def flops(self) -> int:
-        """FLOPs of all calls."""
         return sum(self.costs[call.tuple_id].flops for call in self.capture.calls)
 
     @property
@@ -167,7 +166,6 @@ def _extract_split(variant: Variant, *, grad: bool) -> CapturedPass:
 def capture_forward(
     model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, device_type: str = "cpu", warmed_up: bool = True
 ) -> CapturedPass:
-    """Captures the forward pass of a rank's part of a model."""
     captured = capture_step(ForwardPass(model, inputs, grad=grad), device_type=device_type, warmed_up=warmed_up)
     calls = tuple(dataclasses.replace(one, part="", owner="", stage="", owner_index=None) for one in captured.calls)
     return dataclasses.replace(captured, calls=calls, owners=(), grad_enabled=grad, training=model.training)
