@@ -138,14 +138,14 @@ def _chain(rebuilt: Rebuilt) -> Passes:
     match rebuilt.spec.arguments:
         case ({"tensor": number}, *_):
             start = rebuilt.tensors[number]
-            output = None if rebuilt.in_place else rebuilt.run()
+            output = None if rebuilt.written else rebuilt.run()
     if (
         start is None
         or not isinstance(output, torch.Tensor)
         or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
     ):
         other = "its output has another shape, dtype or layout than its input"
-        why = "it writes its input" if rebuilt.in_place else other
+        why = "it writes its input" if rebuilt.written else other
         text = f"--residency chain cannot measure this operator: {why}."
         raise Unmeasurable("not_available", text, "Use --residency resident.")
     passed_on = [start]

@@ -73,14 +73,8 @@ class EstimateQuery:
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
-        given = {
-            "protocol": protocol,
-            "torch": self.torch,
-            "predictor": predictor,
-            "card_model": model,
-            "needed": needed,
-        }
-        return estimate(session, variant, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
+        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "card_model": model, "needed": needed}
+        return estimate(session, variant, protocol=protocol, torch=self.torch, **about)  # type: ignore[arg-type]
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str

@@ -207,7 +207,7 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
     return chosen, source, entry
 
 
-def example_inputs(model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0) -> tuple[Any, ...]:
+def example_inputs(model: Variant | str, *, device: str | torch.device = "meta") -> tuple[Any, ...]:
     """Positional arguments of the module that `build` returns. Raises `UsageError` for a size that does not fit.
 
     For an image model, these are standard normal images of shape (batch, 3, size, size) or clips of shape
@@ -217,7 +217,7 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta",
 
     chosen, source, entry = _installed(model)
     entry.completed(chosen.to_json())
-    return source.inputs(entry, chosen, torch.device(device), seed)
+    return source.inputs(entry, chosen, torch.device(device))
 
 
 def meta_inputs(variant: Variant) -> tuple[Any, ...]:

@@ -197,7 +197,7 @@ class Source(Protocol):
         is meta, ``torch.empty`` makes meta tensors during this call. The module may be made on another device; the
         caller moves it."""
 
-    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
+    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
         """The positional arguments of the module."""
 
 

@@ -153,24 +153,24 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
-    return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))
+    return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"))))
 
 
-def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
-    return tuple(_call(entry, variant, device, seed).values())
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
+    return tuple(_call(entry, variant, device).values())
 
 
-def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> dict[str, Any]:
+def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str, Any]:
     from farm.models.building import dtype_of, images, random_normal
 
     about, dtype = _about(entry), dtype_of(variant)
     kind = about["kind"]
     if kind == "image":
-        return {"pixel_values": images(variant, device, seed)}
+        return {"pixel_values": images(variant, device)}
     if kind == "sound":
-        return {"input_values": random_normal((variant.batch, variant.length), dtype, device, seed)}
+        return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if kind == "frames":
-        return {"input_features": random_normal((variant.batch, 80, variant.length), dtype, device, seed)}
+        return {"input_features": random_normal((variant.batch, 80, variant.length), dtype, device)}
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
@@ -183,7 +183,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     if variant.phase == "decode":
         return call
     if kind == "pair":
-        call["pixel_values"] = images(variant, device, seed)
+        call["pixel_values"] = images(variant, device)
     if variant.phase == "prefill":
         accepted = inspect.signature(_class_of(entry).forward).parameters
         options = {"use_cache": False} if variant.mode == "train" else {"use_cache": True, "logits_to_keep": 1}

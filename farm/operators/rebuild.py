@@ -38,8 +38,6 @@ class Rebuilt:
         spec: the tuple that it was built from.
         storages: one tensor per storage number of ``spec``.
         tensors: one per entry of ``spec.tensors``.
-        in_place: whether it writes one of its inputs. Its values then stay the same over millions of runs (see
-            `farm.operators.input_values`).
     """
 
     def __init__(
@@ -117,12 +115,9 @@ class Rebuilt:
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """See `written_inputs`."""
+        """The indices of the inputs that it writes. Their values stay the same over millions of runs
+        (`farm.operators.input_values`)."""
         return written_inputs(self.spec)
-
-    @property
-    def in_place(self) -> bool:
-        return bool(self.written)
 
     def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
         """The same operator with copies of the weights, of the activations, or of both; the rest is shared.

@@ -100,13 +100,10 @@ class Medians:
     spreads: Floats
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        places = self._places(inputs)
-        return self.medians[places], self.spreads[places]
-
-    def _places(self, inputs: Inputs) -> list[int]:
         known = {str(name): place for place, name in enumerate(self.names)}
         groups = zip(inputs.types, inputs.families, strict=True)
-        return [known.get(f"type:{one}", known.get(f"family:{family}", known[""])) for one, family in groups]
+        places = [known.get(f"type:{one}", known.get(f"family:{family}", known[""])) for one, family in groups]
+        return self.medians[places], self.spreads[places]
 
 
 LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family
