@@ -37,28 +37,19 @@ _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A generated kernel with its chosen launch configuration.
+    """A generated kernel with its chosen launch configuration."""
 
-    Attributes:
-        operator: the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``.
-        name: the compiler's name, which differs between models.
-        source: hash of the source without the name.
-        fused: names of the aten operators that it computes, joined by underscores.
-        config: block sizes, warps and stages of a Triton kernel.
-        parameters: the parameters' names, in order.
-        run: launches the kernel with the arguments, on the current stream.
-    """
-
-    operator: str
-    name: str
+    operator: str  # the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``
+    name: str  # the compiler's name, which differs between models
     text: str
-    fused: str
-    config: Mapping[str, Any]
-    parameters: tuple[str, ...]
-    run: Callable[..., Any]
+    fused: str  # names of the aten operators that it computes, joined by underscores
+    config: Mapping[str, Any]  # block sizes, warps and stages of a Triton kernel
+    parameters: tuple[str, ...]  # their names, in order
+    run: Callable[..., Any]  # launches the kernel with the arguments, on the current stream
 
     @functools.cached_property
     def source(self) -> str:
+        """Hash of the source without the name."""
         return _hash(self.text)
 
     def written(self, position: int) -> bool:

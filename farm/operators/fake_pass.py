@@ -452,8 +452,8 @@ class RepeatedCalls:
         output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
-        output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), None)
-        if output is None and (output := self.fakes.layout(out, call.storages)) is None:
+        given = next((index for index, tensor in enumerate(call.tensors) if tensor is out), None)
+        if (output := self.fakes.layout(out, call.storages) if given is None else given) is None:
             return False
         positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
         self.effects[_key(call)] = _Effect(tuple(operators), positions, output)

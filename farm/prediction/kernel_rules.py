@@ -36,33 +36,21 @@ _FITTED = constants("kernel_rules")
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How libraries run a call.
+    """How libraries run a call."""
 
-    Attributes:
-        dtype: dtype of its multiplications.
-        bytes_moved: moved bytes, including intermediate results.
-        serial_bytes: bytes that one multiprocessor must move alone.
-        singles: elements that are read one at a time; a scattered element counts several times.
-        before: `singles` of additional kernels, which reorder inputs first or add a bias last.
-        warps: number of warps whose time is the memory latency.
-        cold_bytes: the part of bytes_moved that no cache keeps between calls: weights.
-        coarse: True if small tiles do not make the call faster.
-        materialised: True for an attention that writes its scores to memory.
-    """
-
-    dtype: str
+    dtype: str  # of its multiplications
     flops: float
-    bytes_moved: float
-    serial_bytes: float = 0.0
-    singles: float = 0.0
-    before: float = 0.0
-    warps: float = 0.0
-    cold_bytes: float = 0.0
+    bytes_moved: float  # including intermediate results
+    serial_bytes: float = 0.0  # that one multiprocessor must move alone
+    singles: float = 0.0  # elements that are read one at a time; a scattered element counts several times
+    before: float = 0.0  # `singles` of additional kernels, which reorder inputs first or add a bias last
+    warps: float = 0.0  # number of warps whose time is the memory latency
+    cold_bytes: float = 0.0  # the part of bytes_moved that no cache keeps between calls: weights
     launches: float = 1
     tensor_cores: bool = True
     aligned: bool = True
-    coarse: bool = False
-    materialised: bool = False
+    coarse: bool = False  # True if small tiles do not make the call faster
+    materialised: bool = False  # True for an attention that writes its scores to memory
 
 
 def kernel_plan(

@@ -65,20 +65,14 @@ WAVE_TILES = ((64, 64), (128, 64), (256, 128))  # libraries choose kernels by th
 
 @dataclass(frozen=True)
 class TileRoofline:
-    """The time of one call.
-
-    Attributes:
-        tiles: number of tiles of its products; 0 without products.
-        waves: tiles / multiprocessors.
-        wave_shares: number of waves / number rounded up, for each size of `WAVE_TILES`; 1 without products.
-    """
+    """The time of one call."""
 
     time_us: float
     compute_us: float
     traffic_us: float
-    tiles: int
-    waves: float
-    wave_shares: tuple[float, ...]
+    tiles: int  # of its products; 0 without products
+    waves: float  # tiles / multiprocessors
+    wave_shares: tuple[float, ...]  # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
 
 
 def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:

@@ -37,18 +37,12 @@ _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Extraction:
-    """The operators of a variant and their costs.
-
-    Attributes:
-        costs: tuple id -> cost of one call.
-        model_flops: FLOPs of the whole model by PyTorch's counter, to check the sum over the tuples.
-        least_peak_bytes: a lower bound of a training step's peak memory; 0 for a forward pass.
-    """
+    """The operators of a variant and their costs."""
 
     capture: CapturedPass
-    costs: dict[str, Cost]
-    model_flops: int
-    least_peak_bytes: int = 0
+    costs: dict[str, Cost]  # of one call, by tuple id
+    model_flops: int  # of the whole model by PyTorch's counter, to check the sum over the tuples
+    least_peak_bytes: int = 0  # a lower bound of a training step's peak memory; 0 for a forward pass
 
     @property
     def flops(self) -> int:

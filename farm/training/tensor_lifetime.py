@@ -20,16 +20,11 @@ ALLOCATED_BYTES = 512  # PyTorch's allocator rounds sizes up to a multiple of th
 
 @dataclass(frozen=True)
 class Inactive:
-    """A period in which a tensor waits for its next use.
-
-    Attributes:
-        begin: the index of the first call that does not use the tensor; the number of calls if the last call uses it.
-        end: the index of the next call that uses it. If this call is in the next step, ``end`` is at most ``begin``.
-    """
+    """A period in which a tensor waits for its next use."""
 
     tensor: int
-    begin: int
-    end: int
+    begin: int  # the index of the first call that does not use the tensor; the number of calls if the last call uses it
+    end: int  # the index of the next call that uses it; if this call is in the next step, at most ``begin``
     begin_us: float
     time_us: float
     over_the_end: bool
