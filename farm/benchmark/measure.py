@@ -39,7 +39,6 @@ from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
 from farm.types.tuple import parse
 
-CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 #: Flags of a replay in order that has another power than the whole model.
 UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "not_converged", "no_energy"}
@@ -75,13 +74,11 @@ GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
-ROUGH_HALF_WIDTH = 0.025  # of the time of the copies that restore the input of a collective
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
 #: The window of a whole model on several cards may be so many times longer: its power alternates between products and
 #: waits, and the sensor samples it ten times a second. Steps of a decoding on two H100s scattered by 14 %.
 GROUP_WINDOWS = 4
 TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
-TURNS_MEMORY_SHARE = 0.5  # of the free memory, for all of these subjects together
 TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
 
 # Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
@@ -249,14 +246,14 @@ class Bench:
     ) -> list[int]:
         """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
 
-        The first subjects that fit into the memory and the time (`TURNS_S`) are timed, without those that fail:
+        The first subjects that fit into half of the memory and the time (`TURNS_S`) are timed, without those that fail:
         `measure` raises their errors. Returns the positions of the timed subjects. If there is a whole model among the
         subjects, ``calls`` has the calls of each subject in it.
         """
         self._timed.clear()
         timers: dict[int, HostTimer] = {}
         on_phase("rebuild", {})
-        least_free_bytes = free_bytes(self.torch_device) * (1 - TURNS_MEMORY_SHARE)
+        least_free_bytes = free_bytes(self.torch_device) / 2  # at the end of the preparation
         for position, (subject, protocol) in enumerate(subjects):
             try:
                 timers[position] = self._host_timer(subject, protocol, stopping)
@@ -414,15 +411,13 @@ class Bench:
         Copies on a card are much faster than those between cards, so a rough figure is enough for a collective.
         """
         if ranks.world() > 1 and gate.energy:
-            stopping, gate = stopping.allowing(ROUGH_HALF_WIDTH), ROUGH
+            stopping, gate = stopping.allowing(0.025), ROUGH
         workload = arrange(Passes(call.restore), protocol, self.torch_device)
         with contextlib.closing(workload):
             reading = self._steady(workload, stopping, gate, silent)
         return dataclasses.replace(reading, flags=tuple(flag for flag in reading.flags if flag != "rough"))
 
-    def _with_figures(
-        self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None
-    ) -> Reading:
+    def _with_figures(self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None) -> Reading:
         """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing` is None."""
         try:
             return reading.noting(**figures())
@@ -542,7 +537,7 @@ class Bench:
             clock.step()
             now_s = time.perf_counter()
             if now_s >= next_check_s:
-                next_check_s = now_s + CHECK_S
+                next_check_s = now_s + 0.02
                 good = now_s - begin_s >= minimum_s and self._good_enough(
                     clock, sampler, begin_s, now_s, stopping, gate
                 )

@@ -33,7 +33,7 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import as_launched, build_variant, compiled_pass, grad_mode, numeric_flags
+from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
@@ -151,7 +151,7 @@ def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) ->
         return as_launched(lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device)
     model, arguments = build_variant(variant, device)
     about: Any = {"grad": protocol.grad, "device_type": device.type}
-    with grad_mode(protocol):
+    with torch.set_grad_enabled(protocol.grad):
         model(*arguments)  # libraries initialize in the first pass
     return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
 
@@ -203,7 +203,7 @@ def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) ->
 
 
 def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    with grad_mode(protocol):
+    with torch.set_grad_enabled(protocol.grad):
         compiled = compiled_pass(subject, device)
     return (
         functools.partial(compare_with_unwatched, compiled.run, compiled.capture, device, grad_enabled=protocol.grad),
@@ -297,7 +297,7 @@ def _tuple_kernels(
             marked.append(tuple_id)
         return 2 * len(marked)
 
-    with grad_mode(protocol):
+    with torch.set_grad_enabled(protocol.grad):
         between = _between_marks(launch)
     # Work after the second mark belongs to no tuple.
     return {
