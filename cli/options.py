@@ -15,11 +15,12 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from farm.errors import UsageError
+from farm.types.fields import fields_of
 
 if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
@@ -57,15 +58,19 @@ def argument(default: Any, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class Declared:
-    """Annotates a dict of given fields: those of a request, or of a variant except `without`."""
+    """Annotates a dict of given fields: those of a variant, a request or `farm memory`, except `without`."""
 
-    of_a_request: bool = False
+    of: Literal["variant", "request", "memory"] = "variant"
     without: Collection[str] = ()
 
     def fields(self) -> dict[str, Field]:
         from farm.requests.partial_request import GIVEN, VARIANT
 
-        declared = GIVEN if self.of_a_request else VARIANT
+        declared = GIVEN if self.of == "request" else VARIANT
+        if self.of == "memory":
+            from farm.requests.memory import MemoryOptions
+
+            declared = {one.name: one for one in fields_of(MemoryOptions)}
         return {name: one for name, one in declared.items() if one.option and name not in self.without}
 
 
@@ -148,8 +153,8 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     """The parameter for a declared field; None if it is not given. Some fields of a request take several values."""
     from farm.requests.partial_request import VARIANT
 
-    several, panel = group.of_a_request and field.several, None
-    if group.of_a_request:
+    several, panel = group.of == "request" and field.several, None
+    if group.of == "request":
         what = field.name in VARIANT or field.name == "operators"
         panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
     number = {"parser": quantity} if field.type is float else {}
@@ -184,7 +189,7 @@ class CliOptions:
         help="A measurement file (YAML); - reads standard input. May be repeated.",
         rich_help_panel=_WHAT,
     )
-    given: Annotated[Mapping[str, Any], Declared(of_a_request=True)] = dataclasses.field(default_factory=dict)
+    given: Annotated[Mapping[str, Any], Declared("request")] = dataclasses.field(default_factory=dict)
     quick: bool = option(
         False, "--quick", help="Measure for a shorter time, with wider intervals.", rich_help_panel=_HOW
     )

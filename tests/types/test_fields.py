@@ -7,6 +7,7 @@ import pytest
 from farm.errors import UsageError
 from farm.exchange.columns import VARIANT as VARIANT_COLUMNS
 from farm.requests.measurement_file import parse
+from farm.requests.memory import MemoryOptions
 from farm.requests.partial_request import GIVEN, VARIANT, PartialRequest, TextFiles
 from farm.store.tables import ModelVariant
 from farm.types.fields import ContentAddressed, declared, fields_of, names_of, original, texts
@@ -43,7 +44,7 @@ def test_the_help_is_made_of_the_declaration():
 
 
 def test_every_field_that_users_give_has_its_texts_in_the_file():
-    records = {kind.__name__: kind for kind in (Variant, Protocol, Stopping, Request, TextFiles)}
+    records = {kind.__name__: kind for kind in (Variant, Protocol, Stopping, Request, TextFiles, MemoryOptions)}
     assert {name: tuple(found) for name, found in texts().items()} == {
         name: names_of(kind) for name, kind in records.items()
     }, "one table for each field, in their order"
