@@ -1,7 +1,7 @@
 """Command-line options that several commands share, and groups of options.
 
-A command takes a group of options as one parameter: a dataclass with fields by `option` and `argument`, or a dict of
-the given fields of a model variant or a request, whose options are derived from the declarations of the fields
+A command takes a group of options as one parameter: a dataclass, whose options are tables of `options.toml`, or a dict
+of the given fields of a model variant or a request, whose options are derived from the declarations of the fields
 (`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import shlex
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +46,6 @@ Cards = Annotated[
 #: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for its message.
 WITH_MODES = ("default", "max-autotune", "reduce-overhead")
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
-
-
-def option(default: Any, *flags: str, **more: Any) -> Any:
-    """A field of a dataclass of options; `more` as of `typer.Option`."""
-    return dataclasses.field(default=default, metadata={"typer": typer.Option(*flags, **more)})
-
-
-def argument(default: Any, **more: Any) -> Any:
-    """A positional argument in a dataclass of options; `more` as of `typer.Argument`."""
-    return dataclasses.field(default=default, metadata={"typer": typer.Argument(**more)})
 
 
 @dataclass(frozen=True)
@@ -111,18 +103,24 @@ def _group(annotation: Any) -> Any:
     return next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Declared)), None)
 
 
+@functools.cache
+def _texts() -> dict[str, dict[str, dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def _members(group: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a dataclass of options."""
+    found = {}
     hints = get_type_hints(group, include_extras=True)
-    return {
-        one.name: inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default,
-            annotation=Annotated[hints[one.name], one.metadata["typer"]] if one.metadata else hints[one.name],
-        )
-        for one in dataclasses.fields(group)
-    }
+    for one in dataclasses.fields(group):
+        kind = hints[one.name]
+        if about := dict(_texts()[group.__name__].get(one.name, {})):
+            made = typer.Argument if about.pop("argument", False) else typer.Option
+            about |= {"parser": quantity} if kind == float | None else {}
+            kind = Annotated[kind, made(*about.pop("flags", ()), **about)]
+        default = inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
+        found[one.name] = inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+    return found
 
 
 def _flat(parameters: Mapping[str, inspect.Parameter]) -> Iterator[inspect.Parameter | Declared]:
@@ -174,39 +172,17 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
 
 @dataclass(frozen=True)
 class CliOptions:
-    """The options of `run` and `submit`. `given` has the fields of a request that were given, by name."""
+    """The options of `run` and `submit`; `options.toml` has their texts. `given` has the fields of a request that were
+    given, by name."""
 
-    models: list[str] | None = argument(
-        None,
-        metavar="MODEL",
-        help="Models by name or pattern, such as 'resnet*' (`farm models` lists all names). For `farm run` also the"
-        " location of your own model: my_models.py:net, or a folder with a config.json.",
-    )
-    files: list[Path] | None = option(
-        None,
-        "-f",
-        "--file",
-        help="A measurement file (YAML); - reads standard input. May be repeated.",
-        rich_help_panel=_WHAT,
-    )
+    models: list[str] | None = None
+    files: list[Path] | None = None
     given: Annotated[Mapping[str, Any], Declared("request")] = dataclasses.field(default_factory=dict)
-    quick: bool = option(
-        False, "--quick", help="Measure for a shorter time, with wider intervals.", rich_help_panel=_HOW
-    )
-    card: list[str] | None = option(
-        None,
-        help="A card: its id, index, host:index, 'cpu', 'gpu', or part of its model name. May be repeated."
-        " Default: all cards of one model.",
-        rich_help_panel=_WHERE,
-    )
-    dry_run: bool = option(
-        False,
-        "--dry-run",
-        help="Print how many items would be measured, how many have a reading, and the expected time. Start nothing.",
-        rich_help_panel=_WHERE,
-    )
-    check: bool = option(False, "--check", help="Exit with code 5 unless every verdict passes.", rich_help_panel=_WHERE)
-    as_json: bool = option(False, "--json", help="Print only JSON on stdout.", rich_help_panel=_WHERE)
+    quick: bool = False
+    card: list[str] | None = None
+    dry_run: bool = False
+    check: bool = False
+    as_json: bool = False
 
     def requests(self, *, locations: bool = True) -> list[PartialRequest]:
         """One request per model and per entry of the files, for each combination of the options with several values.

@@ -5,11 +5,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from sqlmodel import select
 
-from cli import follow, output
+from cli import follow, options, output
+from cli.estimate import EstimateOptions
 from cli.options import CliOptions
 from cli.tables import sparkline
 from farm.devices.device import Card
@@ -363,3 +367,12 @@ def test_a_reader_that_goes_away_is_no_error():
         f"{sys.executable} -m cli -q models | head -1", shell=True, capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("group", [CliOptions, EstimateOptions])
+def test_every_option_of_a_group_has_its_texts_in_the_file(group):
+    texts = tomllib.loads((Path(options.__file__).parent / "options.toml").read_text())
+    assert set(texts) == {"CliOptions", "EstimateOptions"}
+    own = {one.name for one in fields(group)} - {"given", *(["as_json"] if group is EstimateOptions else [])}
+    assert set(texts[group.__name__]) == own
+    assert all(about["help"].endswith(".") for about in texts[group.__name__].values())
