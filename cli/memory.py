@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from cli import output
 from cli.options import SPLIT, AsJson, Declared, Model
 from cli.output import answer, say
@@ -18,11 +16,9 @@ Options = Annotated[dict[str, Any], Declared("memory")]
 def memory(
     model: Model,
     *,
-    batch: int | None = typer.Option(
-        None, "-b", "--batch", help="Batch size. Default: 32, or that of your example inputs."
-    ),
+    batch: int | None = None,
     given: Fields,
-    dtype: str = typer.Option("float32", help="Data type of activations and weights: float32, float16 or bfloat16."),
+    dtype: str = "float32",
     options: Options,
     as_json: AsJson = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """Command-line options that several commands share, and groups of options.
 
-A command takes a group of options as one parameter: a dataclass, whose options are tables of `options.toml`, or a dict
-of the given fields of a model variant or a request, whose options are derived from the declarations of the fields
-(`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
+The flags and texts of the parameters of commands are in `options.toml`. A command takes a group of options as one
+parameter: a dataclass, or a dict of the given fields of a model variant or a request, whose options are derived from
+the declarations of the fields (`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ Cards = Annotated[
 ]
 #: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for its message.
 WITH_MODES = ("default", "max-autotune", "reduce-overhead")
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
 
 
@@ -72,9 +73,9 @@ VariantFields = Annotated[dict[str, Any], Declared()]
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a parameter for each option, in place of its groups of options."""
-    own = inspect.signature(command, eval_str=True).parameters
-    if not any(_group(one.annotation) for one in own.values()):
-        return command
+    name = command.__name__
+    given = inspect.signature(command, eval_str=True).parameters.values()
+    own = {one.name: _with_texts(name.rstrip("_"), one) for one in given}
     # A declared field may have an own option, in any group.
     names = {one.name for one in _flat(own) if isinstance(one, inspect.Parameter)}
     options = [
@@ -83,14 +84,14 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
         for parameter in (
             [_parameter(field, one) for field in one.fields().values() if field.name not in names]
             if isinstance(one, Declared)
-            else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            else [one.replace(kind=_KEYWORD)]
         )
     ]
 
     def flattened(**values: Any) -> None:
         command(**_grouped(own, values))
 
-    flattened.__name__, flattened.__doc__ = command.__name__, command.__doc__
+    flattened.__name__, flattened.__doc__ = name, command.__doc__
     flattened.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     flattened.__annotations__ = {one.name: one.annotation for one in options}
     return flattened
@@ -108,18 +109,22 @@ def _texts() -> dict[str, dict[str, dict[str, Any]]]:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
+def _with_texts(owner: str, one: inspect.Parameter) -> inspect.Parameter:
+    """The parameter of a command or a group, with its option in `options.toml` if there is one."""
+    if not (about := dict(_texts().get(owner, {}).get(one.name, {}))):
+        return one
+    made = typer.Argument if about.pop("argument", False) else typer.Option
+    about |= {"parser": quantity} if one.annotation == float | None else {}
+    return one.replace(annotation=Annotated[one.annotation, made(*about.pop("flags", ()), **about)])
+
+
 def _members(group: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a dataclass of options."""
-    found = {}
-    hints = get_type_hints(group, include_extras=True)
+    found, hints = {}, get_type_hints(group, include_extras=True)
     for one in dataclasses.fields(group):
-        kind = hints[one.name]
-        if about := dict(_texts()[group.__name__].get(one.name, {})):
-            made = typer.Argument if about.pop("argument", False) else typer.Option
-            about |= {"parser": quantity} if kind == float | None else {}
-            kind = Annotated[kind, made(*about.pop("flags", ()), **about)]
         default = inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
-        found[one.name] = inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        of = {"default": default, "annotation": hints[one.name]}
+        found[one.name] = _with_texts(group.__name__, inspect.Parameter(one.name, _KEYWORD, **of))
     return found
 
 
@@ -165,9 +170,7 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
         rich_help_panel=panel,
     )
     kind = str if several or field.type is tuple else field.type
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, one]
-    )
+    return inspect.Parameter(field.name, _KEYWORD, default=None, annotation=Annotated[kind | None, one])
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Verbs that measure nothing."""
 
+import inspect
 import json
 import os
 import re
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from sqlmodel import select
+from typer.main import get_command
 
-from cli import follow, options, output
+from cli import follow, main, output
 from cli.estimate import EstimateOptions
 from cli.options import CliOptions
 from cli.tables import sparkline
@@ -369,10 +371,18 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("group", [CliOptions, EstimateOptions])
-def test_every_option_of_a_group_has_its_texts_in_the_file(group):
-    texts = tomllib.loads((Path(options.__file__).parent / "options.toml").read_text())
-    assert set(texts) == {"CliOptions", "EstimateOptions"}
-    own = {one.name for one in fields(group)} - {"given", *(["as_json"] if group is EstimateOptions else [])}
-    assert set(texts[group.__name__]) == own
-    assert all(about["help"].endswith(".") for about in texts[group.__name__].values())
+def test_every_option_has_a_text_and_every_text_an_option():
+    commands = [main._imported(name) for name in main.COMMANDS]
+    functions = [one.callback for app in commands for one in getattr(app, "registered_commands", ())]
+    functions += [one for one in commands if inspect.isfunction(one)]
+    known = {one.__name__.rstrip("_"): set(inspect.signature(one).parameters) for one in functions}
+    known |= {group.__name__: {one.name for one in fields(group)} for group in (CliOptions, EstimateOptions)}
+    texts = tomllib.loads((Path(main.__file__).parent / "options.toml").read_text())
+    assert [(owner, name) for owner, found in texts.items() for name in found if name not in known[owner]] == []
+
+    def parameters(command):
+        for one in getattr(command, "commands", {}).values():
+            yield from parameters(one)
+        yield from () if hasattr(command, "commands") else command.params
+
+    assert [one.name for one in parameters(get_command(main.app)) if not one.help] == []
