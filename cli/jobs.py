@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cli import follow, lists, output
-from cli.options import AsJson, Follow, Job
+from cli.options import AsJson
 from cli.output import Left, answer, emit_json, say
 from farm.types.format import plural
 
@@ -64,7 +64,7 @@ def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) ->
         progresses = follow.progress_of(database, job_ids)
         shown = {"jobs": [each.to_json() for each in progresses]}
         answer(as_json, shown, lambda: follow.progress_bars(progresses))  # noqa: B023 - called here
-        if not watch or follow.ended(progresses):
+        if not watch or all(one.over for one in progresses):
             return
         time.sleep(WATCH_S)
 
@@ -99,9 +99,9 @@ def cancel(job: list[str]) -> None:
 
 
 def resume(
-    job: Job,
+    job: str,
     failed: bool = False,
-    wait: Follow = False,
+    wait: bool = False,
 ) -> None:
     """Continue a job that waits for nothing: send its open items to the workers again. Nothing is measured twice."""
     from farm.jobs import jobs as rows_of

@@ -38,8 +38,6 @@ def _known(name: str) -> str:
 _MODEL = "The model's name (`farm models` lists all names), or the location of your own model: my_models.py:net."
 Model = Annotated[str, typer.Argument(help=_MODEL, callback=_known)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
-Follow = Annotated[bool, typer.Option("--wait", help="Show the job's progress until it ends.")]
-Job = Annotated[str, typer.Argument(help="The job's id, or its first characters.")]
 Cards = Annotated[
     list[str] | None, typer.Option("--card", help="Only cards whose model or id has this text. May be repeated.")
 ]
