@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from cli.options import AsJson, Cards, CliOptions
 from cli.output import chosen_own_cards, say
 from cli.run import run
@@ -16,7 +14,7 @@ FILE = Path(__file__).parent.parent / "farm" / "data" / "calibration.yml"
 
 def calibrate(
     card: Cards = None,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured, and start nothing."),
+    dry_run: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a short list of operators on this host's GPUs: `farm estimate` then predicts models on these cards.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import typer
 from rich.console import Group
 from rich.table import Table
 
@@ -16,15 +15,9 @@ from farm.errors import FarmUnavailable, NoSuchCard, UsageError
 
 
 def cards(
-    words: list[str] | None = typer.Argument(
-        None,
-        metavar="[drain|resume|release] [CARD]",
-        help="A card: its id, index or part of its model name. Without an action: show everything about the card. "
-        "drain: give the card no more work. resume: give it work again. release: end its quarantine.",
-        show_default=False,
-    ),
+    words: list[str] | None = None,
     as_json: AsJson = False,
-    local: bool = typer.Option(False, "--local", help="List only the cards of this host. Needs no database."),
+    local: bool = False,
 ) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     if words and words[0] in ("drain", "resume", "release"):

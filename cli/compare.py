@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cli import lists, output
 from cli.options import AsJson, options_of_run
 from cli.output import answer, say
@@ -28,35 +26,16 @@ _OF_COMPARE = {"card": "--card", "dry_run": "--dry-run", "check": "--check", "as
 
 
 def compare(
-    first: str = typer.Argument(
-        ...,
-        metavar="A",
-        help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
-        " With --run: a model with options of `farm run`, such as 'resnet50 -b 32'.",
-    ),
-    second: str = typer.Argument(..., metavar="B", help="The job, filters or model to compare A with."),
-    fail_above: str | None = typer.Option(
-        None, metavar="X%", help="Exit with code 5 if a row of the scope costs surely more in B by over this."
-    ),
-    scope: str | None = typer.Option(
-        None,
-        metavar="SCOPE",
-        help="Rows that can fail: time or energy, a colon, and whole, sum, type or tuple; several with commas."
-        " Default: whole, sum and type, of time and energy.",
-    ),
-    min_share: str | None = typer.Option(
-        None, metavar="X%", help="Types and tuples with a smaller share of the total cannot fail. Default: 5%."
-    ),
-    run: bool = typer.Option(False, "--run", help="Measure A and B alternately on one card of this host."),
-    rounds: int = typer.Option(6, min=3, help="With --run: how often to measure A and B."),
-    card: list[str] | None = typer.Option(None, help="With --run: the card. Default: the first one."),
-    limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of models and tuples to show."),
-    shape: str = typer.Option(
-        "table",
-        "--format",
-        metavar="FORMAT",
-        help="table, json, markdown (a summary for a pull request) or junit (XML with a test case for each row).",
-    ),
+    first: str,
+    second: str,
+    fail_above: str | None = None,
+    scope: str | None = None,
+    min_share: str | None = None,
+    run: bool = False,
+    rounds: int = 6,
+    card: list[str] | None = None,
+    limit: int = 20,
+    shape: str = "table",
     as_json: AsJson = False,
 ) -> None:
     """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""

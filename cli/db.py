@@ -36,16 +36,9 @@ def check() -> None:
 
 @app.command(epilog="Example: farm db prune --older-than 90 --dry-run")
 def prune(
-    older_than: float = typer.Option(
-        30.0,
-        "--older-than",
-        metavar="DAYS",
-        min=0,
-        max=36500,
-        help="Delete only data that is at least this many days old.",
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be deleted; delete nothing."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+    older_than: float = 30.0,
+    dry_run: bool = False,
+    yes: bool = False,
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
     from farm.store import pruning
@@ -70,8 +63,8 @@ def prune(
 
 @app.command(epilog="Example: farm db significant --add Conv2d")
 def significant(
-    add: list[str] | None = typer.Option(None, metavar="OPERATOR", help="Add an operator type, e.g. Conv2d."),
-    remove: list[str] | None = typer.Option(None, metavar="OPERATOR", help="Remove an operator type."),
+    add: list[str] | None = None,
+    remove: list[str] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Show or edit the operator types that `--operators auto` measures first."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli import output
-from cli.options import Model, VariantFields, option, quantity, sizes
+from cli.options import AsJson, Model, VariantFields, sizes
 from cli.output import answer, emit_json, say, show
 from farm.errors import NoReadings, NoSuchCard, UsageError
 
@@ -19,51 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """The options of `farm estimate` beside the variant."""
+    """The options of `farm estimate` beside the variant; `options.toml` has their texts."""
 
-    batch: str | None = option(
-        None,
-        "-b",
-        "--batch",
-        metavar="N|N,M|N..M",
-        help="Batch size. Several sizes (1,8,32 or 1..256) give a curve. Default: 32, or that of your example inputs.",
-    )
-    length: str | None = option(
-        None, metavar="N|N,M|N..M", help="Tokens per sequence. Several give a curve. Default: the model's own."
-    )
+    batch: str | None = None
+    length: str | None = None
     given: VariantFields = field(default_factory=dict)
-    card: str = option("", help="Part of the card model's name. Default: the only card model with readings.")
-    launch: str | None = option(
-        None, help="Use readings of this launch: graph or eager. Default: graph on a GPU, eager on a CPU."
-    )
-    tf32: bool = option(False, "--tf32/--no-tf32", help="Use readings for which TF32 was allowed.")
-    torch: str = option(
-        "", help="Use readings of this PyTorch version, e.g. 2.11. Default: the version that covers most of the model."
-    )
-    fill: str = option(
-        "auto",
-        help="How to predict tuples without a reading: auto (with the stored predictor), roofline (a lower bound) or "
-        "none (leave them out).",
-    )
-    measure: int | None = option(
-        None,
-        min=1,
-        metavar="K",
-        help="First measure K tuples on a card of this host: those whose readings narrow the estimate most.",
-    )
-    budget: float | None = option(
-        None,
-        parser=quantity,
-        metavar="TIME",
-        help="Like --measure, but measure as many tuples as this card time allows, such as 60s.",
-    )
-    generate: int | None = option(
-        None,
-        metavar="TOKENS",
-        help="Estimate the generation of this many tokens: a prompt of --length tokens, then a pass for each token.",
-    )
-    png: Path | None = option(None, "--png", metavar="FILE", help="Draw the curve to a file (.png, .svg or .pdf).")
-    as_json: bool = option(False, "--json", help="Print only JSON on stdout.")
+    card: str = ""
+    launch: str | None = None
+    tf32: bool = False
+    torch: str = ""
+    fill: str = "auto"
+    measure: int | None = None
+    budget: float | None = None
+    generate: int | None = None
+    png: Path | None = None
+    as_json: AsJson = False
 
     def check(self, *, is_curve: bool, training: bool) -> None:
         """Raise `UsageError` if two options do not go together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -58,7 +58,7 @@ def follow(
         while True:
             progresses = next_progress(database, job_ids)
             show_progress(progresses)
-            if ended(progresses):
+            if all(one.over for one in progresses):
                 return
             time.sleep(POLL_S)
             tend()
@@ -92,11 +92,6 @@ def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
 
     with database.read() as session:
         return [jobs.progress(session, job_id) for job_id in job_ids]
-
-
-def ended(progresses: Iterable[Progress]) -> bool:
-    """True if no job is running any more."""
-    return all(progress.over for progress in progresses)
 
 
 def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:

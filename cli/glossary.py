@@ -21,9 +21,7 @@ GLOSSARY = Path(__file__).with_name("glossary.md")
 
 def help_(
     context: typer.Context,
-    words: list[str] | None = typer.Argument(
-        None, metavar="[WORD]...", help="A word of a report, or a flag. Default: list all words."
-    ),
+    words: list[str] | None = None,
 ) -> None:
     """Explain a word of a report: accuracy, coverage, a flag, a state."""
     from farm.types.value_profiles import is_class

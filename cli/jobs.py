@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import typer
-
 from cli import follow, lists, output
-from cli.options import AsJson, Follow, Job
+from cli.options import AsJson
 from cli.output import Left, answer, emit_json, say
 from farm.types.format import plural
 
@@ -19,17 +17,11 @@ WATCH_S = 1.0
 
 
 def jobs(
-    words: list[str] | None = typer.Argument(
-        None, metavar="[TEXT]...", help="Only jobs whose title has these texts, such as resnet50 bfloat16."
-    ),
-    state: str = typer.Option("", metavar="STATE", help="Only jobs in this state: open, done or cancelled."),
-    verdict: str = typer.Option("", metavar="VERDICT", help="Only jobs with this verdict: pass, fail or none."),
-    imported: bool | None = typer.Option(
-        None, "--imported/--own", help="Only jobs of other farms, or only those of this farm."
-    ),
-    limit: int = typer.Option(
-        50, "-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs of each kind to show."
-    ),
+    words: list[str] | None = None,
+    state: str = "",
+    verdict: str = "",
+    imported: bool | None = None,
+    limit: int = 50,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first: models, sweeps, and jobs that were imported."""
@@ -43,10 +35,8 @@ def jobs(
 
 
 def status(
-    job: list[str] | None = typer.Argument(
-        None, metavar="JOB", help="A job's id, or its first characters. Default: the open jobs, else the newest job."
-    ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Update the progress until the jobs have ended."),
+    job: list[str] | None = None,
+    watch: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of jobs."""
@@ -74,7 +64,7 @@ def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) ->
         progresses = follow.progress_of(database, job_ids)
         shown = {"jobs": [each.to_json() for each in progresses]}
         answer(as_json, shown, lambda: follow.progress_bars(progresses))  # noqa: B023 - called here
-        if not watch or follow.ended(progresses):
+        if not watch or all(one.over for one in progresses):
             return
         time.sleep(WATCH_S)
 
@@ -93,7 +83,7 @@ def _jobs(database: Database, wanted: list[str]) -> list[str]:
         return list(open_jobs or session.exec(newest_first.limit(1)).all())
 
 
-def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its first characters.")) -> None:
+def cancel(job: list[str]) -> None:
     """End jobs early: running measurements are finished and kept, the other items are not begun."""
     from farm.jobs import jobs as rows_of
 
@@ -109,11 +99,9 @@ def cancel(job: list[str] = typer.Argument(..., metavar="JOB", help="The job's i
 
 
 def resume(
-    job: Job,
-    failed: bool = typer.Option(
-        False, "--failed", help="Also measure failed and cancelled items again, each with all its attempts."
-    ),
-    wait: Follow = False,
+    job: str,
+    failed: bool = False,
+    wait: bool = False,
 ) -> None:
     """Continue a job that waits for nothing: send its open items to the workers again. Nothing is measured twice."""
     from farm.jobs import jobs as rows_of

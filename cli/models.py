@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cli import lists
 from cli.options import AsJson, Model, VariantFields
 from cli.output import answer, emit_json, first_that_knows, say, show
@@ -19,14 +17,8 @@ _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
 def models(
-    pattern: str | None = typer.Argument(
-        None, help="Part of a name, or a pattern such as 'resnet*'. Default: all models."
-    ),
-    source: str | None = typer.Option(
-        None,
-        help="Source of the models: torchvision, transformers, timm or user. Default: all except timm, "
-        "which has more than a thousand models.",
-    ),
+    pattern: str | None = None,
+    source: str | None = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""
@@ -74,7 +66,7 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
 def operators(
     model: Model,
     *,
-    batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in `farm run` on this host."),
+    batch: int | None = None,
     given: VariantFields,
     as_json: AsJson = False,
 ) -> None:

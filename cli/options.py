@@ -1,25 +1,28 @@
 """Command-line options that several commands share, and groups of options.
 
-A command takes a group of options as one parameter: a dataclass with fields by `option` and `argument`, or a dict of
-the given fields of a model variant or a request, whose options are derived from the declarations of the fields
-(`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
+The flags and texts of the parameters of commands are in `options.toml`. A command takes a group of options as one
+parameter: a dataclass, or a dict of the given fields of a model variant or a request, whose options are derived from
+the declarations of the fields (`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import shlex
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from farm.errors import UsageError
+from farm.types.fields import fields_of
 
 if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
@@ -35,37 +38,30 @@ def _known(name: str) -> str:
 _MODEL = "The model's name (`farm models` lists all names), or the location of your own model: my_models.py:net."
 Model = Annotated[str, typer.Argument(help=_MODEL, callback=_known)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
-Follow = Annotated[bool, typer.Option("--wait", help="Show the job's progress until it ends.")]
-Job = Annotated[str, typer.Argument(help="The job's id, or its first characters.")]
 Cards = Annotated[
     list[str] | None, typer.Option("--card", help="Only cards whose model or id has this text. May be repeated.")
 ]
 #: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for its message.
 WITH_MODES = ("default", "max-autotune", "reduce-overhead")
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
-
-
-def option(default: Any, *flags: str, **more: Any) -> Any:
-    """A field of a dataclass of options; `more` as of `typer.Option`."""
-    return dataclasses.field(default=default, metadata={"typer": typer.Option(*flags, **more)})
-
-
-def argument(default: Any, **more: Any) -> Any:
-    """A positional argument in a dataclass of options; `more` as of `typer.Argument`."""
-    return dataclasses.field(default=default, metadata={"typer": typer.Argument(**more)})
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Annotates a dict of given fields: those of a request, or of a variant except `without`."""
+    """Annotates a dict of given fields: those of a variant, a request or `farm memory`, except `without`."""
 
-    of_a_request: bool = False
+    of: Literal["variant", "request", "memory"] = "variant"
     without: Collection[str] = ()
 
     def fields(self) -> dict[str, Field]:
         from farm.requests.partial_request import GIVEN, VARIANT
 
-        declared = GIVEN if self.of_a_request else VARIANT
+        declared = GIVEN if self.of == "request" else VARIANT
+        if self.of == "memory":
+            from farm.requests.memory import MemoryOptions
+
+            declared = {one.name: one for one in fields_of(MemoryOptions)}
         return {name: one for name, one in declared.items() if one.option and name not in self.without}
 
 
@@ -75,9 +71,9 @@ VariantFields = Annotated[dict[str, Any], Declared()]
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a parameter for each option, in place of its groups of options."""
-    own = inspect.signature(command, eval_str=True).parameters
-    if not any(_group(one.annotation) for one in own.values()):
-        return command
+    name = command.__name__
+    given = inspect.signature(command, eval_str=True).parameters.values()
+    own = {one.name: _with_texts(name.rstrip("_"), one) for one in given}
     # A declared field may have an own option, in any group.
     names = {one.name for one in _flat(own) if isinstance(one, inspect.Parameter)}
     options = [
@@ -86,14 +82,14 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
         for parameter in (
             [_parameter(field, one) for field in one.fields().values() if field.name not in names]
             if isinstance(one, Declared)
-            else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            else [one.replace(kind=_KEYWORD)]
         )
     ]
 
     def flattened(**values: Any) -> None:
         command(**_grouped(own, values))
 
-    flattened.__name__, flattened.__doc__ = command.__name__, command.__doc__
+    flattened.__name__, flattened.__doc__ = name, command.__doc__
     flattened.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     flattened.__annotations__ = {one.name: one.annotation for one in options}
     return flattened
@@ -106,18 +102,28 @@ def _group(annotation: Any) -> Any:
     return next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Declared)), None)
 
 
+@functools.cache
+def _texts() -> dict[str, dict[str, dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def _with_texts(owner: str, one: inspect.Parameter) -> inspect.Parameter:
+    """The parameter of a command or a group, with its option in `options.toml` if there is one."""
+    if not (about := dict(_texts().get(owner, {}).get(one.name, {}))):
+        return one
+    made = typer.Argument if about.pop("argument", False) else typer.Option
+    about |= {"parser": quantity} if one.annotation == float | None else {}
+    return one.replace(annotation=Annotated[one.annotation, made(*about.pop("flags", ()), **about)])
+
+
 def _members(group: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a dataclass of options."""
-    hints = get_type_hints(group, include_extras=True)
-    return {
-        one.name: inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default,
-            annotation=Annotated[hints[one.name], one.metadata["typer"]] if one.metadata else hints[one.name],
-        )
-        for one in dataclasses.fields(group)
-    }
+    found, hints = {}, get_type_hints(group, include_extras=True)
+    for one in dataclasses.fields(group):
+        default = inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
+        of = {"default": default, "annotation": hints[one.name]}
+        found[one.name] = _with_texts(group.__name__, inspect.Parameter(one.name, _KEYWORD, **of))
+    return found
 
 
 def _flat(parameters: Mapping[str, inspect.Parameter]) -> Iterator[inspect.Parameter | Declared]:
@@ -148,8 +154,8 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     """The parameter for a declared field; None if it is not given. Some fields of a request take several values."""
     from farm.requests.partial_request import VARIANT
 
-    several, panel = group.of_a_request and field.several, None
-    if group.of_a_request:
+    several, panel = group.of == "request" and field.several, None
+    if group.of == "request":
         what = field.name in VARIANT or field.name == "operators"
         panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
     number = {"parser": quantity} if field.type is float else {}
@@ -162,46 +168,22 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
         rich_help_panel=panel,
     )
     kind = str if several or field.type is tuple else field.type
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, one]
-    )
+    return inspect.Parameter(field.name, _KEYWORD, default=None, annotation=Annotated[kind | None, one])
 
 
 @dataclass(frozen=True)
 class CliOptions:
-    """The options of `run` and `submit`. `given` has the fields of a request that were given, by name."""
+    """The options of `run` and `submit`; `options.toml` has their texts. `given` has the fields of a request that were
+    given, by name."""
 
-    models: list[str] | None = argument(
-        None,
-        metavar="MODEL",
-        help="Models by name or pattern, such as 'resnet*' (`farm models` lists all names). For `farm run` also the"
-        " location of your own model: my_models.py:net, or a folder with a config.json.",
-    )
-    files: list[Path] | None = option(
-        None,
-        "-f",
-        "--file",
-        help="A measurement file (YAML); - reads standard input. May be repeated.",
-        rich_help_panel=_WHAT,
-    )
-    given: Annotated[Mapping[str, Any], Declared(of_a_request=True)] = dataclasses.field(default_factory=dict)
-    quick: bool = option(
-        False, "--quick", help="Measure for a shorter time, with wider intervals.", rich_help_panel=_HOW
-    )
-    card: list[str] | None = option(
-        None,
-        help="A card: its id, index, host:index, 'cpu', 'gpu', or part of its model name. May be repeated."
-        " Default: all cards of one model.",
-        rich_help_panel=_WHERE,
-    )
-    dry_run: bool = option(
-        False,
-        "--dry-run",
-        help="Print how many items would be measured, how many have a reading, and the expected time. Start nothing.",
-        rich_help_panel=_WHERE,
-    )
-    check: bool = option(False, "--check", help="Exit with code 5 unless every verdict passes.", rich_help_panel=_WHERE)
-    as_json: bool = option(False, "--json", help="Print only JSON on stdout.", rich_help_panel=_WHERE)
+    models: list[str] | None = None
+    files: list[Path] | None = None
+    given: Annotated[Mapping[str, Any], Declared("request")] = dataclasses.field(default_factory=dict)
+    quick: bool = False
+    card: list[str] | None = None
+    dry_run: bool = False
+    check: bool = False
+    as_json: bool = False
 
     def requests(self, *, locations: bool = True) -> list[PartialRequest]:
         """One request per model and per entry of the files, for each combination of the options with several values.

@@ -34,7 +34,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
 
 @app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
 def dataset(
-    target: Path = typer.Argument(..., metavar="FILE", help="The file to write (.parquet or .csv)."),
+    target: Path,
     card: Card = "",
     torch: Torch = "",
     as_json: AsJson = False,
@@ -52,14 +52,10 @@ def dataset(
 
 @app.command(epilog="Example: farm predict fit --card H200")
 def fit(
-    predictor: str = typer.Argument("best", metavar="[PREDICTOR]", help="Name of the predictor to fit."),
+    predictor: str = "best",
     card: Card = "",
     torch: Torch = "",
-    out: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="The .npz file to write. Default: a file in the folder from which `farm estimate` reads predictors.",
-    ),
+    out: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
@@ -84,31 +80,14 @@ def fit(
 
 @app.command(epilog="Example: farm predict evaluate best --card H200")
 def evaluate(
-    predictors: list[str] | None = typer.Argument(
-        None, metavar="[PREDICTOR]...", help="Names of predictors. Default: all."
-    ),
+    predictors: list[str] | None = None,
     card: Card = "",
     torch: Torch = "",
-    on: str = typer.Option(
-        "",
-        metavar="DATABASE",
-        help="Evaluate the stored predictor of the card on readings that are not in its training data. DATABASE: a "
-        "URL, or the folder of an export. Fits nothing.",
-    ),
-    across: str = typer.Option(
-        "",
-        metavar="CARD",
-        help="Fit to the readings of --card, evaluate on those of this card model. Uses only portable features.",
-    ),
-    folds: bool = typer.Option(
-        True, "--folds/--no-folds", help="Also evaluate by cross-validation with ten random folds."
-    ),
-    curve: bool = typer.Option(
-        False, "--curve", help="Also compute learning curves: the error by the number of training tuples."
-    ),
-    png: Path | None = typer.Option(
-        None, "--png", metavar="FILE", help="Draw predicted against measured values to a file (.png, .svg or .pdf)."
-    ),
+    on: str = "",
+    across: str = "",
+    folds: bool = True,
+    curve: bool = False,
+    png: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate predictors with random tuples left out, and with a whole family of models left out."""
@@ -136,22 +115,14 @@ def evaluate(
 
 @app.command(epilog="Example: farm predict plan resnet50 --card H100")
 def plan(
-    models: list[str] = typer.Argument(
-        ..., metavar="MODEL...", help="The models whose estimates should become more precise."
-    ),
+    models: list[str],
     *,
-    batch: str | None = typer.Option(
-        None,
-        "-b",
-        "--batch",
-        metavar="N|N,M|N..M",
-        help="Batch size, or several. Default: 32, or that of your example inputs.",
-    ),
+    batch: str | None = None,
     given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
-    tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
+    tuples: int = 60,
     card: Card = "",
     torch: Torch = "",
-    out: Path | None = typer.Option(None, metavar="FILE", help="Write the measurement file to this path."),
+    out: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""

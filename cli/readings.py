@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from cli import lists, output
 from cli.options import AsJson, Cards
 from cli.output import emit, emit_json, say, show
@@ -13,16 +11,10 @@ from farm.types.format import plural
 
 
 def lookup(
-    words: list[str] = typer.Argument(
-        ...,
-        metavar="OPERATOR|FILTER...",
-        help="An operator and filters, e.g. Conv2d in_channels=64 kernel_size=3 dtype=bfloat16.",
-    ),
+    words: list[str],
     card: Cards = None,
-    sort: str = typer.Option(
-        "time", help="Order of the readings: time, energy or power (most expensive first), or age (newest first)."
-    ),
-    limit: int = typer.Option(20, "-n", "--limit", min=1, help="The maximum number of readings to show."),
+    sort: str = "time",
+    limit: int = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show the cost of an operator: time, energy and power from readings, with their card, software and age."""
@@ -46,19 +38,11 @@ def lookup(
 
 
 def export(
-    target: Path = typer.Argument(
-        Path("farm-export"),
-        metavar="[FILE|FOLDER]",
-        help="A file (.parquet, .csv or .jsonl) for the readings alone, or a folder for all tables.",
-    ),
-    filters: list[str] | None = typer.Argument(
-        None,
-        metavar="[FILTER]...",
-        help="Export only matching readings, e.g. Conv2d in_channels=64 'flops>=1e9' dtype=bfloat16 torch=2.11.",
-    ),
-    form: str | None = typer.Option(None, "--format", help="Format of the files: parquet (default), csv or jsonl."),
+    target: Path = Path("farm-export"),
+    filters: list[str] | None = None,
+    form: str | None = None,
     card: Cards = None,
-    traces: bool = typer.Option(False, "--traces", help="Also export the sampled time series (large)."),
+    traces: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Write readings, calls and verdicts as tidy tables, with a data dictionary beside them."""
@@ -82,14 +66,8 @@ def export(
 
 
 def import_(
-    paths: list[Path] = typer.Argument(
-        ...,
-        metavar="FILE...",
-        help="Parquet files of `farm export`, or folders with such files. h100 and h200 are the packaged readings.",
-    ),
-    origin: str = typer.Option(
-        "", help="Name of the exporting farm, stored with each reading. Default: the file's name."
-    ),
+    paths: list[Path],
+    origin: str = "",
     as_json: AsJson = False,
 ) -> None:
     """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Group
 
 from cli import follow, output
@@ -16,31 +15,16 @@ from farm.errors import UsageError
 
 
 def report(
-    jobs: list[str] | None = typer.Argument(None, metavar="JOB...", help="Ids of jobs, or their first characters."),
-    by: str | None = typer.Option(
-        None,
-        "--by",
-        metavar="NAME",
-        help="Show the cost by NAME (type, tuple, call or module), with sizes and parameters.",
-    ),
-    depth: int | None = typer.Option(
-        None, "--depth", min=0, max=100, metavar="N", help="With --by module: the number of module levels to show."
-    ),
-    readings: bool = typer.Option(False, "--readings", help="List the readings with their ids, for --trace."),
-    trace: str | None = typer.Option(
-        None,
-        metavar="READING",
-        help="Show power, clocks and temperature during one reading, with its window marked, instead of jobs.",
-    ),
-    png: Path | None = typer.Option(
-        None, "--png", metavar="FILE", help="With --trace: draw the series to a file (.png, .svg or .pdf)."
-    ),
-    html: Path | None = typer.Option(
-        None, "--html", metavar="FILE", help="Write a self-contained page with charts; it needs no network."
-    ),
-    as_csv: bool = typer.Option(False, "--csv", help="Print only CSV on stdout: the rows of --by (default: type)."),
+    jobs: list[str] | None = None,
+    by: str | None = None,
+    depth: int | None = None,
+    readings: bool = False,
+    trace: str | None = None,
+    png: Path | None = None,
+    html: Path | None = None,
+    as_csv: bool = False,
     as_json: AsJson = False,
-    check: bool = typer.Option(False, "--check", help="Exit with code 5 unless the verdicts pass."),
+    check: bool = False,
 ) -> None:
     """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or cost by layer."""
     from farm.jobs import jobs as rows_of
@@ -122,10 +106,8 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
 
 
 def history(
-    model: str = typer.Argument(
-        ..., metavar="MODEL", help="A model, the name of a test with farm_benchmark, or a pattern such as 'tests/*'."
-    ),
-    html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write a page with charts."),
+    model: str,
+    html: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest first."""
@@ -144,9 +126,7 @@ def history(
 
 
 def publish(
-    folder: Path = typer.Argument(
-        ..., metavar="FOLDER", help="The folder to write to. If it has an earlier site, that site is updated."
-    ),
+    folder: Path,
 ) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""
     from farm.pages import page

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import typer
-
 from cli import follow, output
 from cli.options import CliOptions
 from cli.output import Interrupted, emit_json, say
@@ -173,9 +171,7 @@ def measure(
 
 def submit(
     options: CliOptions,
-    wait: bool = typer.Option(
-        False, "--wait", help="Show the progress of the jobs until they end, then their reports."
-    ),
+    wait: bool = False,
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
     from farm.jobs.cards import serving_cards

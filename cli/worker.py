@@ -22,10 +22,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def worker(
-    card: list[str] | None = typer.Option(
-        None, help="A card of this host: id, index, 'gpu', 'cpu', or part of its model name. Default: all its GPUs."
-    ),
-    as_json: bool = typer.Option(False, "--json-logs", help="Log one JSON object per line."),
+    card: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings
@@ -65,15 +63,9 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
 
 
 def flower(
-    port: int | None = typer.Option(
-        None, min=0, max=65535, help="Port to listen on; 0 takes a free port. Default: the setting flower_port."
-    ),
-    address: str = typer.Option(
-        "127.0.0.1", help="Address to listen on. Any address except loopback needs a password."
-    ),
-    writable: bool = typer.Option(
-        False, "--writable", help="Let Flower revoke tasks and stop workers. Default: read-only."
-    ),
+    port: int | None = None,
+    address: str = "127.0.0.1",
+    writable: bool = False,
 ) -> None:
     """Show queues, workers and tasks in the browser."""
     from farm.settings import settings

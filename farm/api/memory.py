@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import FarmUnavailable, UsageError
 from farm.memory_report import files
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
-from farm.requests.memory import amounts_of, bytes_of
+from farm.requests.memory import MemoryOptions
 from farm.slow_memory import offload_plan
 from farm.slow_memory.transfers import offload
 from farm.training.version import versioned
@@ -36,66 +35,11 @@ class Access:
     say: Callable[[str], Any]  # shows a message about a slow action or a written file
 
 
-@dataclass(frozen=True)
-class MemoryOptions:
-    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them."""
-
-    card: str | None = None
-    job: str = ""
-    fit: str = ""
-    offload: str = ""
-    fast: str = ""
-    slow_bandwidth: str = ""
-    moves: bool = False
-    run: bool = False
-    what_if_recompute: bool = False
-    config: Path | None = None
-    out: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Raise `UsageError` if an amount is malformed, or if two options exclude each other."""
-        for problem, step in self._contradictions():
-            raise UsageError(problem, step)
-        _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
-        if self.out is not None:
-            files.check_drawing()
-
-    def _contradictions(self) -> Iterator[tuple[str, str]]:
-        """Yield each contradiction of two options, and what to do."""
-        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
-            yield "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
-        for name in ("job", "fit", "what_if_recompute"):
-            if self.run and getattr(self, name):
-                option = "--" + name.replace("_", "-")
-                problem = f"{option} cannot be combined with --run, which runs one step with one batch."
-                yield problem, f"Omit {option} or --run."
-        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
-            problem = "--moves needs the bandwidth between fast and slow memory, which readings do not contain."
-            yield problem, "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run)."
-        if self.job and self.card is not None:
-            yield "--card cannot be combined with --job: the job has a card.", "Omit --card or --job."
-
-    @property
-    def limit_bytes(self) -> int | None:
-        return bytes_of("--fit", self.fit) if self.fit else None
-
-    @property
-    def offload_bytes_per_s(self) -> float | None:
-        return bytes_of("--offload", self.offload, per_second=True) if self.offload else None
-
-    @property
-    def amounts(self) -> list[Any]:
-        return amounts_of("--fast", self.fast) if self.fast else []
-
-    @property
-    def slow_bytes_per_s(self) -> float | None:
-        given = self.slow_bandwidth not in ("", "measured")
-        return bytes_of("--slow-bandwidth", self.slow_bandwidth, per_second=True) if given else None
-
-
 def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
     """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
     Raises the errors of `farm.api.queries.step_memory`; with ``run``, also those of `farm.api.planned_step.step_on`."""
+    if options.out is not None:
+        files.check_drawing()
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
     variant = versioned(variant)

@@ -1,4 +1,4 @@
-"""Checks that a variant fits in a card's memory before a job starts, and parses amounts of memory."""
+"""Checks that a variant fits in a card's memory before a job starts; amounts of memory; options of `farm memory`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.requests.card_selection import CardLike
 from farm.types.protocol import Variant
 from farm.types.tuple import DTYPES
+
+if TYPE_CHECKING:
+    from farm.requests.card_selection import CardLike
 
 # The largest input per sample in the catalog: 16 video frames with 3 colour planes.
 _MOST_PLANES = 3 * 16
@@ -192,3 +196,61 @@ def amounts_of(option: str, text: str) -> list[Amount]:
         else:
             found.append(Amount(bytes_of(option, word)))
     return found
+
+
+# ----- the options of `farm memory`
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them."""
+
+    card: str | None = None
+    job: str = ""
+    fit: str = ""
+    offload: str = ""
+    fast: str = ""
+    slow_bandwidth: str = ""
+    moves: bool = False
+    run: bool = False
+    what_if_recompute: bool = False
+    config: Path | None = None
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` if an amount is malformed, or if two options exclude each other."""
+        for problem, step in self._contradictions():
+            raise UsageError(problem, step)
+        _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield each contradiction of two options, and what to do."""
+        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
+            yield "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
+        for name in ("job", "fit", "what_if_recompute"):
+            if self.run and getattr(self, name):
+                option = "--" + name.replace("_", "-")
+                problem = f"{option} cannot be combined with --run, which runs one step with one batch."
+                yield problem, f"Omit {option} or --run."
+        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
+            problem = "--moves needs the bandwidth between fast and slow memory, which readings do not contain."
+            yield problem, "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run)."
+        if self.job and self.card is not None:
+            yield "--card cannot be combined with --job: the job has a card.", "Omit --card or --job."
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return bytes_of("--fit", self.fit) if self.fit else None
+
+    @property
+    def offload_bytes_per_s(self) -> float | None:
+        return bytes_of("--offload", self.offload, per_second=True) if self.offload else None
+
+    @property
+    def amounts(self) -> list[Amount]:
+        return amounts_of("--fast", self.fast) if self.fast else []
+
+    @property
+    def slow_bytes_per_s(self) -> float | None:
+        given = self.slow_bandwidth not in ("", "measured")
+        return bytes_of("--slow-bandwidth", self.slow_bandwidth, per_second=True) if given else None

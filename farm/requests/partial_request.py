@@ -67,19 +67,8 @@ def default_dtype(model: str, card_kind: str) -> str:
 class TextFiles(Record):
     """The files of a user's own text. `farm.models.catalog.variant` computes the field `Variant.text` from them."""
 
-    text: Path | None = declared(
-        None,
-        "file with the text that a language model reads",
-        "--text",
-        usual="a text that comes with farm",
-        metavar="FILE",
-    )
-    tokenizer: Path | None = declared(
-        None,
-        "with --text: the folder with the tokenizer.json that turns the text into token ids",
-        "--tokenizer",
-        metavar="FOLDER",
-    )
+    text: Path | None = declared(None)
+    tokenizer: Path | None = declared(None)
 
 
 #: The fields that a user can give, grouped by the record that contains them.

@@ -1,9 +1,10 @@
 """Declared fields: name, type, default, meaning, unit, choices and command-line option in one place.
 
 A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once, with `declared`, in
-its class. Everything else is derived from it: validation, JSON and content id (`Record`), database columns
-(`farm.store.tables`), export columns (`farm.exchange.columns`), command-line options (`cli.options`), keys of
-measurement files (`farm.requests.measurement_file`) and the fields of `farm.requests.partial_request.PartialRequest`.
+its class. The texts of fields that users give are in `fields.toml`. Everything else is derived from both: validation,
+JSON and content id (`Record`), database columns (`farm.store.tables`), export columns (`farm.exchange.columns`),
+command-line options (`cli.options`), keys of measurement files (`farm.requests.measurement_file`) and the fields of
+`farm.requests.partial_request.PartialRequest`.
 
 This module imports neither torch nor Pydantic, because every command loads it at start.
 """
@@ -14,10 +15,12 @@ import dataclasses
 import functools
 import hashlib
 import json
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from farm.errors import UsageError
@@ -64,28 +67,35 @@ class Field:
         return f"{text}.{f' Default: {self.usual}.' if self.usual else ''}{several}"
 
 
-def declared(default: Any, description: str, option: str = "", **more: Any) -> Any:
-    """Declare a field of a frozen dataclass. `option` has the flags of its command-line option, separated by blanks; ""
-    if it has none. `more`: see `Field`."""
-    metadata = {"description": description, "option": tuple(option.split()), **more}
+def declared(default: Any, description: str = "", **more: Any) -> Any:
+    """Declare a field of a frozen dataclass. `more`: see `Field`. What `fields.toml` has of the field is added."""
+    metadata = {"description": description, **more} if description else more
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def original(default: Any, description: str, option: str = "", **more: Any) -> Any:
+def original(default: Any, description: str = "", **more: Any) -> Any:
     """Declare a field that JSON contains even at its default. Only fields of the first version; else use `declared`."""
-    return declared(default, description, option, always=True, **more)
+    return declared(default, description, always=True, **more)
+
+
+@functools.cache
+def texts() -> dict[str, dict[str, dict[str, str]]]:
+    """Return record -> field -> its texts for users, from ``fields.toml``."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def fields_of(kind: Any) -> tuple[Field, ...]:
     """The fields of a dataclass, in order."""
-    hints = typing.get_type_hints(kind)
-    return tuple(
-        Field(one.name, _plain_type(hints[one.name]), one.default, **{"always": one.default is MISSING, **one.metadata})
-        for one in dataclasses.fields(kind)
-    )
+    hints, of_kind = typing.get_type_hints(kind), texts().get(kind.__name__, {})
+    found = []
+    for one in dataclasses.fields(kind):
+        more = {"always": one.default is MISSING, **of_kind.get(one.name, {}), **one.metadata}
+        option = tuple(more.pop("option", "").split())
+        found.append(Field(one.name, _plain_type(hints[one.name]), one.default, option=option, **more))
+    return tuple(found)
 
 
 @functools.cache

@@ -35,42 +35,16 @@ OnPhase = Callable[[str, dict[str, Any]], None]
 class Protocol(ContentAddressed):
     """The conditions of a measurement. Only readings with the same protocol are comparable."""
 
-    launch: Launch = original(
-        "graph",
-        "how kernels are launched: graph (CUDA graphs) or eager",
-        "--launch",
-        usual="graph on a GPU, eager on a CPU",
-        choices=get_args(Launch),
-    )
-    residency: Residency = original(
-        "resident",
-        "which data is in the cache when a pass starts: resident, reuse, stream or chain",
-        "--residency",
-        usual="resident",
-        choices=get_args(Residency),
-    )
+    launch: Launch = original("graph", choices=get_args(Launch))
+    residency: Residency = original("resident", choices=get_args(Residency))
     # If it is `seen`, a job uses the value profile (`farm.types.value_profiles`) of each call instead.
-    data: str = original(
-        "normal",
-        "values of the inputs: seen (as in the running model), normal, zeros, a value profile, or copied (from the"
-        " running model, for compiled models)",
-        "--data",
-        usual="seen on a GPU, normal on a CPU; copied for compiled models",
-        choices=("normal", "zeros", "seen", "copied"),
-    )
-    grad: bool = original(False, "whether autograd records the operators")
-    tf32: bool = original(
-        False, "allow TF32 for float32 matrix products and convolutions", "--tf32/--no-tf32", usual="no"
-    )
-    cudnn_benchmark: bool = original(
-        False,
-        "let cuDNN try several kernels and use the fastest",
-        "--cudnn-benchmark/--no-cudnn-benchmark",
-        usual="no",
-    )
-    cudnn_deterministic: bool = original(False, "whether cuDNN uses deterministic kernels only")
-    placement: str = declared("", "which of a tuple's tensors are in slow memory (in0+out0)", note="empty: none")
-    cards: int = declared(1, "cards of one host that run an operator at the same time, one process each", minimum=1)
+    data: str = original("normal", choices=("normal", "zeros", "seen", "copied"))
+    grad: bool = original(False)
+    tf32: bool = original(False)
+    cudnn_benchmark: bool = original(False)
+    cudnn_deterministic: bool = original(False)
+    placement: str = declared("")
+    cards: int = declared(1, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,12 +92,12 @@ class Stopping(Record):
     Half-widths belong to the 95 % interval and are relative to the value.
     """
 
-    warm_up_s: float = original(0.2, "length of the warm-up", unit="s")
-    minimum_s: float = original(0.5, "shortest window of one reading", unit="s")
-    maximum_s: float = original(3.0, "longest window of one reading, in seconds", "--window", unit="s")
-    time_half_width: float = original(0.01, "relative half-width of the time's interval at which a window ends")
-    energy_half_width: float = original(0.02, "relative half-width of the energy's interval at which a window ends")
-    rough: bool = declared(False, "whether the window need not wait for the chip's temperature", given=False)
+    warm_up_s: float = original(0.2, unit="s")
+    minimum_s: float = original(0.5, unit="s")
+    maximum_s: float = original(3.0, unit="s")
+    time_half_width: float = original(0.01)
+    energy_half_width: float = original(0.02)
+    rough: bool = declared(False, given=False)
 
     def allowing(self, half_width: float) -> Self:
         """Return the rule if this half-width of the time, and `ENERGY_PER_TIME` times it for the energy, is enough.
@@ -146,130 +120,31 @@ class Variant(ContentAddressed):
     A field that the model does not use has its default, such as the image size of a language model.
     """
 
-    model: str = original(MISSING, "the model's name")
-    batch: int = original(
-        MISSING, "batch size", "-b --batch", usual="depends on the card", metavar="N|N,M|N..M", minimum=1, several=True
-    )
-    input_size: int = original(
-        MISSING,
-        "height and width of the input",
-        "--input-size",
-        unit="px",
-        usual="the model's own",
-        minimum=0,
-        note="0: the model takes no images",
-    )
-    dtype: str = original(
-        "float32",
-        "type of the weights: float32, float16 or bfloat16",
-        "--dtype",
-        usual="on a GPU bfloat16 if the model generates text, else float32",
-        choices=("float32", "float16", "bfloat16"),
-    )
-    memory_format: str = original(
-        "contiguous",
-        "memory format: contiguous or channels_last",
-        "--memory-format",
-        usual="contiguous",
-        choices=("contiguous", "channels_last"),
-    )
-    mode: str = original(
-        "eval", "mode of the modules: eval or train", "--mode", usual="eval", choices=("eval", "train")
-    )
-    weights: str = original("random", "where the weights come from", choices=("random",))
-    length: int = declared(
-        0,
-        "length of each sequence: tokens, or samples of a sound",
-        "--length",
-        usual="the model's own",
-        metavar="N|N,M|N..M",
-        minimum=0,
-        several=True,
-        note="0: the model takes no sequences",
-    )
-    padded: bool = declared(False, "sequences of unequal length, padded and masked", "--padded")
-    phase: str = declared(
-        "",
-        "pass of a language model: encode, prefill (a prompt) or decode (one new token per sequence, with a cache)",
-        "--phase",
-        usual="the model's first",
-        choices=("", "encode", "prefill", "decode"),
-    )
-    cache: int = declared(
-        0,
-        "for decode: capacity of the cache, in tokens per sequence",
-        "--cache",
-        usual="1024",
-        metavar="N|N,M|N..M",
-        minimum=0,
-        several=True,
-        note="0: not decode",
-    )
-    compile: str = declared(
-        "",
-        "compile the model with torch.compile: default or max-autotune",
-        "--compile",
-        usual="no; default if no mode follows",
-        metavar="[MODE]",
-        choices=COMPILE_MODES,
-        note="empty: eager",
-    )
-    layers: int = declared(0, "number of the model's layers to keep", "--layers", usual="all", minimum=0, note="0: all")
+    model: str = original(MISSING)
+    batch: int = original(MISSING, minimum=1, several=True)
+    input_size: int = original(MISSING, unit="px", minimum=0)
+    dtype: str = original("float32", choices=("float32", "float16", "bfloat16"))
+    memory_format: str = original("contiguous", choices=("contiguous", "channels_last"))
+    mode: str = original("eval", choices=("eval", "train"))
+    weights: str = original("random", choices=("random",))
+    length: int = declared(0, minimum=0, several=True)
+    padded: bool = declared(False)
+    phase: str = declared("", choices=("", "encode", "prefill", "decode"))
+    cache: int = declared(0, minimum=0, several=True)
+    compile: str = declared("", choices=COMPILE_MODES)
+    layers: int = declared(0, minimum=0)
     # The content id of the token ids. Users give a file instead (`farm.requests.partial_request.TextFiles`).
-    text: str = declared("", "content id of the tokens", note="empty: of the farm's own text")
-    step: str = declared(
-        "",
-        "kind of pass: training is one iteration with loss, backward and optimizer",
-        "--step",
-        usual="the forward pass only",
-        choices=("", "training"),
-        note="empty: the forward pass only",
-    )
-    optimizer: str = declared(
-        "",
-        "for a training step: sgd, adam or adamw, optionally with the suffix -foreach, -fused or -compiled",
-        "--optimizer",
-        usual="sgd",
-        choices=("", *OPTIMIZERS),
-    )
-    amp: str = declared(
-        "",
-        "for a training step: dtype of autocast, bfloat16 or float16",
-        "--amp",
-        usual="none",
-        choices=("", "bfloat16", "float16"),
-    )
-    accumulate: int = declared(
-        1, "for a training step: forward and backward passes per optimizer step", "--accumulate", usual="1", minimum=1
-    )
-    recompute: str = declared(
-        "",
-        "for a training step: modules that run again in the backward pass, so that their activations are not kept",
-        "--recompute",
-        metavar="blocks|PATH,...",
-    )
-    tensor_parallel: int = declared(
-        1, "cards that hold parts of each layer (tensor parallelism)", "--tensor-parallel", usual="1", minimum=1
-    )
-    data_parallel: int = declared(
-        1, "for a training step: cards that each train on their own batch", "--data-parallel", usual="1", minimum=1
-    )
-    sharding: str = declared(
-        "ddp",
-        "for --data-parallel: copies of the weights (ddp), or parts of them that are gathered when needed (fsdp)",
-        "--sharding",
-        usual="ddp",
-        choices=("ddp", "fsdp"),
-    )
-    distributed: int = declared(
-        1, "for a model of your own that is already distributed: its number of cards", "--cards", usual="1", minimum=1
-    )
-    version: str = declared(
-        "",
-        "version of a user's own model: a hash of its source and its calls",
-        note="empty: a model of the catalog",
-        given=False,
-    )
+    text: str = declared("")
+    step: str = declared("", choices=("", "training"))
+    optimizer: str = declared("", choices=("", *OPTIMIZERS))
+    amp: str = declared("", choices=("", "bfloat16", "float16"))
+    accumulate: int = declared(1, minimum=1)
+    recompute: str = declared("")
+    tensor_parallel: int = declared(1, minimum=1)
+    data_parallel: int = declared(1, minimum=1)
+    sharding: str = declared("ddp", choices=("ddp", "fsdp"))
+    distributed: int = declared(1, minimum=1)
+    version: str = declared("", given=False)
 
     def __post_init__(self) -> None:
         if self.compile == "reduce-overhead":

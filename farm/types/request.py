@@ -46,51 +46,17 @@ def named(operators: Sequence[str]) -> tuple[str, ...]:
 class Request(ContentAddressed):
     """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and sweep is set."""
 
-    variant: Variant | None = original(None, "the model variant")
-    sweep: Sweep | None = original(None, "the sweep")
-    protocol: Protocol = original(Protocol, "how to measure")
-    stopping: Stopping = original(Stopping, "when a window ends")
-    operators: tuple[str, ...] = original(
-        ("all",),
-        "operators to measure: all, auto (the most expensive types first, until the target is reached), or names such "
-        "as Conv2d,Linear",
-        "--operators",
-        usual="all",
-    )
-    target: float = original(0.95, "accuracy and coverage that the verdict needs", "--target", usual="0.95")
-    reuse: Reuse = original(
-        "model",
-        "which readings of the database to reuse: of the same card model (model), of the same card (card), of the "
-        "same card model also from other farms (imported), or none",
-        "--reuse",
-        usual="model",
-        choices=get_args(Reuse),
-    )
-    placements: Placements = declared(
-        "none",
-        "measure tuples also with tensors in slow memory: all configurations (all), each tensor alone and all together"
-        " (each), or none",
-        "--placements",
-        usual="none",
-        choices=PLACEMENTS,
-    )
-    within: float = declared(
-        0.0,
-        "half-width of the interval of the sum's time that is enough, such as 1% (three times that for the energy): "
-        "each tuple is measured only as precisely as its share needs",
-        "--within",
-        usual="none: each tuple has a precise reading of its own",
-        metavar="SHARE",
-    )
-    budget_s: float = declared(
-        0.0,
-        "card time, such as 60s: tuples are measured as precisely as it allows, so that the sum's interval is narrow",
-        "--budget",
-        unit="s",
-        usual="no limit",
-        metavar="TIME",
-    )
-    comparison: str = declared("", "the round and side of a comparison in paired rounds")
+    variant: Variant | None = original(None)
+    sweep: Sweep | None = original(None)
+    protocol: Protocol = original(Protocol)
+    stopping: Stopping = original(Stopping)
+    operators: tuple[str, ...] = original(("all",))
+    target: float = original(0.95)
+    reuse: Reuse = original("model", choices=get_args(Reuse))
+    placements: Placements = declared("none", choices=PLACEMENTS)
+    within: float = declared(0.0)
+    budget_s: float = declared(0.0, unit="s")
+    comparison: str = declared("")
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job's stored JSON also has its cards
 

@@ -38,26 +38,6 @@ SCHEMA = 1
 ROLES = ("parameter", "buffer", "activation")
 KINDS = ("module", "function", "aten", "kernel", "collective")
 
-#: dtype -> (bytes of one element, short form for labels)
-DTYPES: dict[str, tuple[int, str]] = {
-    "float64": (8, "fp64"),
-    "float32": (4, "fp32"),
-    "float16": (2, "fp16"),
-    "bfloat16": (2, "bf16"),
-    "float8_e4m3fn": (1, "fp8e4"),
-    "float8_e5m2": (1, "fp8e5"),
-    "complex64": (8, "c64"),
-    "complex128": (16, "c128"),
-    "int64": (8, "i64"),
-    "int32": (4, "i32"),
-    "int16": (2, "i16"),
-    "int8": (1, "i8"),
-    "uint8": (1, "u8"),
-    "uint16": (2, "u16"),
-    "uint32": (4, "u32"),
-    "uint64": (8, "u64"),
-    "bool": (1, "bool"),
-}
 MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 LAYOUTS = ("strided",)
 
@@ -81,6 +61,10 @@ def table_named(key: str) -> dict[str, Any]:
     """Return a table of names of operators from ``operator_names.toml``."""
     found: dict[str, Any] = _names()[key]
     return found
+
+
+#: dtype -> (bytes of one element, short form for labels)
+DTYPES: dict[str, tuple[int, str]] = {name: (size, short) for name, (size, short) in table_named("dtypes").items()}
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,15 +1,21 @@
 """Verbs that measure nothing."""
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from sqlmodel import select
+from typer.main import get_command
 
-from cli import follow, output
+from cli import follow, main, output
+from cli.estimate import EstimateOptions
 from cli.options import CliOptions
 from cli.tables import sparkline
 from farm.devices.device import Card
@@ -363,3 +369,20 @@ def test_a_reader_that_goes_away_is_no_error():
         f"{sys.executable} -m cli -q models | head -1", shell=True, capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
+
+
+def test_every_option_has_a_text_and_every_text_an_option():
+    commands = [main._imported(name) for name in main.COMMANDS]
+    functions = [one.callback for app in commands for one in getattr(app, "registered_commands", ())]
+    functions += [one for one in commands if inspect.isfunction(one)]
+    known = {one.__name__.rstrip("_"): set(inspect.signature(one).parameters) for one in functions}
+    known |= {group.__name__: {one.name for one in fields(group)} for group in (CliOptions, EstimateOptions)}
+    texts = tomllib.loads((Path(main.__file__).parent / "options.toml").read_text())
+    assert [(owner, name) for owner, found in texts.items() for name in found if name not in known[owner]] == []
+
+    def parameters(command):
+        for one in getattr(command, "commands", {}).values():
+            yield from parameters(one)
+        yield from () if hasattr(command, "commands") else command.params
+
+    assert [one.name for one in parameters(get_command(main.app)) if not one.help] == []

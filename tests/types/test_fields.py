@@ -7,20 +7,22 @@ import pytest
 from farm.errors import UsageError
 from farm.exchange.columns import VARIANT as VARIANT_COLUMNS
 from farm.requests.measurement_file import parse
-from farm.requests.partial_request import GIVEN, VARIANT, PartialRequest
+from farm.requests.memory import MemoryOptions
+from farm.requests.partial_request import GIVEN, VARIANT, PartialRequest, TextFiles
 from farm.store.tables import ModelVariant
-from farm.types.fields import ContentAddressed, declared, fields_of, original
-from farm.types.protocol import Variant
+from farm.types.fields import ContentAddressed, declared, fields_of, names_of, original, texts
+from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.request import Request
 
 
 @dataclass(frozen=True)
 class Before(ContentAddressed):
-    size: int = original(1, "the size", "--size", minimum=1)
+    size: int = original(1, "the size", option="--size", minimum=1)
 
 
 @dataclass(frozen=True)
 class After(Before):
-    shape: str = declared("", "the shape", "--shape", usual="round", choices=("", "round", "square"))
+    shape: str = declared("", "the shape", option="--shape", usual="round", choices=("", "round", "square"))
 
 
 def test_a_new_field_at_its_default_changes_no_json_and_no_id():
@@ -39,6 +41,17 @@ def test_a_value_that_is_not_accepted_is_named_with_what_is():
 
 def test_the_help_is_made_of_the_declaration():
     assert fields_of(After)[1].help == "The shape. Default: round."
+
+
+def test_every_field_that_users_give_has_its_texts_in_the_file():
+    records = {kind.__name__: kind for kind in (Variant, Protocol, Stopping, Request, TextFiles, MemoryOptions)}
+    assert {name: tuple(found) for name, found in texts().items()} == {
+        name: names_of(kind) for name, kind in records.items()
+    }, "one table for each field, in their order"
+    assert all(one.description for kind in records.values() for one in fields_of(kind))
+    batch = next(one for one in fields_of(Variant) if one.name == "batch")
+    assert batch.option == ("-b", "--batch")
+    assert batch.help.startswith("Batch size. Default: depends on the card.")
 
 
 def test_every_field_of_a_variant_is_a_column_in_the_database_and_in_exports():
