@@ -56,8 +56,8 @@ def _refused(client: Any) -> dict[str, redis.ResponseError]:
             send(*command)
         send("DISCARD" if refused else "EXEC")
         # These are not allowed in a transaction.
-        for command in (("SCRIPT", "EXISTS", name), ("PSUBSCRIBE", f"/0.celery.pidbox.{name}")):
-            send(*command)
+        send("SCRIPT", "EXISTS", name)
+        send("PSUBSCRIBE", f"/0.celery.pidbox.{name}")
     finally:
         with contextlib.suppress(redis.RedisError, OSError):
             connection.disconnect()

@@ -48,7 +48,7 @@ CHECK_EVERY_S = 60.0
 
 CARD = ("host", "card", "index", "model")
 
-#: Kinds of metrics in ``metrics.csv``. Only metrics that never decrease are counters, since Prometheus's rate() treats a
+#: Kinds of metrics in ``metrics.csv``. Only metrics that never decrease are counters: Prometheus's rate() treats a
 #: decrease as a restart. Others decrease if items are tried again, moved or handed back.
 KINDS: Mapping[str, Any] = {
     "counter": CounterMetricFamily,

@@ -186,7 +186,8 @@ class BenchmarkProcess:
         """The description of the card that the process sent. Call `wait_ready` first."""
         if self._ready is None:
             raise RuntimeError("the benchmark process is not ready yet")
-        return Card.from_json(self._ready["card"])
+        card: Card = from_json(Card, self._ready["card"])
+        return card
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the process's input, so that it ends. Kill it if it still runs after `timeout_s`."""
