@@ -332,15 +332,13 @@ class BenchmarkProcess:
         """
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
-        lost = False
         try:
-            while True:
-                try:
-                    return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
-                except Unmeasurable as error:
-                    if error.reason != "crashed" or lost:
-                        raise
-                    lost = True  # the verifier may have crashed before the request: try once more
+            return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
+        except Unmeasurable as error:
+            if error.reason != "crashed":
+                raise
+            # The verifier may have crashed before the request: try once more.
+            return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
         finally:
             self._verifier.close()  # no other process may use the card during the measurement
 

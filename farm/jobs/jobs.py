@@ -52,7 +52,6 @@ class Progress:
 
     @property
     def closed(self) -> int:
-        """The number of closed items."""
         return sum(self.counts.get(state, 0) for state in CLOSED)
 
     def to_json(self) -> dict[str, object]:
