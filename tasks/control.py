@@ -40,7 +40,7 @@ TRIES = 6
 PATIENCE = 4
 
 #: A job whose planning makes no progress for this long is cancelled. Unit: s.
-PLANNING_PATIENCE_S = 60.0
+PLANNING_PATIENCE_S = 300.0
 
 #: The number of messages that a worker may have fetched from its queue: the running message and the next.
 HELD_MESSAGES = 2

@@ -75,12 +75,14 @@ class HostSteps:
 
     def details(self) -> dict[str, Any]:
         """The fields of a reading's details."""
-        took_us = dict.fromkeys([step.operator for step in self.steps if step.pinned is None], 0.0)
+        copies, took_us = Counter[str](), Counter[str]()
         for step in self.steps:
             if step.pinned is None:
-                took_us[step.operator] = round(took_us[step.operator] + step.took_us, 1)
-        copies = Counter(step.operator for step in self.steps if step.pinned is not None)
-        return {"host_copies": dict(copies) or None, "left_out_us": took_us or None}
+                took_us[step.operator] += step.took_us  # type: ignore[assignment]
+            else:
+                copies[step.operator] += 1
+        left_out_us = {name: round(value, 1) for name, value in took_us.items()}
+        return {"host_copies": dict(copies) or None, "left_out_us": left_out_us or None}
 
 
 class _Pass:
@@ -94,10 +96,8 @@ class _Pass:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        tensor, new_tensor = (
-            functools.partial(self._constant, original) for original in (torch.tensor, torch.Tensor.new_tensor)
-        )
-        new = lambda like, data, **kwargs: new_tensor(like, data, **{"device": like.device, **kwargs})  # noqa: E731
+        tensor = functools.partial(self._constant, torch.tensor)  # a mode for functions would change what models run
+        new = lambda like, data, **kwargs: tensor(data, **{"dtype": like.dtype, "device": like.device, **kwargs})  # noqa: E731
         with replaced(torch, "tensor", tensor), replaced(torch.Tensor, "new_tensor", new), WatchedOperators(self.run):
             yield
 
@@ -149,13 +149,12 @@ class _Pass:
         """A tensor of the host on the card."""
         return self._leave_out("aten._to_copy.default", functools.partial(tensor.to, self.found.device))
 
-    def _constant(self, original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _constant(self, make: Callable[..., torch.Tensor], data: Any, **kwargs: Any) -> torch.Tensor:
         """A new tensor with values of the host. Modes do not see that PyTorch copies them to the card."""
-        make, data = functools.partial(original, *args, **kwargs), args[-1] if args else None
-        empty = isinstance(data, list) and not data
+        run, empty = functools.partial(make, data, **kwargs), isinstance(data, list) and not data
         if empty or isinstance(data, torch.Tensor) or not self._is_card(kwargs.get("device") or "cpu"):
-            return make()
-        return self._leave_out("torch.tensor", make)
+            return run()
+        return self._leave_out("torch.tensor", run)
 
     def _places(self, values: Any, indices: Any, new: Any = None, accumulate: bool = False) -> list[Any]:
         """The indices as integers on the card, as PyTorch itself makes them."""

@@ -89,11 +89,8 @@ def verify(
     """
     one_stream(device)
     variant, not_captured = Variant.from_json(subject.spec), None
-    tuple_record = record or (lambda run: run)
     if record is None and device.type == "cuda" and protocol.launch == "graph":
-        known = [HostSteps(device)] if variant.compile or variant.step else []
-        record = functools.partial(_as_graph, device=device, known=known)
-        tuple_record = functools.partial(_as_graph, device=device)
+        record = functools.partial(_as_graph, device=device, waits=not (variant.compile or variant.step))
     try:
         with numeric_flags(protocol):
             if ranks.world() > 1:
@@ -103,10 +100,10 @@ def verify(
             try:
                 found = compare(record=record)
             except NotCaptured as error:
-                record, tuple_record, not_captured = None, lambda run: run, str(error)  # verify the eager pass instead
+                record, not_captured = None, str(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
-            tuple_kernels = _tuple_kernels(found.capture, protocol, device, tuple_record)
+            tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -235,14 +232,11 @@ class NotCaptured(Exception):
     """Raised if a run cannot be captured as a CUDA graph."""
 
 
-def _as_graph(
-    run: Callable[[], object], device: torch.device, known: list[HostSteps] | None = None
-) -> Callable[[], object]:
+def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> Callable[[], object]:
+    """``waits``: the run may have host steps."""
     try:
-        known = [] if known is None else known  # the passes of a whole have the same steps
-        if not known:
-            known.append(HostSteps.of(run, device))
-        return capture_graph([known[0].around(run)], device).replay
+        steps = HostSteps.of(run, device) if waits else HostSteps(device)
+        return capture_graph([steps.around(run)], device).replay
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:

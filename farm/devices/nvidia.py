@@ -194,6 +194,8 @@ def _field_value(handle: Any, field_id: int) -> int:
     return int(field.value.uiVal)
 
 
+#: Bytes/s of one NVLink in one direction (data sheets), by part of the card's name, if the driver does not report it.
+_NVLINK_BYTES_PER_S = {"V100": 25e9, "A100": 25e9, "H100": 25e9, "H200": 25e9, "B200": 50e9, "B300": 50e9}
 #: Bytes/s of one lane of PCI Express in one direction, by generation.
 _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
@@ -219,7 +221,9 @@ def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
         if all(one == pynvml.NVML_P2P_STATUS_OK for one in status):
             links = _nvlinks(first) or 0
             each_mb = _optional(_field_value, first, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
-            return f"NVLink x{links}", links * each_mb * 1e6 if links and each_mb else None
+            model = _optional(pynvml.nvmlDeviceGetName, first) or ""
+            known = (rate for name, rate in _NVLINK_BYTES_PER_S.items() if name in model)
+            return f"NVLink x{links}", links * (each_mb * 1e6 if each_mb else next(known, 0.0)) or None
         generation = _optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, first) or 0
         lanes = _optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, first) or 0
         return f"PCIe {generation} x{lanes}", _LANE_BYTES_PER_S.get(generation, 0) * lanes or None

@@ -45,7 +45,7 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.operators.fake_pass import RepeatedCalls, fake_pass
+from farm.operators.fake_pass import PLACED, STANDS_FOR_A_CARD, RepeatedCalls, fake_pass
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
@@ -233,8 +233,10 @@ def predict(
     Raises:
         CaptureError: see `capture`.
     """
-    device_type = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
-    with fake_pass(model, args, kwargs, device_type) as (fakes, fake_args, fake_kwargs):
+    device = device_type
+    if device_type == "cuda" and not torch.cuda.is_initialized():
+        device, device_type = STANDS_FOR_A_CARD, "cpu"
+    with fake_pass(model, args, kwargs, device) as (fakes, fake_args, fake_kwargs):
 
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
             originals = fakes.originals()
@@ -326,6 +328,7 @@ class ForwardRecorder(Recorder):
     ) -> None:
         super().__init__(model, device_type, around)
         self.watch, self.repeated = watch, repeated
+        self.on_host = repeated.fakes.on_host if repeated else lambda one: one.device.type == "cpu" != device_type
         self.thread = threading.get_ident()
         self.open_calls: list[_OpenCall] = []
         self.operators: Counter[str] = Counter()
@@ -379,14 +382,16 @@ class ForwardRecorder(Recorder):
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
-        name = FUNCTION_NAMES.get(func)
+        name, run = FUNCTION_NAMES.get(func), functools.partial(func, *args, **kwargs)
+        if self.repeated is not None and func in PLACED:
+            run = functools.partial(self.repeated.fakes.placed, func, args, kwargs)
         with self._slot(
             name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
         ) as call:
             given = None
             if self.repeated is not None and name in self.repeated.functions:
                 given = self._describe(call, name, args, kwargs)
-            found, out = self._run(call, given, functools.partial(func, *args, **kwargs))
+            found, out = self._run(call, given, run)
             if found and given is not None:
                 self._close(call, given, out)
             elif call.costly:
@@ -424,11 +429,14 @@ class ForwardRecorder(Recorder):
         return True, out
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
+        out, name = func(*args, **kwargs), str(func)
         with torch._C.DisableTorchFunction():
-            if self._on_host(args, kwargs, out) or not costs_something(func, args, kwargs, out):
+            if name == _READ_VALUE and self.open_calls:
+                self.open_calls[-1].values_read.append((args[0], out))
+            # An operator that only uses memory of the host, or only brings values from there, costs a card nothing.
+            tensors = list(tensors_in((args, kwargs))) or list(tensors_in(out))
+            if (tensors and all(map(self.on_host, tensors))) or not costs_something(func, args, kwargs, out):
                 return out
-            name = str(func)
             self.operators[name] += 1
             if not self.open_calls:
                 self.gaps.append(f"{name} at '{self.path}': called outside all public PyTorch functions and modules")
@@ -437,16 +445,8 @@ class ForwardRecorder(Recorder):
                 self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
             call = self.open_calls[-1]
             call.costly.append(name)
-            if name == _READ_VALUE:
-                call.values_read.append((args[0], out))
             call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
         return out
-
-    def _on_host(self, args: Any, kwargs: Any, out: Any) -> bool:
-        """True if an operator of a card's pass only uses memory of the host, or only brings values from there."""
-        given = list(tensors_in((args, kwargs)))
-        tensors = given or list(tensors_in(out))
-        return self.device_type != "cpu" and bool(tensors) and all(one.device.type == "cpu" for one in tensors)
 
     # ------------------------------------------------------------------------------------------------ calls
 
@@ -473,7 +473,7 @@ class ForwardRecorder(Recorder):
 
         args, kwargs = replace(tuple(args)), replace(dict(kwargs))
         for tensor, _ in call.values_read:
-            if id(tensor) in found:
+            if id(tensor) in found and not self.on_host(tensor):
                 call.costly.remove(_READ_VALUE)
                 read = _OpenCall("item", call.path, call.number)
                 read.costly.append(_READ_VALUE)

@@ -7,6 +7,9 @@ Requirements:
   that depend on them and on numbers alone are computed. Every result that depends on a weight or an activation is fake.
 - The real tensors are plain tensors, not fake tensors with a value attached: if a mask is fake, transformers assumes
   tracing and runs other code than in a normal pass.
+- The memory of the host is not that of the card: a card spends nothing on what models compute on the host. Without a
+  CUDA context no tensor can say "cuda", so fake tensors say ``STANDS_FOR_A_CARD``, and `FakeTensors` knows which real
+  tensors are on the card.
 - After a fake tensor was written to a real storage, the values of the storage are unknown: every result computed from
   it is fake, and reading a value fails, as for every fake tensor.
 - Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
@@ -42,6 +45,13 @@ MOST_BYTES = 2**24
 MOST_MADE_BYTES = 2**20
 _WIDER = 8  # a result of at most this many times the bytes of its inputs is computed, too: integers from booleans
 
+#: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but tensors that a model
+#: makes on the host say "cpu".
+STANDS_FOR_A_CARD = "cpu:0"
+_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+#: Functions whose result on that device is not marked by an aten operator.
+PLACED = frozenset({_DEVICE, torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
+
 #: Values that are never copied: they have no tensors of their own, or other code replaces their tensors.
 _OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
 _OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
@@ -54,11 +64,11 @@ _INDEXING = frozenset(
 
 @contextlib.contextmanager
 def fake_pass(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device_type: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: str
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
-    """While active, the tensors of ``model`` are replaced by fake ones on ``device_type``. Yields the replacements, and
-    the replaced ``args`` and ``kwargs``."""
-    fakes = FakeTensors(FakeTensorMode(), device_type)
+    """While active, the tensors of ``model`` are replaced by fake ones on ``device``. Yields the replacements, and the
+    replaced ``args`` and ``kwargs``."""
+    fakes = FakeTensors(FakeTensorMode(), device)
     # If the mode cannot fake an operator, its log repeats the error: silence the log.
     log = logging.getLogger(FakeTensorMode.__module__)
     level = log.level
@@ -76,8 +86,10 @@ class FakeTensors:
     """Replaces tensors and keeps their identity and strides: small integer tensors that have values become real copies,
     all others become fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
-        self.mode, self.device = mode, torch.device(device_type)
+    def __init__(self, mode: FakeTensorMode, device: str) -> None:
+        self.mode, self.device = mode, torch.device(device)
+        self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
+        self.on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
         self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
@@ -101,6 +113,7 @@ class FakeTensors:
                 replacement = torch.empty(0, dtype=tensor.dtype, device=self.device)
                 place = tensor.storage_offset(), tensor.shape, tensor.stride()
                 replacement.set_(self._storages[storage._cdata], *place)
+                self.put_on_card(replacement)
             else:
                 trained = is_parameter and tensor.requires_grad
                 replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, requires_grad=trained)
@@ -117,6 +130,28 @@ class FakeTensors:
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
         return FakeTensor(self.mode, meta, self.device)
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        """True if a pass on a card has this tensor in the memory of the host."""
+        if type(tensor) is FakeTensor or not self.stands:
+            return tensor.device.type == "cpu" and tensor.device != self.device
+        return storage_key(tensor) not in self.on_card
+
+    def put_on_card(self, out: Any) -> None:
+        """Mark real tensors."""
+        for tensor in tensors_in(out):
+            if self.stands and type(tensor) is not FakeTensor:
+                self.on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+
+    def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one of `PLACED`."""
+        out, device = func(*args, **kwargs), kwargs.get("device")
+        there = self.stands and func in (_DEVICE, torch.Tensor.new_tensor) and not self.on_host(args[0])
+        if func == _DEVICE:
+            return self.device if there else out
+        if torch.device(device) == self.device if device is not None else there:
+            self.put_on_card(out)
+        return out
 
     def tree(self, tree: Any) -> Any:
         """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors replaced."""
@@ -211,10 +246,16 @@ class _RealIntegers(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
+        moved = func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device
+        if moved and storage_key(real[0]) in self.fakes.on_card and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
+            return real[0]  # it is there already, but says "cpu"
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if kwargs.get("device") == self.fakes.device or not all(map(self.fakes.on_host, real)):
+                self.fakes.put_on_card(out)  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+            return out
 
     def _computes(self, func: Any, args: Any, kwargs: Any, real: list[torch.Tensor]) -> bool:
         if func.is_view:  # a view needs no values
@@ -254,12 +295,15 @@ class _RealIntegers(TorchDispatchMode):
                     places.append(index)
             args = (args[0], places, *args[2:])
         replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        on_host = all(map(self.fakes.on_host, tensors_in((args, kwargs))))
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if type(tensor) is FakeTensor:
                 return tensor
             if id(tensor) not in replaced:
-                replaced[id(tensor)] = tensor, self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+                one = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+                one.fake_device = torch.device("cpu") if on_host else one.fake_device
+                replaced[id(tensor)] = tensor, one
             return replaced[id(tensor)][1]
 
         out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
@@ -409,7 +453,7 @@ class RepeatedCalls:
         output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
         if output is layout:
             complete = storage.nbytes() == self.fakes.fresh(*layout).untyped_storage().nbytes()
-            if storage._cdata in call.storages or out.storage_offset() or not complete:
+            if storage._cdata in call.storages or out.storage_offset() or not complete or self.fakes.on_host(out):
                 return False
         positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
         self.effects[_key(call)] = _Effect(tuple(operators), positions, output)
@@ -418,7 +462,7 @@ class RepeatedCalls:
 
 def _key(call: DescribedCall) -> Hashable:
     # Operators may also depend on these flags, which a tuple does not contain.
-    flags = [(tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
+    flags = [(tensor.device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
     return call.key, torch.is_grad_enabled(), tuple(flags)
 
 

@@ -152,8 +152,8 @@ def compare_with_unwatched(
     grad_enabled: bool,
     record: Record | None = None,
 ) -> WatchedPass:
-    """Compares a watched run with an unwatched one. ``run`` runs once, unwatched; ``watch`` runs once and returns the
-    capture; for ``record`` see `verify_on_device`."""
+    """Compares a watched run with an unwatched one. ``run`` runs unwatched; ``watch`` returns the capture, of which the
+    last counts; for ``record`` see `verify_on_device`."""
     found: list[CapturedPass] = []
     runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
     with torch.set_grad_enabled(grad_enabled):
@@ -170,4 +170,4 @@ def compare_with_unwatched(
         for name in sorted(before.keys() | after.keys())
         if before[name] != after[name]
     ]
-    return WatchedPass(found[0], before, times_us, after, differences, otherwise)
+    return WatchedPass(found[-1], before, times_us, after, differences, otherwise)

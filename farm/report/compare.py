@@ -647,7 +647,9 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
         fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))
     for name in (column.name for column in SOFTWARE if column.name != "id"):
         values = {str(getattr(row, name)) for row in software}
-        example = f"{name}={max(values)}" if name != "platform" else "the id of a card, card=GPU-..."
+        if name == "communication":
+            values.discard("")  # only readings on several cards have it
+        example = f"{name}={max(values, default='')}" if name != "platform" else "the id of a card, card=GPU-..."
         fields.append((f"versions of {name}", values, example))
     fields.append(("card models", {row.card_model for row in found}, "card=H200"))
     fields.append(("versions of the method", {str(row.method) for row in found}, "method=4"))

@@ -431,9 +431,7 @@ def _host_steps(whole: ReadingView) -> str:
     if copied:
         text.append(f"{sum(copied.values())} copies between host and card, in the graph without waits of the host")
     if left_out:
-        eager_us = whole.details.eager_time_us
-        share = f", at most {percent(math.fsum(left_out.values()) / eager_us)} of an eager pass" if eager_us else ""
-        text.append(f"sum and whole leave out {', '.join(sorted(left_out))}{share}")
+        text.append(f"sum and whole leave out {', '.join(sorted(left_out))}")
     return "; ".join(text)
 
 

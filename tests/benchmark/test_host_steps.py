@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from torch import nn
 
 from farm.benchmark.host_steps import HostSteps
 from farm.errors import Unmeasurable
+from farm.models import catalog
 from farm.operators.capture import capture as capture_calls
+from farm.operators.cost import cost
+from farm.training.extract import extract
 from tests.benchmark import pretend_card
 from tests.benchmark.pretend_card import CARD, capture, on_card, present
 
@@ -115,3 +119,32 @@ def test_what_runs_on_the_host_costs_a_card_nothing():
         found = capture_calls(Scaled(), (on_card(torch.randn(3)),), device_type="cuda")
     assert [spec.operator for spec in found.tuples.values()] == ["torch.div"]
     assert not found.gaps
+
+
+def test_a_number_that_is_read_on_the_host_is_part_of_the_tuple():
+    class Clamped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.clamp(x, 0, torch.tensor(2) * 2 - 1)
+
+    with present():
+        found = capture_calls(Clamped(), (on_card(torch.randn(3)),), device_type="cuda")
+    (spec,) = found.tuples.values()
+    assert spec.arguments[1:] == (0, 3)
+    assert cost(spec).bytes == 24
+
+
+#: Views of tensors of the pretended card have storages of their own, so each view is a call.
+VIEWS = {"chunk", "contiguous", "expand", "getitem", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view"}
+
+
+@pytest.mark.parametrize("name", ["deberta-base", "mpnet-base", "t5-small"])
+def test_the_prediction_is_what_a_card_runs(name):
+    phase = {"phase": "encode"} if name == "t5-small" else {}
+    variant = catalog.variant(f"transformers/{name}", layers=1, length=16, **phase)
+    predicted = extract(variant, device_type="cuda").capture
+    with present():
+        model = pretend_card.moved(catalog.build(variant, device="cpu"))
+        ran = capture_calls(model, on_card(catalog.example_inputs(variant, device="cpu")), device_type="cuda")
+    ours, theirs = (Counter(one.tuples[call.tuple_id].short_name for call in one.calls) for one in (predicted, ran))
+    assert not ours - theirs
+    assert set(theirs - ours) <= VIEWS

@@ -311,6 +311,8 @@ def test_the_software_with_which_the_cards_communicate_is_known_without_torch(nv
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     known = host.links_of(card)
     assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 26_562e6)
+    nvml.lacking_fields[pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 25e9), "the data sheet of the H200"
     assert known["communication"] == "nccl 2.28.9 NCCL_ALGO=Ring NCCL_NVLS_ENABLE=0 over NVLink x2"
     monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cpu", None))
     assert host.links_of(card) == {"nvlinks": 2, "peers": [OTHER_UUID]}, "unknown"

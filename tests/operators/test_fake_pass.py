@@ -166,3 +166,16 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_scripted_function_is_looked_into():
     assert alike(lambda model, x: scripted(x), X) == ["relu", "add"]
+
+
+def _both(model, x, ids):
+    on_card = torch.arange(4, device=ids.device) + x.new_tensor([1.0, 2, 3, 4])
+    on_host = torch.arange(4) * torch.tensor(2).sqrt()
+    return on_card + on_host.to(x.device).exp() + ids.to(x.device)[0, :4].type_as(ids).neg()
+
+
+def test_a_prediction_for_a_card_leaves_out_what_the_host_computes():
+    found = predict(_Model(_both), (X, torch.ones(2, 6, dtype=torch.long)), device_type="cuda")
+    names = [found.tuples[call.tuple_id].short_name for call in found.calls]
+    assert names == ["arange", "add", "exp", "add", "neg", "add"]
+    assert found.device_type == "cpu"
