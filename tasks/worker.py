@@ -296,5 +296,5 @@ inspect_command(name=QUESTION)(lambda _state: {**_loaded, SUPERVISOR: state_of_s
 
 for _name in set(Panel.data) - ALLOWED:
     Panel.data[_name] = lambda _state, **_: {
-        "error": "refused: this command would disturb measurements (tasks/worker.py)"
+        "error": "refused: this command would disturb measurements (tasks/remote_commands.txt)"
     }

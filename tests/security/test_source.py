@@ -28,6 +28,7 @@ ALLOWED = {
     ("farm/models/own.py", "importlib.import_module"),
     ("farm/models/building.py", "torch"),  # dtypes of a fixed list
     ("farm/operators/allow_list.py", "torch"),  # overloads of a fixed list
+    ("farm/operators/cost.py", "torch"),  # operators of a fixed list
     ("farm/operators/encoding.py", "torch"),  # dtypes and memory formats of a fixed list
     ("farm/operators/profiler.py", "torch"),  # operators that the profiler named
     ("cli/main.py", "importlib.import_module"),  # commands of a fixed list
