@@ -186,14 +186,14 @@ def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
     """Measure the power of one 10 s loop with another meter around it and with the farm's sampler inside."""
     import torch
 
-    from farm.benchmark.passes import grad_mode, numeric_flags
+    from farm.benchmark.passes import numeric_flags
     from farm.benchmark.sampler import Sampler
     from farm.benchmark.window import window_power
     from farm.benchmark.workload import prepare
 
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol()
-    with numeric_flags(protocol), grad_mode(protocol):
+    with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         workload = prepare(subject, protocol, bench.torch_device)
 
         def loop(seconds: float) -> None:
@@ -285,13 +285,13 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
     import torch
     from torch.utils import benchmark
 
-    from farm.benchmark.passes import grad_mode, numeric_flags
+    from farm.benchmark.passes import numeric_flags
     from farm.benchmark.workload import prepare
 
     cuda, protocol = bench.cuda, _protocol(bench)
     stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.3, maximum_s=0.6)
     ours_us = bench.measure(subject, protocol, stopping).time_us
-    with numeric_flags(protocol), grad_mode(protocol):
+    with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         workload = prepare(subject, protocol, bench.torch_device)
         one = workload.rounds[0]
         # Its clock around our rounds: a round is much longer than the launch and the synchronisation.
@@ -308,11 +308,13 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
 
 def _by_triton(subject: Subject, row: dict[str, Any], bench: Any) -> dict[str, Any] | None:
     """Return the row with another meter's time; None if the meter is missing or fails."""
-    from farm.benchmark.passes import grad_mode, numeric_flags
+    import torch
+
+    from farm.benchmark.passes import numeric_flags
     from farm.operators.rebuild import rebuild
 
     protocol = _protocol(bench)
-    with numeric_flags(protocol), grad_mode(protocol):
+    with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         try:
             from triton.testing import do_bench_cudagraph
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import benchmark
 
 from farm.benchmark.measure import Bench
-from farm.benchmark.passes import grad_mode, numeric_flags
+from farm.benchmark.passes import numeric_flags
 from farm.benchmark.workload import prepare
 from farm.devices.host import discover, open_device
 from farm.devices.lock import CardLock
@@ -79,7 +79,7 @@ def compare(subject: Subject, bench: Bench, monitor: Any, seconds: float) -> dic
     stopping = Stopping() if bench.cuda else Stopping(warm_up_s=0.1, minimum_s=0.3, maximum_s=0.6)
     reading = bench.measure(subject, protocol, stopping)
     wait: Callable[[], object] = torch.cuda.synchronize if bench.cuda else lambda: None
-    with numeric_flags(protocol), grad_mode(protocol):
+    with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         workload = prepare(subject, protocol, bench.torch_device)
         one = workload.rounds[0]
 

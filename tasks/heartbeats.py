@@ -26,7 +26,7 @@ from farm.settings import Settings, make_private
 from farm.store.database import Database
 
 #: Errors if the notes are damaged, or another process has them for long, or the disk is full.
-_UNUSABLE = (OSError, FarmError, LookupError, TypeError)
+_UNUSABLE = (OSError, FarmError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)

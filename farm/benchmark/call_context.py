@@ -159,7 +159,6 @@ class Player:
         before(len(self.capture.calls), memory)
 
     def once(self) -> None:
-        """Run all calls once."""
         self.play(lambda _, operator: operator.run(), once=True)
 
     def _outputs(self, call: CapturedCall) -> set[int]:

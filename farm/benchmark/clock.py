@@ -30,8 +30,6 @@ BURST_WINDOW_S = 0.8  # length of the window of each duty
 
 
 class TimedRound(NamedTuple):
-    """A round that has ended."""
-
     done_s: float  # on the host's clock
     took_s: float
     passes: int

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.passes import numeric_flags
 from farm.benchmark.sampler import Sampler, tiny_kernels
 from farm.benchmark.torch_device import capture_graph, synchronize
 from farm.devices.device import FINGERPRINT_VERSION
+from farm.types.protocol import Protocol
 
 if TYPE_CHECKING:
     from farm.benchmark.measure import Bench
@@ -28,10 +30,6 @@ REST_S = 1.2  # idle time before the load begins
 LOAD_S = 5.0  # load on a cold card: a larger rise of temperature gives more precise watts per degree
 REACH_S = 0.3  # settling time after a change of the load; later changes of the power come from the temperature
 COOL_S = 3.0  # time at full clocks with almost no work, after the load
-MATRIX = 8192
-CPU_MATRIX = 1024
-COPIED_BYTES = 2**30
-CPU_COPIED_BYTES = 2**27
 
 
 def take(bench: Bench) -> dict[str, Any]:
@@ -76,30 +74,25 @@ def _seconds_each(work: Callable[[], object], bench: Bench) -> float:
 
 
 def _copy_bytes_per_s(bench: Bench) -> float:
-    size = COPIED_BYTES if bench.cuda else CPU_COPIED_BYTES
+    size = 2**30 if bench.cuda else 2**27
     source = torch.zeros(size // 4, device=bench.torch_device)
     target = torch.empty_like(source)
     return 2 * size / _seconds_each(lambda: target.copy_(source), bench)
 
 
 def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
-    size = MATRIX if bench.cuda else CPU_MATRIX
+    size = 8192 if bench.cuda else 1024
     kinds = {"float32": torch.float32}
     if bench.cuda:
         kinds |= {"tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     found: dict[str, float] = {}
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    try:
-        for name, dtype in kinds.items():
-            matmul.allow_tf32 = name == "tf32"
-            with contextlib.suppress(RuntimeError):  # the card does not support the dtype
-                left, right = (torch.randn(size, size, device=bench.torch_device).to(dtype) for _ in range(2))
-                out = torch.empty_like(left)
-                each_s = _seconds_each(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), bench)  # type: ignore[misc]
-                found[name] = 2 * size**3 / each_s
-    finally:
-        matmul.allow_tf32 = before
+    for name, dtype in kinds.items():
+        # suppress: the card may not support the dtype
+        with numeric_flags(Protocol(tf32=name == "tf32")), contextlib.suppress(RuntimeError):
+            left, right = (torch.randn(size, size, device=bench.torch_device).to(dtype) for _ in range(2))
+            out = torch.empty_like(left)
+            each_s = _seconds_each(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), bench)  # type: ignore[misc]
+            found[name] = 2 * size**3 / each_s
     return found
 
 

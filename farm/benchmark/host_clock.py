@@ -76,7 +76,6 @@ class HostTimer:
 
     @property
     def visit_s(self) -> float:
-        """The length of a visit."""
         return VISIT_SHARE * self.stopping.maximum_s
 
     @property
@@ -120,7 +119,6 @@ class HostTimer:
 
     @property
     def rounds(self) -> list[TimedRound]:
-        """The passes of all visits."""
         return [one for turn in self.turns for one in turn]
 
     @property

@@ -28,10 +28,10 @@ def student_t_95(degrees: int) -> float:
     return _T_95[max(known for known in _T_95 if known <= degrees)]
 
 
-def trimmed_mean(values: Sequence[float], sigmas: float = 3.0) -> float:
-    """Mean of the values within `sigmas` standard deviations of their mean, trimmed once."""
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Mean of the values within three standard deviations of their mean, trimmed once."""
     centre = fmean(values)
-    widest = sigmas * stdev(values) if len(values) > 1 else 0.0
+    widest = 3 * stdev(values) if len(values) > 1 else 0.0
     kept = [value for value in values if abs(value - centre) <= widest]
     return fmean(kept) if kept else centre
 

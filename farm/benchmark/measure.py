@@ -30,7 +30,7 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
-from farm.devices.lock import register_process, registered_processes
+from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable
 from farm.operators.collectives import alone, product_beside
 from farm.settings import settings
@@ -39,8 +39,9 @@ from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
 from farm.types.tuple import parse
 
-CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
+#: Flags of a replay in order that has another power than the whole model.
+UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "not_converged", "no_energy"}
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
 NOTHING = 1e-6  # values that began at zero may grow to this, for example weights at a tiny learning rate
 
@@ -73,13 +74,11 @@ GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
-ROUGH_HALF_WIDTH = 0.025  # of the time of the copies that restore the input of a collective
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
 #: The window of a whole model on several cards may be so many times longer: its power alternates between products and
 #: waits, and the sensor samples it ten times a second. Steps of a decoding on two H100s scattered by 14 %.
 GROUP_WINDOWS = 4
 TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
-TURNS_MEMORY_SHARE = 0.5  # of the free memory, for all of these subjects together
 TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
 
 # Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
@@ -161,9 +160,7 @@ class Bench:
         if self._host:
             keep_memory()
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
-        self._knows_processes = known or not self.cuda
-        if "compute_processes" in device.capabilities:
-            register_process(device.card.id, self.own_processes, settings().lock_dir)
+        self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
@@ -249,14 +246,14 @@ class Bench:
     ) -> list[int]:
         """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
 
-        The first subjects that fit into the memory and the time (`TURNS_S`) are timed, without those that fail:
+        The first subjects that fit into half of the memory and the time (`TURNS_S`) are timed, without those that fail:
         `measure` raises their errors. Returns the positions of the timed subjects. If there is a whole model among the
         subjects, ``calls`` has the calls of each subject in it.
         """
         self._timed.clear()
         timers: dict[int, HostTimer] = {}
         on_phase("rebuild", {})
-        least_free_bytes = free_bytes(self.torch_device) * (1 - TURNS_MEMORY_SHARE)
+        least_free_bytes = free_bytes(self.torch_device) / 2  # at the end of the preparation
         for position, (subject, protocol) in enumerate(subjects):
             try:
                 timers[position] = self._host_timer(subject, protocol, stopping)
@@ -355,6 +352,7 @@ class Bench:
         in_context = self.cuda and protocol.measures_context
         counts_energy = "energy_counter_mj" in self.device.capabilities
         limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
+        players: list[Player] = []
 
         def eager() -> dict[str, Any]:
             eager_us, half_width_us = eager_time_us(passes.first, device)
@@ -362,15 +360,16 @@ class Bench:
 
         def places() -> dict[str, Any]:
             assert passes.order is not None
-            player = Player(passes.order(), device)
-            found: dict[str, Any] = {"places": time_in_order(player, pass_s)}
-            if counts_energy and not limited:
-                once = HostSteps.of(player.once, device).around(player.once)
-                with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
-                    one = self._steady(replay, stopping, GATES["operator"], silent)
-                if one.energy_mj is not None:
-                    found["in_order"] = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
-            return found
+            players.append(Player(passes.order(), device))
+            return {"places": time_in_order(players[0], pass_s)}
+
+        def in_order() -> dict[str, Any]:
+            once = HostSteps.of(players[0].once, device).around(players[0].once)
+            with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
+                one = self._steady_until_good(replay, stopping, GATES["operator"], silent, CostLedger())
+            if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
+                return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
+            return {"in_order": InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})}
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
@@ -380,10 +379,11 @@ class Bench:
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
             ("places", in_context and whole and passes.order is not None, places, "places_missing"),
+            ("in_order", counts_energy and not limited, in_order, "in_order_missing"),
             ("context", in_context and not whole, context, "context_missing"),
         ):
             with ledger.charged(phase):
-                if applies:
+                if applies and (phase != "in_order" or players):
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
@@ -411,15 +411,13 @@ class Bench:
         Copies on a card are much faster than those between cards, so a rough figure is enough for a collective.
         """
         if ranks.world() > 1 and gate.energy:
-            stopping, gate = stopping.allowing(ROUGH_HALF_WIDTH), ROUGH
+            stopping, gate = stopping.allowing(0.025), ROUGH
         workload = arrange(Passes(call.restore), protocol, self.torch_device)
         with contextlib.closing(workload):
             reading = self._steady(workload, stopping, gate, silent)
         return dataclasses.replace(reading, flags=tuple(flag for flag in reading.flags if flag != "rough"))
 
-    def _with_figures(
-        self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None
-    ) -> Reading:
+    def _with_figures(self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None) -> Reading:
         """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing` is None."""
         try:
             return reading.noting(**figures())
@@ -467,7 +465,7 @@ class Bench:
         power = gate.power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
-        known = capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
+        known = capabilities - (frozenset() if self.knows_processes else {"compute_processes"})
         steady = window.SteadyWindow(
             workload=workload,
             rounds=clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:],
@@ -539,7 +537,7 @@ class Bench:
             clock.step()
             now_s = time.perf_counter()
             if now_s >= next_check_s:
-                next_check_s = now_s + CHECK_S
+                next_check_s = now_s + 0.02
                 good = now_s - begin_s >= minimum_s and self._good_enough(
                     clock, sampler, begin_s, now_s, stopping, gate
                 )

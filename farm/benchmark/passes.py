@@ -85,9 +85,8 @@ def operator_passes(
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
-    if spec.kind == "collective" and ranks.world() != spec.parameters["cards"]:
-        text = f"The collective needs {spec.parameters['cards']} cards, and {ranks.world()} measure it."
-        raise Unmeasurable("not_available", text, "Measure it on as many cards.")
+    if spec.kind == "collective":
+        _check_cards("The collective", spec.parameters["cards"])
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
         raise Unmeasurable("not_available", "--data copied needs a compiled model.", "Give --data seen, or --compile.")
@@ -139,14 +138,14 @@ def _chain(rebuilt: Rebuilt) -> Passes:
     match rebuilt.spec.arguments:
         case ({"tensor": number}, *_):
             start = rebuilt.tensors[number]
-            output = None if rebuilt.in_place else rebuilt.run()
+            output = None if rebuilt.written else rebuilt.run()
     if (
         start is None
         or not isinstance(output, torch.Tensor)
         or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
     ):
         other = "its output has another shape, dtype or layout than its input"
-        why = "it writes its input" if rebuilt.in_place else other
+        why = "it writes its input" if rebuilt.written else other
         text = f"--residency chain cannot measure this operator: {why}."
         raise Unmeasurable("not_available", text, "Use --residency resident.")
     passed_on = [start]
@@ -174,7 +173,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         return _compiled_passes(subject, protocol, device)
     if variant.step:
         return step_passes(variant, protocol, device)
-    _check_cards(variant)
+    _check_cards(str(variant), variant.cards)
     model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
@@ -208,10 +207,10 @@ def _host_steps(run: Pass, protocol: Protocol, device: torch.device) -> HostStep
     return HostSteps.of(run, device) if graph else HostSteps(device)
 
 
-def _check_cards(variant: Variant) -> None:
-    """Raise `Unmeasurable` if the group has another number of ranks than the variant has parts."""
-    if ranks.world() != variant.cards:
-        text = f"{variant} needs {variant.cards} cards, and {ranks.world()} measure it."
+def _check_cards(subject: str, cards: int) -> None:
+    """Raise `Unmeasurable` if the group has another number of ranks than the subject needs."""
+    if ranks.world() != cards:
+        text = f"{subject} needs {cards} cards, and {ranks.world()} measure it."
         raise Unmeasurable("not_available", text, "Measure it on as many cards.")
 
 
@@ -235,7 +234,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
-    _check_cards(variant)
+    _check_cards(str(variant), variant.cards)
     elsewhere_bytes = _allocated_without_workspaces(device)
     step = build_step(variant, device, launch=protocol.launch)
     if protocol.data == "zeros":
@@ -419,15 +418,10 @@ def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
                 mine.detach().copy_(value)
 
 
-def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:
-    """A context with the protocol's grad mode: a subject runs in the same mode as during its capture."""
-    return torch.enable_grad() if protocol.grad else torch.no_grad()
-
-
 @contextlib.contextmanager
 def applied(protocol: Protocol) -> Iterator[None]:
-    """Set the numeric flags and the grad mode of a protocol within the block."""
-    with numeric_flags(protocol), grad_mode(protocol):
+    """Set the numeric flags and the grad mode of a protocol within the block: the mode of the subject's capture."""
+    with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         yield
 
 
@@ -492,7 +486,6 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
 
 
 def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -> None:
-    """Fill a buffer or parameter with values of a data class."""
     if held.same:
         values.fill_(1)
     elif held.zeros >= 1:

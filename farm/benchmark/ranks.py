@@ -14,9 +14,6 @@ import torch.distributed as dist
 from farm.devices.host import nccl_of, packaged_version
 from farm.errors import Unmeasurable
 
-#: The client ends ranks that wait too long (`farm.benchmark_process.group`); this limit must be longer than any item's.
-NO_LIMIT = datetime.timedelta(days=1)
-
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
     """Join a group and wait for the other ranks. Return the communication library, and the settings that change it.
@@ -39,7 +36,7 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
         store=dist.FileStore(rendezvous, world),
         rank=rank,
         world_size=world,
-        timeout=NO_LIMIT,
+        timeout=datetime.timedelta(days=1),  # longer than any item: `farm.benchmark_process.group` ends ranks that wait
         device_id=device if cuda else None,
     )
     largest(0.0)

@@ -151,7 +151,6 @@ class Sampler:
         return median(steps[-20:]) if steps else None
 
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
-        """The averages of the samples in [begin_s, end_s]."""
         means: dict[str, float] = {}
         for name in self._slow_fields:
             # Slow fields are sampled ten times a second: a short window also uses the value just before it.
@@ -241,9 +240,6 @@ class Sampler:
         if left_s > TICK_GUARD_S:
             return min(BASE_PAUSE_S, left_s - TICK_GUARD_S + 1e-4)
         return TICK_PAUSE_S if left_s > -2 * TICK_GUARD_S else BASE_PAUSE_S
-
-
-# ---- idle and base power
 
 
 LEVEL_S = 0.5  # window in which the idle or base power is measured

@@ -33,7 +33,7 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import as_launched, build_variant, compiled_pass, grad_mode, numeric_flags
+from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
@@ -151,7 +151,7 @@ def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) ->
         return as_launched(lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device)
     model, arguments = build_variant(variant, device)
     about: Any = {"grad": protocol.grad, "device_type": device.type}
-    with grad_mode(protocol):
+    with torch.set_grad_enabled(protocol.grad):
         model(*arguments)  # libraries initialize in the first pass
     return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
 
@@ -203,7 +203,7 @@ def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) ->
 
 
 def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    with grad_mode(protocol):
+    with torch.set_grad_enabled(protocol.grad):
         compiled = compiled_pass(subject, device)
     return (
         functools.partial(compare_with_unwatched, compiled.run, compiled.capture, device, grad_enabled=protocol.grad),
@@ -236,11 +236,16 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     """``waits``: the run may have host steps."""
     try:
         steps = HostSteps.of(run, device) if waits else HostSteps(device)
-        return capture_graph([steps.around(run)], device).replay
+        graph = capture_graph([steps.around(run)], device)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:
         raise NotCaptured(str(error).split("\n")[0][:300]) from error
+
+    def replay(_: HostSteps = steps) -> None:  # the graph reads the values that the steps recorded
+        graph.replay()
+
+    return replay
 
 
 def _eagerly(found: WatchedPass) -> Eagerly | None:
@@ -292,7 +297,7 @@ def _tuple_kernels(
             marked.append(tuple_id)
         return 2 * len(marked)
 
-    with grad_mode(protocol):
+    with torch.set_grad_enabled(protocol.grad):
         between = _between_marks(launch)
     # Work after the second mark belongs to no tuple.
     return {

@@ -139,8 +139,6 @@ def _drift(times: list[float], energies: list[float]) -> float:
 
 @dataclass(frozen=True)
 class SteadyWindow:
-    """The observations of one steady window."""
-
     workload: Workload
     rounds: Sequence[TimedRound]  # the rounds that ended in the window
     power: WindowPower  # also has the begin and end of the window

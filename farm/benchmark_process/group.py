@@ -21,7 +21,9 @@ from pathlib import Path
 from farm.benchmark_process.client import START_TIMEOUT_S, A, BenchmarkProcess, Measured, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
 from farm.devices.host import link_between
+from farm.devices.lock import turn
 from farm.errors import NoSuchCard, Unmeasurable
+from farm.settings import settings
 from farm.types.collective import bus_bytes
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks
@@ -83,10 +85,11 @@ class BenchmarkGroup:
             self._link = link_between(self.card_ids)
         except NoSuchCard as error:
             raise Unmeasurable("not_available", error.message, error.next_step) from error
-        _remove_left_folders()
-        self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # accessible only to this user
-        self._held = os.open(self._folder, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
+        with turn("folders of groups", settings().lock_dir, START_TIMEOUT_S):  # no other start may remove this folder
+            _remove_left_folders()
+            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # accessible only to this user
+            self._held = os.open(self._folder, os.O_RDONLY)
+            fcntl.flock(self._held, fcntl.LOCK_EX)
         rendezvous, number = str(Path(self._folder, "rendezvous")), len(self.card_ids)
         self._ranks = tuple(
             BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))

@@ -42,6 +42,7 @@ from farm.benchmark_process import requests as kinds
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
+from farm.devices.lock import register_process
 from farm.errors import FarmError, Unmeasurable
 from farm.models.own import source_of
 from farm.models.revision import revision_of
@@ -331,6 +332,8 @@ class TorchRunner(TorchVerifier):
         self._health = functools.cache(lambda: checks.HealthCheck(target))
         cuda = device.card.kind == "cuda"
         bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload.offload)
+        if bench.knows_processes and "compute_processes" in device.capabilities:
+            register_process(device.card.id, bench.own_processes, settings().lock_dir)
         self.preparations += (bench.load_libraries,)
         self.handlers = {
             **self.handlers,

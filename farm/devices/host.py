@@ -78,10 +78,12 @@ def links_of(card: Card) -> dict[str, Any]:
     if for_rocm():
         return {}
     found = nvidia.links(card.id)
+    peers = found.get("peers", ())
     with contextlib.suppress(NoSuchCard):
-        name, _ = link_between([card.id, *found.get("peers", ())])
-        if version := packaged_version("nccl"):
-            found["communication"] = nccl_of(version) + f" over {name}" * bool(name)
+        names = {link_between([card.id, one])[0] for one in peers} or {link_between([card.id])[0]}
+        version = packaged_version("nccl")
+        if version and len(names) == 1:  # readings over one link serve no cards with another
+            found["communication"] = nccl_of(version) + "".join(f" over {name}" for name in names if name)
     return found
 
 

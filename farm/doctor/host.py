@@ -19,6 +19,7 @@ from farm.devices import nvidia
 from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import Installed, discover, installed_torch, open_device
+from farm.devices.lock import registered_processes
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.item_driver import Spool
@@ -190,7 +191,7 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
             return psutil.Process(pid).name()
         return "of another container or user"
 
-    own = _worker_of(card, current) if processes else frozenset()
+    own = _worker_of(card, current) | registered_processes(current.lock_dir) if processes else frozenset()
     foreign = sorted((processes or frozenset()) - own)
     unseen = [pid for pid in foreign if not Path(f"/proc/{pid}").exists()]
     if not foreign or (own and len(unseen) == len(foreign) == 1):

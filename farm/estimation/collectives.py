@@ -23,9 +23,8 @@ from sqlmodel import Session
 
 from farm.errors import NoReadings
 from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue
-from farm.store import tables
 from farm.store.columns import OPERATOR, READING
-from farm.store.content import tells_others
+from farm.store.content import sound_readings, stored_software
 from farm.types.collective import COLLECTIVES
 from farm.types.format import plural
 from farm.types.protocol import Software
@@ -62,27 +61,23 @@ def measured_sizes(
 
     That of ``software`` is preferred, then any with the same software of the cards, then the set with most readings.
     """
-    columns = ("subject_id", "method", "software_id", "flags", "created_at_s")
-    values = ("time_us", "time_half_width_us", "energy_mj")
-    query = (
-        sqlalchemy.select(*(READING[name] for name in (*columns, *values)), OPERATOR.spec)
-        .join(tables.Operator, OPERATOR.id == READING.subject_id)
-        .where(OPERATOR.kind == "collective", OPERATOR.short_name.in_(names), READING.card_model == card_model)
-        .where(READING.protocol_id.in_(protocol_ids), READING.simulated.is_(False), READING.method.is_not(None))
-    )
+    query = sqlalchemy.select(OPERATOR.id, OPERATOR.spec).where(OPERATOR.short_name.in_(names))
+    specs = {row.id: row.spec for row in session.execute(query.where(OPERATOR.kind == "collective"))}
+    columns = ("subject_id", "method", "software_id", "flags", "created_at_s", "time_us", "time_half_width_us")
+    chosen = READING.subject_id.in_(list(specs)), READING.protocol_id.in_(protocol_ids)
     sets: dict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
-    for row in session.execute(query.order_by(READING.created_at_s)):
-        if tells_others(row.flags) and "beside" not in row.spec["parameters"]:
+    for row in sound_readings(session, card_model, (*columns, "energy_mj"), *chosen):
+        if "beside" not in specs[row.subject_id]["parameters"]:
             sets[row.method, row.software_id][row.subject_id] = row
 
     def fit(key: tuple[int, str]) -> tuple[bool, bool, int, float]:
-        found = Software(**session.get_one(tables.SoftwareRow, key[1]).model_dump(exclude={"id"}))
+        found = stored_software(session, key[1])
         same = found.of_one_card.id == software.of_one_card.id
         return found.id == software.id, same, len(sets[key]), max(row.created_at_s for row in sets[key].values())
 
     return [
-        Size.of(row.spec, time_us=row.time_us, relative=row.time_half_width_us / row.time_us, energy_mj=row.energy_mj)
-        for row in (sets[max(sets, key=fit)].values() if sets else ())
+        Size.of(specs[id_], time_us=row.time_us, relative=row.time_half_width_us / row.time_us, energy_mj=row.energy_mj)
+        for id_, row in (sets[max(sets, key=fit)].items() if sets else ())
     ]
 
 

@@ -29,7 +29,7 @@ from farm.estimation.readings import (
 from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue, Predictor
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
-from farm.store import tables
+from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.collective import COLLECTIVES
 from farm.types.format import ENERGY, TIME, percent, plural, quantity
@@ -276,8 +276,7 @@ def estimate(
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
     if selected:
-        row = session.get_one(tables.SoftwareRow, selected.software_id)
-        software = Software(**row.model_dump(exclude={"id"}))
+        software = stored_software(session, selected.software_id)
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
         software = predictor.software
         selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
@@ -297,7 +296,9 @@ def estimate(
     found = replace(found, memory=_memory(session, variant, model, needed), oldest_age_s=age_s)
     if predictor:
         wanted = [one for one in needed if one.operator_id in found.specs and one.short_name in COLLECTIVES]
-        of_cards, its_notes = _collectives(session, wanted, model, protocol, software) if wanted else ({}, [])
+        names, protocol_ids = {one.short_name for one in wanted}, protocols_like(session, protocol)
+        sizes = collectives.measured_sizes(session, names, model, protocol_ids, software)
+        of_cards, its_notes = collectives.predicted(wanted, sizes, model)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
@@ -332,7 +333,6 @@ def _from_readings(
     weight: Mapping[str, float],
     selected: SelectedReadings,
 ) -> Estimate:
-    """Estimate from the selected readings, without predictions."""
     summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
     time, notes = _time_with_bursts(summed.time.total, selected)
     if selected.other_sets:
@@ -373,14 +373,6 @@ def _from_readings(
     )
 
 
-def _collectives(
-    session: Session, wanted: Sequence[NeededTuple], card_model: str, protocol: Protocol, software: Software
-) -> tuple[dict[str, CallPrediction], list[str]]:
-    names, protocol_ids = {one.short_name for one in wanted}, protocols_like(session, protocol)
-    sizes = collectives.measured_sizes(session, names, card_model, protocol_ids, software)
-    return collectives.predicted(wanted, sizes, card_model)
-
-
 def _with_predictions(
     found: Estimate, predictor: Predictor, needed: Sequence[NeededTuple], of_cards: Mapping[str, CallPrediction]
 ) -> Estimate:
@@ -408,13 +400,14 @@ def _with_predictions(
             energies.append(call.energy_mj and call.energy_mj.times(entry.calls))
     time, energy = _sum(times), _sum(energies)
     assert time is not None
+    measured_energy = found.measured_energy if found.covered_tuples else Figure(0.0)
     return replace(
         found,
         predictor=predictor.name,
         predicted_us=time.value,
         predicted_mj=energy.value if energy else None,
-        total_time=_total(found.measured_time, time),
-        total_energy=_total(found.measured_energy if found.covered_tuples else Figure(0.0), energy),
+        total_time=_sum([interval_at(found.measured_time, PREDICTED_LEVEL), time]),
+        total_energy=_sum([interval_at(measured_energy, PREDICTED_LEVEL), energy]),
         narrowing=(*(missing[place].operator_id for place in predicted.narrowing), *of_cards),
         missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in found.missing),
         transfer=predicted.transfer if missing else None,
@@ -453,7 +446,3 @@ def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure,
         "includes the faster readings in bursts."
     )
     return Figure(time.value, time.half_width + math.fsum(bursts)), [note]
-
-
-def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:
-    return _sum([interval_at(measured, PREDICTED_LEVEL), predicted])

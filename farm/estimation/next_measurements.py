@@ -31,8 +31,6 @@ LEAST_FAR = 0.01  # share of the uncertainty from which a tuple far from all rea
 
 @dataclass(frozen=True)
 class ProposedMeasurement:
-    """A tuple that is proposed for measurement."""
-
     entry: MissingTuple
     gain: float  # the uncertain share of a model's time that this tuple causes; mean over all models
     models: tuple[str, ...]

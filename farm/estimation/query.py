@@ -33,7 +33,7 @@ from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_she
 from farm.settings import settings
 from farm.store import tables
 from farm.store.columns import PROTOCOL, READING
-from farm.store.content import tells_others
+from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
 
@@ -73,14 +73,8 @@ class EstimateQuery:
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
-        given = {
-            "protocol": protocol,
-            "torch": self.torch,
-            "predictor": predictor,
-            "card_model": model,
-            "needed": needed,
-        }
-        return estimate(session, variant, **given, unfilled=unfilled, notes=notes)  # type: ignore[arg-type]
+        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "card_model": model, "needed": needed}
+        return estimate(session, variant, protocol=protocol, torch=self.torch, **about)  # type: ignore[arg-type]
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str
@@ -216,15 +210,14 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     eager = (row for row in specs if (row.spec or {}).get("data") != "copied")  # kernels are not predicted
-    query = sqlalchemy.select(READING.subject_id, READING.flags).where(
-        READING.card_model == found.card.model,
+    chosen = (
         READING.software_id == conditions.software.id,
         READING.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
         READING.subject_kind == "operator",
         READING.method == conditions.method,
-        READING.simulated.is_(False),
     )
-    stored = sorted({row.subject_id for row in session.execute(query) if tells_others(row.flags)})
+    rows = sound_readings(session, found.card.model, ("subject_id", "flags"), *chosen)
+    stored = sorted({row.subject_id for row in rows})
     new = len(stored) - int(found.has_learned(stored).sum())
     learned = f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings of {new} more"
     return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."] if new else []

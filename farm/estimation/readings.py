@@ -21,10 +21,10 @@ from farm.prediction.stored_predictor import NeededTuple
 from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
-from farm.store.content import classes, tells_others
+from farm.store.content import classes, sound_readings, stored_software
 from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 
@@ -55,9 +55,8 @@ def card_model_named(session: Session, word: str) -> str:
 
 def card_bytes(session: Session, card_model: str) -> int:
     """The memory of a card model in bytes; 0 if unknown."""
-    return (
-        session.scalar(sqlalchemy.select(sqlalchemy.func.max(CARD.memory_bytes)).where(CARD.model == card_model)) or 0
-    )
+    sizes = sqlalchemy.select(sqlalchemy.func.max(CARD.memory_bytes)).where(CARD.model == card_model)
+    return session.scalar(sizes) or 0
 
 
 def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
@@ -181,8 +180,7 @@ def protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
     return {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
 
 
-_OTHERS = ("subject_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "cost_s")
-_COLUMNS = (*VIEW_COLUMNS, *_OTHERS)
+_COLUMNS = (*VIEW_COLUMNS, "subject_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "cost_s")
 NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
 
 
@@ -192,18 +190,16 @@ def _sets(
     """Return the newest sound readings for each (method, software id). Readings of studies are left out."""
     from farm.exchange.filters import parse, select_readings
 
-    about = [READING.card_model == model, READING.protocol_id.in_(protocol_ids), READING.simulated.is_(False)]
+    about = [READING.protocol_id.in_(protocol_ids)]
     if torch:
         about += select_readings(session, parse([f"torch={torch}"])).conditions
     found: dict[tuple[int, str], NewestReadings] = defaultdict(dict)
     for batch in in_batches(subjects):
-        query = sqlalchemy.select(*(READING[name] for name in _COLUMNS)).where(*about, READING.subject_id.in_(batch))
-        for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
-            if row.method is not None and tells_others(row.flags):
-                found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
+        for row in sound_readings(session, model, _COLUMNS, *about, READING.subject_id.in_(batch)):
+            found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
     alone = set()
     for (method, software_id), rows in tuple(found.items()):
-        software = Software(**session.get_one(tables.SoftwareRow, software_id).model_dump(exclude={"id"}))
+        software = stored_software(session, software_id)
         if software.communication:  # a model on several cards: add the readings on one card with the same software
             alone.add((method, software.of_one_card.id))
             found[method, software_id] = {**found.get((method, software.of_one_card.id), {}), **rows}

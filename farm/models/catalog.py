@@ -207,7 +207,7 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
     return chosen, source, entry
 
 
-def example_inputs(model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0) -> tuple[Any, ...]:
+def example_inputs(model: Variant | str, *, device: str | torch.device = "meta") -> tuple[Any, ...]:
     """Positional arguments of the module that `build` returns. Raises `UsageError` for a size that does not fit.
 
     For an image model, these are standard normal images of shape (batch, 3, size, size) or clips of shape
@@ -217,7 +217,7 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta",
 
     chosen, source, entry = _installed(model)
     entry.completed(chosen.to_json())
-    return source.inputs(entry, chosen, torch.device(device), seed)
+    return source.inputs(entry, chosen, torch.device(device))
 
 
 def meta_inputs(variant: Variant) -> tuple[Any, ...]:
@@ -256,7 +256,6 @@ def title_of(variant: Variant) -> str:
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:
-    """The title of a variant with the sizes of these inputs."""
     sizes = ["x".join(map(str, value.shape)) for value in inputs if getattr(value, "shape", ())]
     shown = list(dict.fromkeys(sizes))
     more = ["…"] if len(shown) > _MOST_SIZES else []

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SMALLEST_OF_ALL = 32
 LARGEST_OF_ALL = 4096
 CACHE = 1024  # tokens in the cache of a decode pass, by default
 _DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
@@ -26,38 +25,23 @@ _DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the catalog.
-
-    Attributes:
-        input_size: the default side of the square input, in pixels; 0 for a model without images. A user's model with
-            its own example inputs ignores the sizes.
-        smallest_size: the smallest size that the model accepts.
-        fixed_size: True if the model accepts the default size only.
-        origin: the name of its source.
-        parameters, flops: counts; FLOPs of one pass at batch 1 and the default size; None if not counted.
-        length: the default length of a sequence, in tokens, or in values of a sound; 0 for a model without sequences.
-        shortest, longest: the least and greatest length; 0 for any.
-        fixed_length: True if the model accepts the default length only.
-        phases: its phases, the default first.
-        masked: True if the model accepts padded sequences.
-        depth: the number of its layers, which a variant may cut; 0 if they cannot be cut.
-    """
+    """A model of the catalog. A user's model with its own example inputs ignores the sizes."""
 
     name: str
     task: str
-    input_size: int
-    smallest_size: int = SMALLEST_OF_ALL
-    fixed_size: bool = False
-    origin: str = "torchvision"
-    parameters: int | None = None
-    flops: int | None = None
-    length: int = 0
-    shortest: int = 1
-    longest: int = 0
-    fixed_length: bool = False
-    phases: tuple[str, ...] = ()
-    masked: bool = False
-    depth: int = 0
+    input_size: int  # the default side of the square input, in pixels; 0 for a model without images
+    smallest_size: int = 32  # that the model accepts
+    fixed_size: bool = False  # True if the model accepts the default size only
+    origin: str = "torchvision"  # the name of its source
+    parameters: int | None = None  # their number; None if not counted
+    flops: int | None = None  # of one pass at batch 1 and the default size; None if not counted
+    length: int = 0  # by default, in tokens, or in values of a sound; 0 for a model without sequences
+    shortest: int = 1  # the least length
+    longest: int = 0  # the greatest length; 0 for any
+    fixed_length: bool = False  # True if the model accepts the default length only
+    phases: tuple[str, ...] = ()  # the default first
+    masked: bool = False  # True if the model accepts padded sequences
+    depth: int = 0  # the number of its layers, which a variant may cut; 0 if they cannot be cut
 
     @property
     def own_name(self) -> str:
@@ -198,7 +182,7 @@ class Source(Protocol):
         is meta, ``torch.empty`` makes meta tensors during this call. The module may be made on another device; the
         caller moves it."""
 
-    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
+    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
         """The positional arguments of the module."""
 
 

@@ -148,8 +148,6 @@ def _note_folder(module_name: str) -> None:
             _folders[top] = Path(next(iter(spec.submodule_search_locations or [spec.origin or "."]))).absolute().parent
 
 
-# ----- the source of the user's modules
-
 _folders: dict[str, Path] = {}  # top-level name of the module of a registered function -> the folder that has it
 
 
@@ -296,16 +294,16 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     return ByPosition(model, len(positional or ()), tuple(keywords)) if keywords else model
 
 
-def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
     """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none. Raises
     as `make`."""
     from farm.models.building import dtype_of, images
 
     if entry.own_name in transformers.folders():
-        return transformers.inputs(entry, variant, device, seed)
+        return transformers.inputs(entry, variant, device)
     if (given := given_inputs(entry.own_name)) is None:
-        return (images(variant, device, seed),)
-    return tuple(_like(value, dtype_of(variant), device, seed) for value in batched(given, variant.batch))
+        return (images(variant, device),)
+    return tuple(_like(value, dtype_of(variant), device) for value in batched(given, variant.batch))
 
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
@@ -344,7 +342,7 @@ def _batch(given: Sequence[Any]) -> int:
     return next((tensor.shape[0] for tensor in tensors), 0)
 
 
-def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+def _like(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """An example input moved to the dtype and device; a meta tensor gets random values."""
     import torch
 
@@ -356,7 +354,7 @@ def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> An
     if value.device.type != "meta" or device.type == "meta":
         return value.to(device=device, dtype=dtype)
     if value.is_floating_point():
-        return random_normal(tuple(value.shape), dtype, device, seed)
+        return random_normal(tuple(value.shape), dtype, device)
     return torch.zeros(value.shape, dtype=dtype, device=device)
 
 

@@ -43,7 +43,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     return timm.create_model(entry.own_name, pretrained=False).to(dtype_of(variant))
 
 
-def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[torch.Tensor]:
     from farm.models.building import images
 
-    return (images(variant, device, seed),)
+    return (images(variant, device),)

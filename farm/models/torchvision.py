@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 NAME = PACKAGE = "torchvision"
 EXTRA = ""
 
-_FRAMES = 16
-
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("torchvision.json").read_text())
 _TORCHVISION = {
     name: ModelEntry(name, **group["about"], **costs_of(NAME).get(name, {}))
@@ -49,14 +47,14 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
         return torchvision_models().get_model(variant.model, weights=None, **backbone).to(dtype_of(variant))
 
 
-def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[torch.Tensor]:
     """Images, or clips of shape (batch, 3, 16, size, size)."""
     from farm.models.building import dtype_of, images, random_normal
 
     if entry.task != "video":
-        return (images(variant, device, seed),)
-    shape = (variant.batch, 3, _FRAMES, variant.input_size, variant.input_size)
-    return (random_normal(shape, dtype_of(variant), device, seed),)
+        return (images(variant, device),)
+    shape = (variant.batch, 3, 16, variant.input_size, variant.input_size)
+    return (random_normal(shape, dtype_of(variant), device),)
 
 
 @functools.cache

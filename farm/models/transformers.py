@@ -28,6 +28,7 @@ from farm.models.entry import ModelEntry, costs_of
 from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
 from farm.models.torchvision import imported_after_torchvision
 from farm.settings import settings
+from farm.types.fields import adapter
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +43,9 @@ EXTRA = "language"
 _TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("transformers.json").read_text())
 #: Kind of a model -> its task, its phases (the default first), and its usual length.
 _KINDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kinds.json").read_text())
-_PROMPT = 512  # tokens, by default
 _CHOICES = 2  # choices per sample, for a model with double heads
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
-_MEL_BINS = 80
-_NO_MASK = frozenset({"fnet-base", "mamba-130m"})
 
 REFUSED = {
     "transfo-xl": "Transformer-XL, which transformers 5 no longer has",
@@ -74,7 +72,6 @@ def entry_of_folder(name: str) -> ModelEntry:
 
 
 def config_text(name: str) -> str:
-    """The text of a user's config.json."""
     path = folders()[name] / "config.json"
     try:
         return path.read_text(encoding="utf-8")
@@ -117,7 +114,7 @@ def _about(entry: ModelEntry) -> dict[str, Any]:
 def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
     of_kind, phases = _KINDS[kind], tuple(_KINDS[kind].get("phases", ()))
     longest = about.get("positions") or next((config[key] for key in _POSITIONS if key in config), 0)
-    usual = about.get("length") or of_kind.get("length", _PROMPT)
+    usual = about.get("length") or of_kind.get("length", 512)
     image = config if kind == "image" else config.get("vision_config", {})
     return ModelEntry(
         name=name,
@@ -130,7 +127,7 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
         longest=longest,
         fixed_length=kind in ("image", "frames"),
         phases=phases,
-        masked=bool(phases) and kind not in ("pair", "choices") and name not in _NO_MASK,
+        masked=bool(phases) and kind not in ("pair", "choices") and name not in ("fnet-base", "mamba-130m"),
         **costs_of(NAME).get(name, {}),
         depth=0 if about.get("whole_layers") else next((config[key] for key in _DEPTH if key in config), 0),
     )
@@ -156,25 +153,24 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
-    return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))
+    return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"))))
 
 
-def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
-    return tuple(_call(entry, variant, device, seed).values())
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
+    return tuple(_call(entry, variant, device).values())
 
 
-def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> dict[str, Any]:
-    """The model's arguments, by name."""
+def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str, Any]:
     from farm.models.building import dtype_of, images, random_normal
 
     about, dtype = _about(entry), dtype_of(variant)
     kind = about["kind"]
     if kind == "image":
-        return {"pixel_values": images(variant, device, seed)}
+        return {"pixel_values": images(variant, device)}
     if kind == "sound":
-        return {"input_values": random_normal((variant.batch, variant.length), dtype, device, seed)}
+        return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if kind == "frames":
-        return {"input_features": random_normal((variant.batch, _MEL_BINS, variant.length), dtype, device, seed)}
+        return {"input_features": random_normal((variant.batch, 80, variant.length), dtype, device)}
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
@@ -187,7 +183,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     if variant.phase == "decode":
         return call
     if kind == "pair":
-        call["pixel_values"] = images(variant, device, seed)
+        call["pixel_values"] = images(variant, device)
     if variant.phase == "prefill":
         accepted = inspect.signature(_class_of(entry).forward).parameters
         options = {"use_cache": False} if variant.mode == "train" else {"use_cache": True, "logits_to_keep": 1}
@@ -197,9 +193,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
 
 def _specials(about: Mapping[str, Any]) -> Specials:
     """The special ids of a model: ids that are not text."""
-    given = about.get("specials", {}).items()
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
-    return Specials(**values)
+    return adapter(Specials).validate_python(about.get("specials", {}))  # type: ignore[no-any-return]
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int:

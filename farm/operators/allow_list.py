@@ -20,8 +20,6 @@ from torch.overrides import get_overridable_functions, resolve_name
 from farm.errors import TupleRejected
 from farm.types.tuple import OperatorTuple, names_listed, tensor_references, words
 
-# ------------------------------------------------------------------------------------------------ modules and functions
-
 # Not leaves: modules that only combine other modules, choose by data which child runs, or have state that a tuple
 # cannot store. The capture descends into them and records their children and the functions that they call.
 _COMPOSITE = names_listed("composite")
@@ -67,7 +65,6 @@ RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._l
     for name in words("item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__")
 }
 
-# ------------------------------------------------------------------------------------------------ aten overloads
 
 # In the file, a name without a dot means the overload `default`. The list contains the operators seen in captures on
 # the CPU and in audits on cards, and related ones. It contains no operator that accesses files, processes or memory

@@ -51,8 +51,6 @@ from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
 #: among its arguments (such as caches; not a leaf module's own). Each tensor comes with True if the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
-
-
 #: Returns the context to enter around an operator, given the operator's position in `CapturedPass.slots`.
 Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
@@ -145,7 +143,6 @@ class Storages:
         return self.numbers[key]
 
     def change(self, number: int, **values: Any) -> None:
-        """Changes fields of the `CapturedTensor` with this number."""
         self.tensors[number] = dataclasses.replace(self.tensors[number], **values)
 
 
@@ -353,8 +350,6 @@ class ForwardRecorder(Recorder):
         with watched_modules(self.call_module), replaced(scripted, "__call__", inlined), functions:
             yield
 
-    # ------------------------------------------------------------------------------------------------ owners
-
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
             return original(module, *args, **kwargs)
@@ -447,8 +442,6 @@ class ForwardRecorder(Recorder):
             call.costly.append(name)
             call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
         return out
-
-    # ------------------------------------------------------------------------------------------------ calls
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.

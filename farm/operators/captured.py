@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from farm.types.fields import adapter
 from farm.types.tuple import OperatorTuple, parse
 
 if TYPE_CHECKING:
@@ -62,25 +63,18 @@ class CapturedCall:
 
 @dataclass(frozen=True)
 class CapturedTensor:
-    """A storage that calls read or write; the views of one tensor share it.
-
-    Attributes:
-        shape, dtype: of the first tensor that the capture found in this storage.
-        born: the index of the call that created it; -1 if no call did.
-        released: the index of the last call during which it exists; None if it exists after the step, and in a forward
-            pass, where it is not recorded.
-        uses: the indices of the calls that read or wrote it, in order.
-    """
+    """A storage that calls read or write; the views of one tensor share it. ``released`` is the index of the last call
+    during which it exists; None if it exists after the step, and in a forward pass, where it is not recorded."""
 
     number: int
     name: str
     role: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # of the first tensor that the capture found in this storage
+    dtype: str  # of the same tensor
     size_bytes: int
-    born: int
+    born: int  # the index of the call that created it; -1 if no call did
     released: int | None
-    uses: tuple[int, ...]
+    uses: tuple[int, ...]  # the indices of the calls that read or wrote it, in order
 
     @property
     def outlives(self) -> bool:
@@ -98,35 +92,28 @@ class CallTrace:
 
 @dataclass(frozen=True)
 class CapturedPass:
-    """One captured forward pass or training step.
+    """One captured forward pass or training step. A capture without gaps and overlaps is complete.
 
-    Attributes:
-        gaps: messages about aten operators without an owner: where each ran, and the reason.
-        overlaps: the same for aten operators with two owners. A capture without gaps and overlaps is complete.
-        operators: how often each aten operator that runs a kernel was called.
-        traces: tuple id -> trace of its first call; empty for a training step.
-        slots: for each call that had the slot (in a training step: for each aten operator), the index of its
-            `CapturedCall`; None if it runs no kernel.
-        integers: tensor number -> storage, for token ids, positions and masks that no call created.
-        owners, loss: only for a training step.
-        flops: of a training step, counted by PyTorch's own counter; None if not counted.
+    ``slots``: for each call that had the slot (in a training step: for each aten operator), the index of its
+    `CapturedCall`; None if it runs no kernel. ``integers``: tensor number -> storage, for token ids, positions and
+    masks that no call created.
     """
 
     tuples: dict[str, OperatorTuple]
     calls: tuple[CapturedCall, ...]
     tensors: tuple[CapturedTensor, ...]
-    gaps: tuple[str, ...] = ()
-    overlaps: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()  # messages about aten operators without an owner: where each ran, and the reason
+    overlaps: tuple[str, ...] = ()  # the same for aten operators with two owners
     device_type: str = "cpu"
     grad_enabled: bool = False
     training: bool = False
-    operators: Counter[str] = field(default_factory=Counter)
-    traces: dict[str, CallTrace] = field(default_factory=dict)
+    operators: Counter[str] = field(default_factory=Counter)  # calls of each aten operator that runs a kernel
+    traces: dict[str, CallTrace] = field(default_factory=dict)  # by tuple id: of its first call; {} for a training step
     slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
-    owners: tuple[Owner, ...] = ()
-    loss: str = ""
-    flops: int | None = None
+    owners: tuple[Owner, ...] = ()  # only of a training step
+    loss: str = ""  # only of a training step
+    flops: int | None = None  # of a training step, counted by PyTorch's own counter; None if not counted
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -163,14 +150,9 @@ class CapturedPass:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `TupleRejected` if one of its tuples is malformed."""
-
         values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}
-        kinds: dict[str, Any] = {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}
-        for name, kind in kinds.items():
-            values[name] = tuple(
-                kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-                for row in data[name]
-            )
+        for name, kind in {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}.items():
+            values[name] = tuple(map(adapter(kind).validate_python, data[name]))
         values["tuples"] = {spec.id: spec for spec in map(parse, data["tuples"])}
         return cls(**values | {"operators": Counter(data["operators"])})
 

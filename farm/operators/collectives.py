@@ -67,7 +67,6 @@ def collective_tuple(
 
 
 def output_elements(spec: OperatorTuple) -> int:
-    """The number of elements in the output of a rank."""
     return round(COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel)
 
 

@@ -46,8 +46,6 @@ class CompiledOperators(WatchedOperators):
 
 
 class LaunchRecorder(Recorder):
-    """Records one pass of a compiled model."""
-
     def __init__(
         self,
         compiled: CompiledModel,
@@ -75,7 +73,6 @@ class LaunchRecorder(Recorder):
             self.storages.integers[number] = tensor.untyped_storage()
 
     def call_kernel(self, kernel: Kernel, args: tuple[Any, ...], launch: Callable[[], Any]) -> Any:
-        """Record a launch of a generated kernel and run it."""
         paths = self.compiled.paths_of(kernel.name)
         number = len(self.slots)
         self.slots.append(None)
@@ -226,7 +223,6 @@ class CompiledPass:
         yield from ((tensor, f"input {number}", "activation") for number, tensor in enumerate(self.inputs))
 
     def capture(self, around: Around | None = None, look: Look | None = None) -> CapturedPass:
-        """Run one pass and record its launches."""
         recorder = LaunchRecorder(self.compiled, self.held(), self.device.type, around, look)
         with CompiledOperators(recorder.call_aten), self.compiled.observed(recorder.call_kernel):
             self.run(recorder.stage)

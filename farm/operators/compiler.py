@@ -37,38 +37,29 @@ _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A generated kernel with its chosen launch configuration.
+    """A generated kernel with its chosen launch configuration."""
 
-    Attributes:
-        operator: the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``.
-        name: the compiler's name, which differs between models.
-        source: hash of the source without the name.
-        fused: names of the aten operators that it computes, joined by underscores.
-        config: block sizes, warps and stages of a Triton kernel.
-        parameters: the parameters' names, in order.
-        run: launches the kernel with the arguments, on the current stream.
-    """
-
-    operator: str
-    name: str
+    operator: str  # the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``
+    name: str  # the compiler's name, which differs between models
     text: str
-    fused: str
-    config: Mapping[str, Any]
-    parameters: tuple[str, ...]
-    run: Callable[..., Any]
+    fused: str  # names of the aten operators that it computes, joined by underscores
+    config: Mapping[str, Any]  # block sizes, warps and stages of a Triton kernel
+    parameters: tuple[str, ...]  # their names, in order
+    run: Callable[..., Any]  # launches the kernel with the arguments, on the current stream
 
     @functools.cached_property
     def source(self) -> str:
+        """Hash of the source without the name."""
         return _hash(self.text)
 
     def written(self, position: int) -> bool:
-        return self.parameters[position].startswith(("out_ptr", "in_out_ptr")) if self.knows(position) else False
+        return self._parameter(position).startswith(("out_ptr", "in_out_ptr"))
 
     def only_written(self, position: int) -> bool:
-        return self.knows(position) and self.parameters[position].startswith("out_ptr")
+        return self._parameter(position).startswith("out_ptr")
 
-    def knows(self, position: int) -> bool:
-        return position < len(self.parameters)
+    def _parameter(self, position: int) -> str:
+        return self.parameters[position] if position < len(self.parameters) else ""
 
 
 #: Called for each launch of a generated kernel with the kernel, its arguments and a function that launches it.
@@ -96,7 +87,6 @@ class Graph:
             self.launches[name].append([one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None])
 
     def paths(self, name: str, number: int) -> list[str]:
-        """The paths of the modules that launch ``number`` of this name computes."""
         entries = self.launches.get(name, [])
         return entries[number] if number < len(entries) else []
 

@@ -193,7 +193,6 @@ _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
 
 
 def flop_counter() -> FlopCounterMode:
-    """PyTorch's FLOP counter, extended by `_UNKNOWN_TO_TORCH`."""
     return FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH)
 
 

@@ -356,5 +356,4 @@ def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """The module's own parameters and buffers."""
     return {**module._parameters, **module._buffers}

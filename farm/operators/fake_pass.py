@@ -24,7 +24,7 @@ import copy
 import functools
 import logging
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,7 +43,6 @@ from farm.operators.encoding import DescribedCall, storage_key, tensors_in, writ
 MOST_BYTES = 2**24
 #: Largest result that is computed from real tensors or numbers: a mask of 1024 x 1024. Larger results are fake.
 MOST_MADE_BYTES = 2**20
-_WIDER = 8  # a result of at most this many times the bytes of its inputs is computed, too: integers from booleans
 
 #: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but tensors that a model
 #: makes on the host say "cpu".
@@ -130,6 +129,13 @@ class FakeTensors:
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
         return FakeTensor(self.mode, meta, self.device)
+
+    def layout(self, tensor: Any, used: Collection[int]) -> _NewTensor | None:
+        """The layout of a new tensor; None if it has a storage of ``used``, or differs from the result of `fresh`."""
+        layout, storage = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), tensor.untyped_storage()
+        made = self.fresh(*layout)
+        alike = tensor.fake_device == made.fake_device and storage.nbytes() == made.untyped_storage().nbytes()
+        return None if storage._cdata in used or tensor.storage_offset() or not alike else layout
 
     def on_host(self, tensor: torch.Tensor) -> bool:
         """True if a pass on a card has this tensor in the memory of the host."""
@@ -279,7 +285,7 @@ class _RealIntegers(TorchDispatchMode):
                 out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
-        most = max(MOST_MADE_BYTES, _WIDER * sum(tensor.nbytes for tensor in real))
+        most = max(MOST_MADE_BYTES, 8 * sum(tensor.nbytes for tensor in real))  # also integers from booleans
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -370,12 +376,9 @@ class _RepeatedOperators:
                 return None
             if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
                 return None
-            layout, storage = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), tensor.untyped_storage()
-            made = self.fakes.fresh(*layout)
-            alike = tensor.fake_device == made.fake_device and storage.nbytes() == made.untyped_storage().nbytes()
-            if storage._cdata in used or tensor.storage_offset() or not alike:
+            if (layout := self.fakes.layout(tensor, used)) is None:
                 return None
-            used.add(storage._cdata)
+            used.add(storage_key(tensor))
             layouts.append(layout)
         return (type(out), tuple(layouts)) if any(layouts) else None
 
@@ -449,12 +452,9 @@ class RepeatedCalls:
         output is a view, requires gradients, or is not a single tensor."""
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
             return False
-        layout, storage = (tuple(out.shape), tuple(out.stride()), out.dtype), out.untyped_storage()
-        output = next((index for index, tensor in enumerate(call.tensors) if tensor is out), layout)
-        if output is layout:
-            complete = storage.nbytes() == self.fakes.fresh(*layout).untyped_storage().nbytes()
-            if storage._cdata in call.storages or out.storage_offset() or not complete or self.fakes.on_host(out):
-                return False
+        given = next((index for index, tensor in enumerate(call.tensors) if tensor is out), None)
+        if (output := self.fakes.layout(out, call.storages) if given is None else given) is None:
+            return False
         positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
         self.effects[_key(call)] = _Effect(tuple(operators), positions, output)
         return True

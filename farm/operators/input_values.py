@@ -149,8 +149,6 @@ def channel_dimension(tensor: torch.Tensor) -> int | None:
     return {2: 1, 3: 2, 4: 1, 5: 1}.get(tensor.dim())
 
 
-# ------------------------------------------------------------------------------------------------ modules and functions
-
 _ADDING = words("add_ __iadd__ sub_ __isub__ subtract_")
 _SCALING = words("mul_ __imul__ multiply_ div_ __itruediv__ __idiv__ divide_ true_divide_")
 _NEEDS_POSITIVE = words("sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__")
@@ -242,9 +240,6 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
         elif entry is not None and not isinstance(entry, bool):
             dimension += 1
     return max(1, min((size for size in shape if size > 0), default=1))
-
-
-# ------------------------------------------------------------------------------------------------ aten operators
 
 
 _ANYTHING = Fill("index", bound=100)  # integers that are only operands

@@ -71,7 +71,6 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
 
 
 def watch_values(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> ObservedValues:
-    """Runs the model once and describes the activations of every call."""
     found: ObservedValues = defaultdict(list)
 
     def look(path: str, operator: str, activations: _Tensors, held: _Tensors) -> None:

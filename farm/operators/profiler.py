@@ -91,32 +91,21 @@ def _has_aten_below(event: Any) -> bool:
 
 @dataclass(frozen=True)
 class EagerPass:
-    """An eagerly launched pass that runs other operators or kernels than the measured one.
-
-    Attributes:
-        unobserved: counts of the unwatched pass: innermost aten operators with their input shapes on the CPU, kernels
-            on CUDA.
-        unobserved_times_us: the time of each kernel in the unwatched pass, summed over its launches; empty on the CPU.
-    """
+    """An eagerly launched pass that runs other operators or kernels than the measured one. The counts are of innermost
+    aten operators with their input shapes on the CPU, of kernels on CUDA."""
 
     capture: CapturedPass
-    unobserved: Counter[str]
-    unobserved_times_us: Counter[str]
+    unobserved: Counter[str]  # counts of the unwatched pass
+    unobserved_times_us: Counter[str]  # of each kernel in the unwatched pass, all launches together; empty on the CPU
 
 
 @dataclass(frozen=True)
 class WatchedPass(EagerPass):
-    """A watched pass compared with an unwatched one on a device; both are launched like the measured run.
+    """A watched pass compared with an unwatched one on a device; both are launched like the measured run."""
 
-    Attributes:
-        observed: the same counts of the watched pass.
-        differences: messages about different counts; empty if watching changed nothing.
-        eager: None if an eager pass runs the same.
-    """
-
-    observed: Counter[str]
-    differences: list[str]
-    eager: EagerPass | None = None
+    observed: Counter[str]  # counts of the watched pass
+    differences: list[str]  # messages about different counts; empty if watching changed nothing
+    eager: EagerPass | None = None  # None if an eager pass runs the same
 
 
 def verify_on_device(

@@ -38,8 +38,6 @@ class Rebuilt:
         spec: the tuple that it was built from.
         storages: one tensor per storage number of ``spec``.
         tensors: one per entry of ``spec.tensors``.
-        in_place: whether it writes one of its inputs. Its values then stay the same over millions of runs (see
-            `farm.operators.input_values`).
     """
 
     def __init__(
@@ -92,12 +90,6 @@ class Rebuilt:
         return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role == "activation"]
 
     @property
-    def activation_memory(self) -> list[torch.Tensor]:
-        """The storages of the activations, each once."""
-        held = _weight_storages(self.spec)
-        return [base for index, base in enumerate(self.storages) if index not in held]
-
-    @property
     def read_memory(self) -> list[torch.Tensor]:
         """The storages of the activations that the operator reads, each once."""
         outputs = {self.spec.tensors[index].storage for index in output_tensors(self.spec)}
@@ -118,16 +110,14 @@ class Rebuilt:
 
     @property
     def activation_bytes(self) -> int:
-        return sum(base.nbytes for base in self.activation_memory)
+        held = _weight_storages(self.spec)
+        return sum(base.nbytes for index, base in enumerate(self.storages) if index not in held)
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """See `written_inputs`."""
+        """The indices of the inputs that it writes. Their values stay the same over millions of runs
+        (`farm.operators.input_values`)."""
         return written_inputs(self.spec)
-
-    @property
-    def in_place(self) -> bool:
-        return bool(self.written)
 
     def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
         """The same operator with copies of the weights, of the activations, or of both; the rest is shared.

@@ -27,44 +27,33 @@ REQUIRED = object()
 class SweepRecipe:
     """How one operator is built from the values of a grid: an entry of ``sweeps.json``.
 
-    Attributes:
-        parameters: arguments of the module's constructor, or keywords of the function: name -> default, or `REQUIRED`.
-        sizes: names that shape the inputs: name -> default, or `REQUIRED`.
-        inputs: the shape of each input: names of sizes and parameters, and numbers. `a?` is left out if it is 0, `a|b`
-            is b if a is 0, `a+b` is the sum; an image size is a height and a width.
-        inputs_without_tokens: the shapes if the size `tokens` is 0; (): the same.
-        function: its public name, such as "torch.matmul"; "" for the module torch.nn.<operator>.
-        dtypes: the dtypes that the grid may have, the default first.
-        input_dtypes: the dtype of each input; "" for the grid's.
-        transposed: indices of the inputs that are stored column by column.
-        as_list: True if the function takes one list of its inputs.
-        collective: a collective (`farm.types.collective`).
+    ``parameters`` are arguments of the module's constructor, or keywords of the function; ``sizes`` shape the inputs.
+    Both are name -> default, or `REQUIRED`. The shape of each of the ``inputs`` has names of sizes and parameters, and
+    numbers. `a?` is left out if it is 0, `a|b` is b if a is 0, `a+b` is the sum; an image size is a height and a width.
     """
 
     parameters: Mapping[str, Any]
     sizes: Mapping[str, Any]
     inputs: Sequence[str]
-    inputs_without_tokens: Sequence[str] = ()
-    function: str = ""
-    dtypes: Sequence[str] = DTYPES
-    input_dtypes: Sequence[str] = ()
-    transposed: Sequence[int] = ()
-    as_list: bool = False
-    collective: bool = False
+    inputs_without_tokens: Sequence[str] = ()  # the shapes if the size `tokens` is 0; (): the same
+    function: str = ""  # its public name, such as "torch.matmul"; "" for the module torch.nn.<operator>
+    dtypes: Sequence[str] = DTYPES  # that the grid may have, the default first
+    input_dtypes: Sequence[str] = ()  # the dtype of each input; "" for the grid's
+    transposed: Sequence[int] = ()  # indices of the inputs that are stored column by column
+    as_list: bool = False  # True if the function takes one list of its inputs
+    collective: bool = False  # see `farm.types.collective`
 
     @property
     def names(self) -> dict[str, Any]:
         return {**self.parameters, **self.sizes, **COMMON_NAMES, "dtype": self.dtypes[0]}
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The operator's parameters for one combination of the sweep's values."""
         given = {name: values[name] for name in self.parameters}
         if values.get("key_value_heads") not in (None, 0, values.get("heads")):
             given["enable_gqa"] = True
         return given
 
     def shapes(self, values: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """The shapes of the inputs for one combination of the sweep's values."""
         inputs = self.inputs if values.get("tokens", 1) else self.inputs_without_tokens or self.inputs
         return [tuple(size for word in shape.split() for size in _sizes(word, values)) for shape in inputs]
 

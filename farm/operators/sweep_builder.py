@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError, Unmeasurable, UsageError
+from farm.models.texts import spreading_step
 from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.collectives import collective_tuple
@@ -37,7 +37,6 @@ from farm.types.tuple import OperatorTuple, TensorSpec
 FIRST_BATCH, BATCH = 100, 1000
 #: Exceptions that PyTorch raises if it refuses a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)
-_KEPT_MODULES = 4096
 
 
 class Expansion:
@@ -48,10 +47,7 @@ class Expansion:
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        """
-        Raises:
-            UnknownOperator, UsageError: see `check_names`.
-        """
+        """Raises as `check_names`."""
         check_names(sweep)
         self.sweep = sweep
         self.tried = 0
@@ -82,9 +78,7 @@ class Expansion:
             return
         recipe = RECIPES[self.sweep.operator]
         builder = Builder(self.sweep.operator, recipe)
-        step = round(self.sweep.size * 0.618) if self.sweep.size > FIRST_BATCH else 1  # near the golden ratio
-        while math.gcd(step, self.sweep.size) > 1:  # so that each combination is visited once
-            step += 1
+        step = spreading_step(self.sweep.size) if self.sweep.size > FIRST_BATCH else 1
         batch: dict[OperatorTuple, Cost] = {}
         size = FIRST_BATCH
         for place in range(0, self.sweep.size * step, step):
@@ -139,8 +133,6 @@ class _SelfAttention(torch.nn.Module):
 
 
 class Builder:
-    """Builds the tuples of one operator's combinations."""
-
     def __init__(self, operator: str, recipe: SweepRecipe) -> None:
         self.operator = operator
         self.recipe = recipe
@@ -230,7 +222,7 @@ class Builder:
         parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
         key = values["dtype"], tuple(parameters.items())
         if (module := self._modules.get(key)) is None:
-            if len(self._modules) >= _KEPT_MODULES:
+            if len(self._modules) >= 4096:
                 self._modules.clear()
             with torch.device("meta"):
                 module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
@@ -256,7 +248,6 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
     """
     if not zeros:
         return spec
-
     some = [bool(one.role == "activation" and one.dtype != "int64" and one.shape) for one in spec.tensors]
     tensors = (dataclasses.replace(one, zeros=zeros * it) for one, it in zip(spec.tensors, some, strict=True))
     return dataclasses.replace(spec, tensors=tuple(tensors))

@@ -207,7 +207,6 @@ def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> d
 
 
 def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
-    """Features of the values in the activations of a call."""
     activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors") or [])
     known: Sequence[Any] = ()
     with contextlib.suppress(ValueError):

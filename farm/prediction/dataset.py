@@ -24,15 +24,16 @@ from farm.prediction import call_features
 from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.families import model_family
 from farm.prediction.tile_roofline import CardModel, card_model
-from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
-from farm.store.content import tells_others
+from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
+from farm.store.content import sound_readings, stored_software
 from farm.store.database import among
+from farm.types.fields import Record, adapter
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
 
 
 @dataclass(frozen=True)
-class Conditions:
+class Conditions(Record):
     """Properties that are equal for all readings of one predictor's training data."""
 
     card_model: str
@@ -40,14 +41,9 @@ class Conditions:
     method: int
     protocol: Protocol  # without the class of data and autograd, which are properties of a call
 
-    def to_json(self) -> dict[str, Any]:
-        own = {"card_model": self.card_model, "software": self.software.to_json(), "method": self.method}
-        return {**own, "protocol": self.protocol.to_json()}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        software, protocol = Software(**data["software"]), Protocol(**data["protocol"])
-        return cls(data["card_model"], software, data["method"], protocol)
+        return adapter(cls).validate_python(data)  # type: ignore[no-any-return, arg-type]
 
 
 @dataclass(frozen=True)
@@ -70,8 +66,6 @@ class TrainingRow:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Readings of one card model under the same conditions."""
-
     card: CardModel
     conditions: Conditions
     rows: tuple[TrainingRow, ...]
@@ -125,18 +119,8 @@ def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
     return Protocol(**{**spec, "data": "normal", "grad": False})
 
 
-def _sound_readings(
-    session: Session, model: str, subject_kind: str, only: Collection[str] | None = None
-) -> Iterator[Any]:
-    """Yield the usable readings of a card model, oldest first: without simulations and studies."""
-    names = ["id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"]
-    names += ["energy_half_width_mj", "flags", "details", "kernels", "card_id", "created_at_s"]
-    about = [READING.card_model == model, READING.subject_kind == subject_kind, READING.simulated.is_(False)]
-    about += [READING.subject_id.in_(only)] if only is not None else []
-    query = sqlalchemy.select(*(READING[name] for name in names)).where(*about)
-    for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
-        if row.method is not None and tells_others(row.flags):
-            yield row
+_COLUMNS = ["id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"]
+_COLUMNS += ["energy_half_width_mj", "flags", "details", "kernels", "card_id", "created_at_s"]
 
 
 def stored_card_model(session: Session, model: str) -> CardModel:
@@ -162,18 +146,15 @@ def datasets(
         only: ids of tuples; None: all tuples.
     """
     card = described_for or stored_card_model(session, model)
-    software = {
-        row.id: Software(**{name: value for name, value in row._mapping.items() if name != "id"})
-        for row in session.execute(sqlalchemy.select(*SOFTWARE))
-    }
     protocols = {row.id: row.spec or {} for row in session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))}
     newest: dict[Conditions, dict[tuple[str, str], Any]] = defaultdict(dict)
 
     @functools.cache
     def conditions_of(method: int, software_id: str, protocol_id: str) -> Conditions:
-        return Conditions(model, software[software_id], method, _plain_protocol(protocols[protocol_id]))
+        return Conditions(model, stored_software(session, software_id), method, _plain_protocol(protocols[protocol_id]))
 
-    for row in _sound_readings(session, model, "operator", only):
+    chosen = [READING.subject_kind == "operator", *([READING.subject_id.in_(only)] if only is not None else [])]
+    for row in sound_readings(session, model, _COLUMNS, *chosen):
         conditions = conditions_of(row.method, row.software_id, row.protocol_id)
         data = protocols[row.protocol_id]["data"]
         # Predictions cover fast memory only; the values of data that was copied from a compiled model are unknown.
@@ -221,7 +202,6 @@ def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: 
 
 
 def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
-    """Describe a call of a stored operator."""
     costs = row.flops, row.bytes_moved
     return describe(card, row.id, row.short_name, row.spec, *costs, data, tf32=tf32, outputs=row.output_shapes)
 
@@ -261,7 +241,7 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
     alike = {row.id for row in specs if row.spec and _plain_protocol(row.spec) == protocol}
     wholes = {
         row.subject_id: row
-        for row in _sound_readings(session, conditions.card_model, "variant")
+        for row in sound_readings(session, conditions.card_model, _COLUMNS, READING.subject_kind == "variant")
         if (row.software_id, row.method) == (conditions.software.id, conditions.method) and row.protocol_id in alike
     }
     captures = session.execute(

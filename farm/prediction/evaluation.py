@@ -61,15 +61,11 @@ class Score:
 @dataclass(frozen=True)
 class HeldOutPredictions:
     """Predictions for the rows of a data set by predictors that were trained without them; NaN without a prediction.
-
-    Attributes:
-        families: family of models or fold, for each row.
-        sums: for each model its predicted sum, and a mapping n -> time in us. In that time, readings replace the
-            predictions of the model's n most expensive tuples.
-    """
+    ``sums`` has for each model its predicted sum, and a mapping n -> time in us. In that time, readings replace the
+    predictions of the model's n most expensive tuples."""
 
     costs: CallCosts
-    families: Names
+    families: Names  # family of models or fold, for each row
     sums: tuple[tuple[MeasuredModel, PredictedSum, dict[int, float]], ...] = ()
 
     def errors(self, data: Dataset) -> dict[str, PredictionErrors]:

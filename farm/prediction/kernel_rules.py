@@ -1,8 +1,8 @@
 """Rules for how libraries run a call: kernel properties that the tile roofline uses in addition to a call's sizes.
 
 The rules describe PyTorch and its libraries: which masks exclude a fused attention, what one thread block computes
-alone, how many launches a list of tensors needs, and which tensors are copied first. The constants below were fitted
-to readings of an H200; predictors learn how other cards differ. All rules use only the description of the call.
+alone, how many launches a list of tensors needs, and which tensors are copied first. The constants in constants.toml
+were fitted to readings of an H200; predictors learn how other cards differ. All rules use only the call's description.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,58 +24,33 @@ from farm.types.tuple import DTYPES, contiguous_stride, plain, shapes_passed, ta
 
 Tensor = Mapping[str, Any]
 
-#: For an attention that writes its scores: passes over the float32 scores, passes over keys that are expanded to every
-#: head, and launches.
-SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 20, 4, 16
-ATTENTION_LAUNCHES = 6  # dependent steps of a fused attention, in launch times
-MASKED_LAUNCHES = 3  # added for a masked attention with one query per sequence
-SECTOR_BYTES = 32  # the memory's unit of access
-SCATTERED_TIMES = 2.5  # slowdown of single elements if each is in a different sector
-JOINED_TIMES = 1.6  # slowdown of a concatenation if a tensor is not contiguous
-ROLLED_TIMES = 1.9  # slowdown of single elements, for each rolled dimension
-WINDOW_VALUE_SINGLES = 0.7  # single elements for each value of a pool's window
-SINGLES_LAUNCHES = 0.5  # minimum time of computing element addresses, in launch times
-REORDERED_SINGLES = 0.5  # single elements per element of a layout change to or from channels last
-FEW_ROWS = 16  # up to this number, rows of a table are read serially, each in half a launch time
-DEPTHWISE_EXTRA = 14  # additional multiply-adds per output of a depthwise convolution
-DEPTHWISE_TIMES = 3.3  # slowdown of each multiply-add, compared with a full convolution
-NORM_WARPS, PLANE_WARPS = 4, 8  # warps of a block that normalizes a row; that pools a plane
-LOADED_BYTES = 8  # an image of a multiple of this size is multiplied without a copy
-ALIGNED_BYTES = 16  # tensor cores need rows of a multiple of this size
-#: Limits of a launch over lists of tensors (`multi_tensor_apply`): elements of a block, blocks, and tensors of each
-#: list by the number of lists.
-CHUNK, BLOCKS, TENSORS = 65536, 320, (110, 64, 48, 36, 30)
+
+def constants(section: str) -> SimpleNamespace:
+    """Return the constants of a section of ``constants.toml``."""
+    text = Path(__file__).with_name("constants.toml").read_text(encoding="utf-8")
+    return SimpleNamespace(**tomllib.loads(text)[section])
+
+
+_FITTED = constants("kernel_rules")
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How libraries run a call.
+    """How libraries run a call."""
 
-    Attributes:
-        dtype: dtype of its multiplications.
-        bytes_moved: moved bytes, including intermediate results.
-        serial_bytes: bytes that one multiprocessor must move alone.
-        singles: elements that are read one at a time; a scattered element counts several times.
-        before: `singles` of additional kernels, which reorder inputs first or add a bias last.
-        warps: number of warps whose time is the memory latency.
-        cold_bytes: the part of bytes_moved that no cache keeps between calls: weights.
-        coarse: True if small tiles do not make the call faster.
-        materialised: True for an attention that writes its scores to memory.
-    """
-
-    dtype: str
+    dtype: str  # of its multiplications
     flops: float
-    bytes_moved: float
-    serial_bytes: float = 0.0
-    singles: float = 0.0
-    before: float = 0.0
-    warps: float = 0.0
-    cold_bytes: float = 0.0
+    bytes_moved: float  # including intermediate results
+    serial_bytes: float = 0.0  # that one multiprocessor must move alone
+    singles: float = 0.0  # elements that are read one at a time; a scattered element counts several times
+    before: float = 0.0  # `singles` of additional kernels, which reorder inputs first or add a bias last
+    warps: float = 0.0  # number of warps whose time is the memory latency
+    cold_bytes: float = 0.0  # the part of bytes_moved that no cache keeps between calls: weights
     launches: float = 1
     tensor_cores: bool = True
     aligned: bool = True
-    coarse: bool = False
-    materialised: bool = False
+    coarse: bool = False  # True if small tiles do not make the call faster
+    materialised: bool = False  # True for an attention that writes its scores to memory
 
 
 def kernel_plan(
@@ -113,24 +91,24 @@ def _plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products:
         return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
-        warps = _rows(tensors) * NORM_WARPS if "layer_norm" in kind else 0
+        warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in kind else 0
         return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
     if kind == "adaptiveavgpool2d":  # a block for each plane, or one warp if the plane becomes a single value
         wanted = plain((spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size")))
-        warps = math.prod(tensors[0]["shape"][:-2]) * (1 if wanted in (1, [1, 1]) else PLANE_WARPS)
+        warps = math.prod(tensors[0]["shape"][:-2]) * (1 if wanted in (1, [1, 1]) else _FITTED.plane_warps)
         return replace(basic, warps=warps)
     if kind == "embedding" and len(tensors) == 2:
         rows = min(map(elements_of, tensors))
-        return replace(basic, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
+        return replace(basic, launches=max(1, rows // 2) if rows <= _FITTED.few_rows else 1)
     if kind == "roll":
         dims = plain(argument(spec, 2, "dims"))
         rolled = max(1, len(dims)) if isinstance(dims, list) else 1
-        return replace(basic, singles=elements_of(tensors[0]) * rolled * ROLLED_TIMES, launches=rolled)
+        return replace(basic, singles=elements_of(tensors[0]) * rolled * _FITTED.rolled_times, launches=rolled)
     if kind in ("maxpool2d", "avgpool2d"):
-        return replace(basic, singles=_pooled(spec, tensors) * WINDOW_VALUE_SINGLES)
+        return replace(basic, singles=_pooled(spec, tensors) * _FITTED.window_value_singles)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
-        return replace(basic, singles=singles, launches=1 + SINGLES_LAUNCHES * (singles > 0))
+        return replace(basic, singles=singles, launches=1 + _FITTED.singles_launches * (singles > 0))
     return basic
 
 
@@ -140,7 +118,7 @@ def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelP
         return basic
     if kind == "convolution_backward":
         return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
-    added = 2 * products.m * products.count * (products.k + DEPTHWISE_EXTRA) * DEPTHWISE_TIMES
+    added = 2 * products.m * products.count * (products.k + _FITTED.depthwise_extra) * _FITTED.depthwise_times
     return replace(basic, dtype="float32", flops=added * DTYPES[basic.dtype][0] / 4, tensor_cores=False)
 
 
@@ -155,11 +133,11 @@ def _convolution_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPla
     itemsize = DTYPES[basic.dtype][0]
     alone = products.count == 1 and products.k == math.prod(image["shape"][1:2])
     alone = alone and elements_of(image) == products.m * products.k
-    whole = pixels == 1 or pixels * itemsize % LOADED_BYTES == 0
+    whole = pixels == 1 or pixels * itemsize % _FITTED.loaded_bytes == 0
     if itemsize == 2 and _contiguous(image) and not (alone and whole):
-        before, kernels = REORDERED_SINGLES * (elements_of(image) + written), 2
+        before, kernels = _FITTED.reordered_singles * (elements_of(image) + written), 2
     if len(tensors) > 2:
-        before, kernels = before + written, kernels + 1 + SINGLES_LAUNCHES
+        before, kernels = before + written, kernels + 1 + _FITTED.singles_launches
     return replace(basic, before=before, launches=1 + kernels, coarse=True)
 
 
@@ -171,18 +149,18 @@ def _attention_plan(short_name: str, spec: Mapping[str, Any], basic: KernelPlan,
     places = [place for argument in (spec.get("arguments") or [])[:2] for place in tensor_references(argument)]
     shapes = [spec["tensors"][place]["shape"] for place in places]
     chosen = short_name == "scaled_dot_product_attention"  # this operator chooses its kernel at run time
-    written = basic.bytes_moved + SCORE_PASSES * scores
-    unfused = replace(basic, bytes_moved=written, launches=SCORE_LAUNCHES, materialised=True)
+    written = basic.bytes_moved + _FITTED.score_passes * scores
+    unfused = replace(basic, bytes_moved=written, launches=_FITTED.score_launches, materialised=True)
     if chosen and len({shape[-3] for shape in shapes if len(shape) > 2}) > 1 and not argument(spec, 7, "enable_gqa"):
         # Without enable_gqa no fused kernel expands keys over heads: PyTorch writes them and the scores to memory.
-        return replace(unfused, bytes_moved=written + EXPANDED_PASSES * keys)
+        return replace(unfused, bytes_moved=written + _FITTED.expanded_passes * keys)
     scattered = mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1
     if scattered or (chosen and any(len(shape) != 4 for shape in shapes)):
         # No fused kernel takes a mask whose rows are not contiguous, or tensors without four dimensions: PyTorch
         # multiplies in float32 and writes the scores to memory.
         return replace(unfused, dtype="float32")
     flops = basic.flops / 2 if causal and products.m == products.n else basic.flops
-    launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
+    launches = _FITTED.attention_launches + _FITTED.masked_launches * (products.m == 1 and mask is not None)
     return replace(basic, flops=flops, bytes_moved=max(basic.bytes_moved, keys), launches=launches)
 
 
@@ -212,16 +190,16 @@ def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
 def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
     """Return the number of launches for lists of tensors, and the sum of each launch's largest chunk (elements)."""
     lists = _lists(spec)
-    most = TENSORS[min(len(lists), len(TENSORS)) - 1]
+    most = _FITTED.tensors[min(len(lists), len(_FITTED.tensors)) - 1]
     launches = chunks = tensors = blocks = largest = 0
     for one in lists[0]:
         left = math.prod(one["shape"])
         tensors += 1
         while left > 0:
-            largest = max(largest, min(left, CHUNK))
-            left -= CHUNK
+            largest = max(largest, min(left, _FITTED.chunk))
+            left -= _FITTED.chunk
             blocks += 1
-            if blocks == BLOCKS or (tensors == most and left <= 0):
+            if blocks == _FITTED.blocks or (tensors == most and left <= 0):
                 launches, chunks = launches + 1, chunks + largest
                 tensors, blocks, largest = int(left > 0), 0, 0
     return launches + (blocks > 0), chunks + largest
@@ -236,7 +214,7 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
         if len(tensor["shape"]) > 1:
             steps = sorted(step for step, size in zip(_stride(tensor), tensor["shape"], strict=True) if size > 1)
             widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
-    return all(width % ALIGNED_BYTES == 0 for width in widths)
+    return all(width % _FITTED.aligned_bytes == 0 for width in widths)
 
 
 @dataclass(frozen=True)
@@ -386,11 +364,11 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
     apart = any(
-        _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0] >= SECTOR_BYTES
+        _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0] >= _FITTED.sector_bytes
         for one in large
         if elements_of(one) == elements_of(first)
     )
-    return math.prod(whole) * (SCATTERED_TIMES if apart else 1.0)
+    return math.prod(whole) * (_FITTED.scattered_times if apart else 1.0)
 
 
 def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
@@ -401,7 +379,7 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor])
     name = operator_type(short_name)
     ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(spec.get("keywords"))
     if name == "cat":
-        return JOINED_TIMES * sum(map(_singles, tensors)) if not all(map(_contiguous, tensors)) else 0.0
+        return _FITTED.joined_times * sum(map(_singles, tensors)) if not all(map(_contiguous, tensors)) else 0.0
     if ordering:
         return sum(_singles(one) for one in tensors if not _contiguous(one))
     return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
@@ -447,7 +425,8 @@ def _rows(tensors: Sequence[Tensor]) -> int:
 def _singles(tensor: Tensor) -> float:
     """Return the number of elements that are read one at a time (`KernelPlan.singles`) to make a tensor contiguous."""
     step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
-    return math.prod(tensor["shape"]) * (SCATTERED_TIMES if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
+    scattered = step * DTYPES[tensor["dtype"]][0] >= _FITTED.sector_bytes
+    return elements_of(tensor) * (_FITTED.scattered_times if scattered else 1.0)  # type: ignore[no-any-return]
 
 
 def _contiguous(tensor: Tensor) -> bool:

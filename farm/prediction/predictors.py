@@ -189,11 +189,7 @@ class TypicalData:
 
 
 #: Stored name -> class of a regressor.
-_KINDS: dict[str, type[Any]] = {
-    "Factors": Medians,
-    "Forest": Trees,
-    "Process": GaussianProcess,
-}
+_KINDS: dict[str, type[Any]] = {"Factors": Medians, "Forest": Trees, "Process": GaussianProcess}
 _STORED_NAME = {kind: name for name, kind in _KINDS.items()}
 _REGRESSORS = ("time", "power", "neighbours", "fetching")
 

@@ -47,7 +47,6 @@ class Inputs:
         return len(self.calls)
 
     def column(self, name: str) -> Floats:
-        """Return one feature of every call."""
         return np.array([getattr(call, name) for call in self.calls], dtype=float)
 
     def at(self, places: npt.NDArray[np.intp]) -> Inputs:
@@ -101,13 +100,10 @@ class Medians:
     spreads: Floats
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        places = self._places(inputs)
-        return self.medians[places], self.spreads[places]
-
-    def _places(self, inputs: Inputs) -> list[int]:
         known = {str(name): place for place, name in enumerate(self.names)}
         groups = zip(inputs.types, inputs.families, strict=True)
-        return [known.get(f"type:{one}", known.get(f"family:{family}", known[""])) for one, family in groups]
+        places = [known.get(f"type:{one}", known.get(f"family:{family}", known[""])) for one, family in groups]
+        return self.medians[places], self.spreads[places]
 
 
 LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family

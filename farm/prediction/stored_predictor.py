@@ -41,20 +41,15 @@ from farm.types.tuple import DTYPES
 
 @dataclass(frozen=True)
 class NeededTuple:
-    """One operator tuple of a model with its counted cost.
-
-    Attributes:
-        calls: how often the model calls it in each class of data ("" if unknown).
-        spec: its description (`farm.types.tuple.OperatorTuple.to_json`).
-    """
+    """One operator tuple of a model with its counted cost."""
 
     operator_id: str
     short_name: str
     label: str
     flops: int
     bytes_moved: int
-    calls: Mapping[str, int]
-    spec: Mapping[str, Any]
+    calls: Mapping[str, int]  # how often the model calls it in each class of data ("" if unknown)
+    spec: Mapping[str, Any]  # its description (`farm.types.tuple.OperatorTuple.to_json`)
     outputs: Sequence[Sequence[int]] | None = None  # their shapes
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
-from farm.prediction.kernel_rules import KernelPlan, Products
+from farm.prediction.kernel_rules import KernelPlan, Products, constants
 
 
 @dataclass(frozen=True)
@@ -59,46 +59,20 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     return CardModel(kind, model, rates, bytes_per_s, launch_us, sheet.multiprocessors, sheet.l2_bytes, limit_w, base_w)
 
 
-#: Rows and columns of a tile, and the share of its peak that a multiprocessor reaches with it. Smaller tiles load
-#: values more often.
-TILES = (
-    (256, 128, 1.0),
-    (128, 128, 0.95),
-    (128, 64, 0.85),
-    (64, 64, 0.7),
-    (64, 32, 0.5),
-    (32, 32, 0.35),
-    (16, 16, 0.15),
-)
-#: For convolutions and for products in half precision. Smaller tiles exist, but none of their kernels is as much
-#: faster as `TILES` suggests. Readings of an H200 scatter least around these sizes and shares.
-COARSE = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 1.0), (64, 64, 0.95))
+_FITTED = constants("tile_roofline")
 WAVE_TILES = ((64, 64), (128, 64), (256, 128))  # libraries choose kernels by the last wave's occupancy
-#: Products of fewer columns have no tiles: each output is a separate sum, at this share of the peak.
-NARROW, NARROW_SHARE = 8, 0.25
-LATENCY_US = 0.3  # until the first bytes arrive
-L2_RATE = 1.5  # x memory bandwidth, for data that L2 keeps between calls (nothing of twice the size of L2)
-SINGLES_PER_US = 3000.0  # single elements that a multiprocessor reads per us
-WARPS, WARP_US = 64, 2.0  # warps that a multiprocessor holds at once, and the latency of each
-UNALIGNED_SHARE = 1 / 6  # share of the peak, if tensor cores get single-value loads
 
 
 @dataclass(frozen=True)
 class TileRoofline:
-    """The time of one call.
-
-    Attributes:
-        tiles: number of tiles of its products; 0 without products.
-        waves: tiles / multiprocessors.
-        wave_shares: number of waves / number rounded up, for each size of `WAVE_TILES`; 1 without products.
-    """
+    """The time of one call."""
 
     time_us: float
     compute_us: float
     traffic_us: float
-    tiles: int
-    waves: float
-    wave_shares: tuple[float, ...]
+    tiles: int  # of its products; 0 without products
+    waves: float  # tiles / multiprocessors
+    wave_shares: tuple[float, ...]  # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
 
 
 def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:
@@ -111,10 +85,10 @@ def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, 
     """
     bytes_moved, flops = plan.bytes_moved, plan.flops
     peaks = card.roofline(plan.dtype, tf32 and plan.tensor_cores)
-    flops_per_s = peaks.flops_per_s * (1.0 if plan.aligned else UNALIGNED_SHARE)
+    flops_per_s = peaks.flops_per_s / (1 if plan.aligned else _FITTED.unaligned_times)
     compute_us, tiles = flops / flops_per_s * 1e6, 0
     if products is not None and flops:
-        products_us, tiles = _cut(card, flops_per_s, products, COARSE if plan.coarse else TILES)
+        products_us, tiles = _cut(card, flops_per_s, products, _FITTED.coarse if plan.coarse else _FITTED.tiles)
         compute_us = products_us * flops / products.flops
     wave_shares = [1.0] * len(WAVE_TILES)
     if products is not None:
@@ -123,13 +97,13 @@ def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, 
     cached = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
     warm_bytes = bytes_moved - plan.cold_bytes
     traffic_us = max(
-        (plan.cold_bytes + warm_bytes / (1 + (L2_RATE - 1) * cached)) / peaks.bytes_per_s * 1e6,
+        (plan.cold_bytes + warm_bytes / (1 + (_FITTED.l2_rate - 1) * cached)) / peaks.bytes_per_s * 1e6,
         plan.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6,
-        plan.singles / card.multiprocessors / SINGLES_PER_US,
-        plan.warps / card.multiprocessors / WARPS * WARP_US,
-        LATENCY_US if bytes_moved else 0.0,
+        plan.singles / card.multiprocessors / _FITTED.singles_per_us,
+        plan.warps / card.multiprocessors / _FITTED.warps * _FITTED.warp_us,
+        _FITTED.latency_us if bytes_moved else 0.0,
     )
-    before_us = plan.before / card.multiprocessors / SINGLES_PER_US
+    before_us = plan.before / card.multiprocessors / _FITTED.singles_per_us
     return TileRoofline(
         max(compute_us, traffic_us) + before_us + plan.launches * peaks.launch_floor_us,
         compute_us,
@@ -148,9 +122,9 @@ def _cut(
     card: CardModel, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
 ) -> tuple[float, int]:
     """Return the minimum time in us over all tile sizes, and the number of tiles of the fastest size."""
-    if products.n < NARROW and products.count > 1:
+    if products.n < _FITTED.narrow and products.count > 1:
         tiles = math.ceil(products.m * products.n * products.count / 128)
-        return products.flops / (flops_per_s * NARROW_SHARE) * 1e6, tiles
+        return products.flops / (flops_per_s * _FITTED.narrow_share) * 1e6, tiles
     found = []
     for rows, columns, share in sizes:
         tiles = _tiles(products, rows, columns)

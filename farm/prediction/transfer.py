@@ -271,7 +271,6 @@ class TransferredPredictor(StoredPredictor):
         )
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        """Return predictions with what they are based on."""
         source, card = self.source.source.card.model, self.card.model
         missing = sorted({call.operator_family for call in self.described(wanted)} - self.families)
         notes = [f"The predictions are not readings of {card}: they are transferred from {source}"]

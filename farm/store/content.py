@@ -9,7 +9,7 @@ import dataclasses
 import math
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.columns import columns_of
+from farm.store.columns import READING, columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
 from farm.types.fields import names_of
@@ -409,6 +409,20 @@ def sound(reading: ReadingRow) -> bool:
 def tells_others(flags: Iterable[str] | None) -> bool:
     """True if a reading with these flags may be used outside its job: no doubtful flag, and no study."""
     return not (DOUBTFUL | {"study"}) & set(flags or ())
+
+
+def sound_readings(session: Session, card_model: str, names: Iterable[str], *chosen: Any) -> Iterator[Any]:
+    """Yield columns of the usable readings of a card model, oldest first: without simulations and studies."""
+    query = sqlalchemy.select(*(READING[name] for name in names)).where(
+        READING.card_model == card_model, READING.simulated.is_(False), READING.method.is_not(None), *chosen
+    )
+    for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
+        if tells_others(row.flags):
+            yield row
+
+
+def stored_software(session: Session, software_id: str) -> Software:
+    return Software(**session.get_one(SoftwareRow, software_id).model_dump(exclude={"id"}))
 
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:

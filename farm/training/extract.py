@@ -37,22 +37,15 @@ _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Extraction:
-    """The operators of a variant and their costs.
-
-    Attributes:
-        costs: tuple id -> cost of one call.
-        model_flops: FLOPs of the whole model by PyTorch's counter, to check the sum over the tuples.
-        least_peak_bytes: a lower bound of a training step's peak memory; 0 for a forward pass.
-    """
+    """The operators of a variant and their costs."""
 
     capture: CapturedPass
-    costs: dict[str, Cost]
-    model_flops: int
-    least_peak_bytes: int = 0
+    costs: dict[str, Cost]  # of one call, by tuple id
+    model_flops: int  # of the whole model by PyTorch's counter, to check the sum over the tuples
+    least_peak_bytes: int = 0  # a lower bound of a training step's peak memory; 0 for a forward pass
 
     @property
     def flops(self) -> int:
-        """FLOPs of all calls."""
         return sum(self.costs[call.tuple_id].flops for call in self.capture.calls)
 
     @property
@@ -167,7 +160,6 @@ def _extract_split(variant: Variant, *, grad: bool) -> CapturedPass:
 def capture_forward(
     model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, device_type: str = "cpu", warmed_up: bool = True
 ) -> CapturedPass:
-    """Captures the forward pass of a rank's part of a model."""
     captured = capture_step(ForwardPass(model, inputs, grad=grad), device_type=device_type, warmed_up=warmed_up)
     calls = tuple(dataclasses.replace(one, part="", owner="", stage="", owner_index=None) for one in captured.calls)
     return dataclasses.replace(captured, calls=calls, owners=(), grad_enabled=grad, training=model.training)

@@ -21,9 +21,6 @@ from farm.operators.collectives import local_part
 from farm.training.step import blocks_of
 from farm.types.protocol import Variant
 
-#: Standard deviation of random weights, as in most configurations of transformers.
-_SCALE = 0.02
-
 
 @contextlib.contextmanager
 def fake_group(cards: int) -> Iterator[None]:
@@ -67,7 +64,8 @@ def build(variant: Variant, device: torch.device) -> nn.Module:
             if name in kept:
                 local.copy_(kept[name])
             elif local.dim() > 1:
-                local.normal_(std=_SCALE if isinstance(tensor, nn.Parameter) else 1.0, generator=generator)
+                # Weights as in most configurations of transformers.
+                local.normal_(std=0.02 if isinstance(tensor, nn.Parameter) else 1.0, generator=generator)
             else:
                 local.fill_(name.endswith("weight"))
     return model

@@ -26,8 +26,6 @@ LEARNING_RATE = 1e-12
 SCALE = 2.0**10
 
 IGNORED = -100  # PyTorch's value for a position without a target
-AUXILIARY_WEIGHT = 0.3  # loss weight of intermediate outputs, as for GoogLeNet (Inception's reference training: 0.4)
-MASKED_SHARE = 0.15  # of the tokens in BERT's training
 
 #: Given a stage's name, returns the context to enter while the stage runs.
 AroundStage = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -181,7 +179,6 @@ def blocks_of(model: nn.Module) -> list[str]:
     Among lists of modules of one class, choose the list with the most parameters, such as a decoder's layers. Blocks
     are all modules of its class.
     """
-
     lists: list[tuple[int, type[nn.Module]]] = []
     for module in model.modules():
         children = list(module.children())
@@ -232,7 +229,7 @@ def _of_tokens(logits: torch.Tensor, causal: bool, device: torch.device) -> Loss
     generator = torch.Generator().manual_seed(2)
     labels = torch.randint(classes, (rows, length), generator=generator)
     if not causal:
-        labels[torch.rand(rows, length, generator=generator) >= MASKED_SHARE] = IGNORED
+        labels[torch.rand(rows, length, generator=generator) >= 0.15] = IGNORED  # as in BERT's training
 
     def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         predicted = output.logits[:, :-1] if causal else output.logits
@@ -249,8 +246,8 @@ def _of_classes(rows: int, classes: int, device: torch.device) -> Loss:
     def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         loss = functional.cross_entropy(getattr(output, "logits", output), targets[0])
         for head in output[1:] if type(output).__name__.endswith("Outputs") else ():
-            if head is not None:
-                loss = loss + AUXILIARY_WEIGHT * functional.cross_entropy(head, targets[0])
+            if head is not None:  # weighted as for GoogLeNet; Inception's reference training has 0.4
+                loss = loss + 0.3 * functional.cross_entropy(head, targets[0])
         return loss
 
     return Loss("cross-entropy", (labels,), cross_entropy)

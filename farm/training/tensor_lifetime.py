@@ -20,16 +20,11 @@ ALLOCATED_BYTES = 512  # PyTorch's allocator rounds sizes up to a multiple of th
 
 @dataclass(frozen=True)
 class Inactive:
-    """A period in which a tensor waits for its next use.
-
-    Attributes:
-        begin: the index of the first call that does not use the tensor; the number of calls if the last call uses it.
-        end: the index of the next call that uses it. If this call is in the next step, ``end`` is at most ``begin``.
-    """
+    """A period in which a tensor waits for its next use."""
 
     tensor: int
-    begin: int
-    end: int
+    begin: int  # the index of the first call that does not use the tensor; the number of calls if the last call uses it
+    end: int  # the index of the next call that uses it; if this call is in the next step, at most ``begin``
     begin_us: float
     time_us: float
     over_the_end: bool
@@ -166,6 +161,5 @@ _SMALLER_ON_A_CARD = names_listed("smaller_on_a_card")
 def least_peak_bytes(capture: CapturedPass) -> int:
     """A lower bound of a card's peak memory in bytes, from a capture without the card. It leaves out the tensors that
     calls of `_SMALLER_ON_A_CARD` create."""
-
     made = ((one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors)
     return max(capture.held_bytes(one for one, owner in made if owner not in _SMALLER_ON_A_CARD))

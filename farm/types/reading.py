@@ -257,7 +257,7 @@ class Details(_Stored):
     foreign_processes: tuple[int, ...] | None = None  # ids of other processes on the card
     waited_share: float | None = None  # of a CPU: share of the window in which it did other work, 0 to 1
     temperature_slope_c_per_s: float | None = None  # during the window
-    warm_up_slope_c_per_s: float | None = None  # when the warm-up ended
+    warm_up_slope_c_per_s: float | None = None  # before the window of a whole, at the end of the window of a tuple
     memory_temperature_c: float | None = None
     sampler_busy_share: float | None = None  # share of the time that the sampler's thread spent in the driver
 
@@ -277,6 +277,7 @@ class Details(_Stored):
     places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
     in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
     places_missing: str | None = None  # why they are missing
+    in_order_missing: str | None = None  # why it is missing
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
     study: Mapping[str, Any] | None = None  # its study: id, name, circumstances

@@ -80,8 +80,11 @@ def waiting_share(choices: Iterable[Choice], wholes: Sequence[ReadingView]) -> F
     shared_mj = math.fsum(count * chosen.loop_unsure_mj for count, chosen, _ in known)
     half_width = max(LEAST_WAITING, math.hypot(scatter_mj, shared_mj) / abs(swing_mj))
     missing_mj = replay["energy"].value - math.fsum(count * energy.value for count, _, energy in known)
-    share = min(1.0, max(0.0, WAITING.value + missing_mj / swing_mj))
-    return Figure(share, half_width) if half_width < WAITING.half_width else WAITING
+    if half_width >= WAITING.half_width:
+        return WAITING
+    found = WAITING.value + missing_mj / swing_mj
+    share = min(1.0, max(0.0, found))
+    return Figure(share, half_width + abs(found - share))
 
 
 def replayed(wholes: Sequence[ReadingView]) -> dict[str, Figure] | None:
@@ -90,8 +93,11 @@ def replayed(wholes: Sequence[ReadingView]) -> dict[str, Figure] | None:
     if len(wholes) != 1 or (found := wholes[0].details.in_order) is None:
         return None
     own_c, whole_c = found.temperature_c, wholes[0].temperature_c
-    warmer = 1 + POWER_PER_C.value * (whole_c - own_c) if own_c is not None and whole_c is not None else 1.0
-    energy = Figure(found.energy_mj * warmer, found.energy_half_width_mj)
+    colder_c = whole_c - own_c if own_c is not None and whole_c is not None else 0.0
+    unsure_mj = POWER_PER_C.half_width * abs(colder_c) * found.energy_mj
+    energy = Figure(
+        found.energy_mj * (1 + POWER_PER_C.value * colder_c), math.hypot(found.energy_half_width_mj, unsure_mj)
+    )
     return {"time": Figure(found.time_us, found.time_half_width_us), "energy": energy}
 
 
@@ -180,8 +186,8 @@ def _comparisons(
 ) -> dict[str, Any]:
     """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
 
-    A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So the
-    error of a sum is at most its difference from the replay, plus the error of the replay.
+    A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So with a
+    replay, the half-width of a sum is its difference from the replay, plus the half-width of the replay.
     """
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 
@@ -198,7 +204,7 @@ def _comparisons(
             return None
         own = math.hypot(total.half_width, common)
         if of_replay:
-            own = min(own, abs(total.value - of_replay.value) + of_replay.half_width)
+            own = abs(total.value - of_replay.value) + of_replay.half_width
         half_width, common = math.hypot(own, systematic * total.value), min(own, common)
         return Comparison(Figure(total.value, half_width), _mean(of_wholes, weights), common, between[name])
 

@@ -13,7 +13,9 @@ import torch
 from farm.benchmark.clock import DUTIES
 from farm.benchmark.measure import Bench, own_processes
 from farm.benchmark.window import FLOOR_TICKS
+from farm.devices.lock import register_process
 from farm.errors import Unmeasurable
+from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.tuple import OperatorTuple, TensorSpec
@@ -46,7 +48,19 @@ def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_t
     assert reading.energy_half_width_mj is not None
     assert reading.idle_power_w == 80.0
     assert reading.sm_clock_mhz == 1980
-    parts = {"canary", "rebuild", "warm_up", "window", "around", "burst", "eager", "places", "context", "close"}
+    parts = {
+        "canary",
+        "rebuild",
+        "warm_up",
+        "window",
+        "around",
+        "burst",
+        "eager",
+        "places",
+        "in_order",
+        "context",
+        "close",
+    }
     assert set(reading.cost_s) == parts | {"total"}
     assert sum(reading.cost_s[part] for part in parts) == pytest.approx(reading.cost_s["total"], rel=0.05)
     assert Reading.from_json(json.loads(json.dumps(reading.to_json()))).to_json() == reading.to_json()
@@ -210,7 +224,8 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
 def test_idle_processes_of_the_farm_on_the_card_are_not_foreign() -> None:
     device, other = FakeDevice(), FakeDevice()
     other.processes, other.card = [frozenset(), frozenset({99})], dataclasses.replace(other.card, id="GPU-other")
-    Bench(other, "cpu", idle_power_w=80.0)
+    bench = Bench(other, "cpu", idle_power_w=80.0)
+    register_process(other.card.id, bench.own_processes, settings().lock_dir)
     device.processes = [frozenset({99}), frozenset({77, 99}), frozenset({77, 99})]
     assert "shared" not in read(device).flags
 

@@ -55,7 +55,7 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
         (11 * 4.0 + 10 * 0.5 * 0.400, 1.0, 0.1),  # the card draws the full 400 W while the kernels wait
         (11 * 4.0 + 10 * 0.5 * 0.100, 0.0, 0.1),
         (11 * 4.0 + 10 * 0.5 * 0.190, 0.3, 0.1),
-        (60.0, 1.0, 0.1),  # never more than the operator's own power
+        (46.3, 1.0, 0.3),  # never more than the operator's own power, but less certain
     ],
 )
 def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(energy_mj, share, half_width):
@@ -89,7 +89,8 @@ def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
         return aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").time.total.half_width
 
     assert half_width(105.3) == pytest.approx(0.3 + 0.2)  # the sum is 105
-    assert half_width(120.0) == half_width(None) > 5  # a replay that disagrees does not narrow the interval
+    assert half_width(None) > 5
+    assert half_width(120.0) == pytest.approx(15 + 0.2)  # a replay that disagrees widens the interval
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():

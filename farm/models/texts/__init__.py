@@ -138,13 +138,15 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
     # Use integers only: the last digit of a float may differ between machines.
     choice = np.array([math.isqrt(rare * rare * (number + 1)) for number in range(passes.max() + 1)])
     number = (rank - text.common + passes * rare) % choice[passes]
-    return np.where(rank < text.common, common[rank % len(common)], others[number * _step(len(others)) % len(others)])
+    return np.where(
+        rank < text.common, common[rank % len(common)], others[number * spreading_step(len(others)) % len(others)]
+    )
 
 
-def _step(size: int) -> int:
-    """Return a step such that ``number * step % size`` gives each of ``size`` rare tokens its own id.
+def spreading_step(size: int) -> int:
+    """Return a step such that ``number * step % size`` gives each of ``size`` numbers its own place.
 
-    The ids of the first few numbers are already spread evenly.
+    The places of the first few numbers are already spread evenly: the step is near the golden ratio.
     """
     step = max(1, round(size * 0.618))
     while math.gcd(step, size) > 1:
