@@ -55,7 +55,7 @@ def main() -> None:
     bench = Bench(device, "cuda:0" if cuda else "cpu")
     protocol = Protocol(launch="graph" if cuda else "eager")
     stopping = Stopping(minimum_s=0.7) if cuda else Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.2)
-    out: dict[str, Any] = {"card": card.to_json(), "torch": torch.__version__, "heat": None, "rows": []}
+    out: dict[str, Any] = {"card": vars(card), "torch": torch.__version__, "heat": None, "rows": []}
     variants = [_variant(text) for text in options.models]
     if not options.no_heat:
         out["heat"] = heat(variants[0], bench, protocol, options.heat_s if cuda else 1.0)

@@ -63,7 +63,7 @@ def main() -> None:
         variant = Variant(name, int(batch or 32), 299 if name == "inception_v3" else 224, dtype or "float32")
         kept.append(read_model(variant, bench, protocol, stopping, options.repeat))
         if options.json:
-            options.json.write_text(json.dumps({"card": card.to_json(), "torch": torch.__version__, "models": kept}))
+            options.json.write_text(json.dumps({"card": vars(card), "torch": torch.__version__, "models": kept}))
     print(f"\nidle {bench.levels.idle_power_w} W, base {bench.levels.base_power_w} W")
     print(f"all in {time.perf_counter() - began_s:.1f} s")
 

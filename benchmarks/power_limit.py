@@ -63,7 +63,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     protocol = Protocol(launch="graph" if cuda else "eager", residency="reuse")
     reading = bench.measure(Subject("operator", spec.id, spec.to_json()), protocol, Stopping())
     out: dict[str, Any] = {
-        "card": card.to_json(),
+        "card": vars(card),
         "torch": torch.__version__,
         "product": label_of(spec),
         "steady": _figures(reading.time_us, reading.power_w, reading.sm_clock_mhz, reading.flags),

@@ -70,7 +70,7 @@ def main() -> None:
                 print(f"left out ({'known' if known else 'budget spent'}): {label}")
                 continue
             rows.append(_compare(label, subject, sampled, silent, protocol, stopping, options.pairs))
-            options.json.write_text(json.dumps({"card": card.to_json(), "torch": torch.__version__, "rows": rows}))
+            options.json.write_text(json.dumps({"card": vars(card), "torch": torch.__version__, "rows": rows}))
     print(f"\n{card}, torch {torch.__version__}: with the sampler against without, windows of {options.window_s} s")
     for row in rows:
         print(

@@ -99,7 +99,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
                 jobs.append(runs.job(name, tuples, everyone[:1], before=spare[:1] if name == "one" else ()))
     readings = {job["name"]: {row["tuple"]: row for row in job.pop("rows")} for job in jobs}
     return {
-        "cards": [card.to_json() for card in cards],
+        "cards": [vars(card) for card in cards],
         "jobs": jobs,
         **conclusion(jobs, readings, everyone[0], len(cards)),
     }

@@ -47,7 +47,7 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for card in all_own_cards():
         state = {"state": "refused" if card.refusal else "here", "state_reason": card.refusal}
-        rows[card.id] = {name: value for name, value in card.to_json().items() if name != "refusal"} | state
+        rows[card.id] = {name: value for name, value in vars(card).items() if name != "refusal"} | state
         rows[card.id]["links"] = links_of(card)
     if local:
         return rows

@@ -1,7 +1,7 @@
 """The Celery application, with the same settings for publishers and workers.
 
-``docs/architecture.md`` has the reason for each setting. The state of the farm is in the database, and queues only
-transport messages. So no setting makes the broker persistent.
+``celery.toml`` has the settings that depend on nothing; ``docs/architecture.md`` has the reasons. The state of the farm
+is in the database, and queues only transport messages. So no setting makes the broker persistent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,6 @@ from tasks.message_filter import CONTROL_QUEUE
 CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
-
-POOL_START_S = 120.0
-
-#: How long the broker keeps the counter of a chord after its last part. A chord that takes longer never runs its body.
-#: The round is closed anyway: the process that closes its last item publishes the aggregation. Unit: s.
-CHORD_EXPIRES_S = 24 * 3600
 
 #: Options of a connection for a check: a broker may accept the connection and never answer. Unit: s.
 SOCKET_OPTIONS = {"socket_timeout": 3.0, "socket_connect_timeout": 3.0}
@@ -62,39 +57,7 @@ app = Celery(
     "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.control"]
 )
 app.conf.update(
-    broker_connection_retry_on_startup=True,
-    # JSON: messages and results contain no executable code.
-    task_serializer="json",
-    result_serializer="json",
-    event_serializer="json",
-    accept_content=["json"],
-    result_accept_content=["json"],
-    # A message is acknowledged after the work. If the worker dies first, the broker delivers the message again.
-    task_acks_late=True,
-    task_reject_on_worker_lost=True,
-    worker_prefetch_multiplier=1,
-    worker_concurrency=1,
-    # A forked copy of a process that has touched CUDA cannot use it.
-    worker_pool_start_method="spawn",
-    # A pool process imports Celery and the farm before it is ready. After this time Celery kills it and starts another.
-    # With the default of 4 s, many workers that start at once on few cores would never get ready.
-    worker_proc_alive_timeout=POOL_START_S,
-    # Results are not stored, since progress and outcomes are in the database; they would fill the broker's memory.
-    task_ignore_result=True,
-    result_expires=CHORD_EXPIRES_S,
-    result_chord_expires=CHORD_EXPIRES_S,
-    result_backend_always_retry=True,
-    result_backend_max_retries=20,
-    task_default_queue=CONTROL_QUEUE,
-    # No event for sent messages: it has neither operator nor label, and a late event would overwrite both in Flower.
-    task_send_sent_event=False,
-    worker_send_task_events=True,
-    worker_hijack_root_logger=False,
-    worker_cancel_long_running_tasks_on_connection_loss=False,
-    # A broker that refuses a command is an outage of the broker, not an error that ends the worker.
-    broker_channel_error_retry=True,
-    worker_enable_prefetch_count_reduction=False,  # one message at most anyway
-    worker_consumer="tasks.consumer:Consumer",
+    tomllib.loads(Path(__file__).with_name("celery.toml").read_text("utf-8")), task_default_queue=CONTROL_QUEUE
 )
 
 

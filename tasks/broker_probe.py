@@ -8,8 +8,10 @@ otherwise the transaction deletes what it wrote. No other program sees a part of
 from __future__ import annotations
 
 import contextlib
+import shlex
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -54,8 +56,8 @@ def _refused(client: Any) -> dict[str, redis.ResponseError]:
             send(*command)
         send("DISCARD" if refused else "EXEC")
         # These are not allowed in a transaction.
-        for command in (("SCRIPT", "EXISTS", name), ("PSUBSCRIBE", f"/0.celery.pidbox.{name}")):
-            send(*command)
+        send("SCRIPT", "EXISTS", name)
+        send("PSUBSCRIBE", f"/0.celery.pidbox.{name}")
     finally:
         with contextlib.suppress(redis.RedisError, OSError):
             connection.disconnect()
@@ -63,24 +65,9 @@ def _refused(client: Any) -> dict[str, redis.ResponseError]:
     return refused
 
 
-def _transaction(name: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the commands of kombu's transport, Celery's result backend and `queue_depths`, with arguments for a test.
-
-    `name` is a part of all names that are written. The others are those of kombu: they show whether the user's rights
-    include them, and nothing in them changes.
-    """
-    queue, key = f"card.{name}", f"celery-taskset-meta-{name}"
-    # a queue: publish, count, receive, return a message
-    yield from (("LPUSH", queue, ""), ("RPUSH", queue, ""), ("LLEN", queue), ("BRPOP", queue, 1), ("RPOP", queue))
-    # the bindings of queues, and messages that a worker has not acknowledged
-    yield from (("SADD", f"_kombu.binding.{name}", ""), ("SREM", f"_kombu.binding.{name}", ""))
-    yield from (("SMEMBERS", f"_kombu.binding.{name}"), ("SISMEMBER", f"_kombu.binding.{name}", ""))
-    yield from (("HSET", f"unacked.{name}", name, ""), ("HGET", "unacked", name), ("HDEL", "unacked", name))
-    yield from (("ZADD", f"unacked_index.{name}", 0, name), ("ZREM", "unacked_index", name))
-    yield from (("ZRANGE", "unacked_index", 0, -1), ("ZRANGEBYSCORE", "unacked_index", 0, -1))
-    # the counters of chords, locks, scripts
-    yield from (("SET", key, 0, "EX", 10, "NX"), ("GET", key), ("INCR", key), ("EXPIRE", key, 10))
-    yield from (("ZCOUNT", f"{key}.j", 0, 0), ("TIME",), ("EVALSHA", "0" * 40, 0))
-    # events and remote commands
-    yield ("PUBLISH", f"/0.celery.pidbox.{name}", "")
-    yield ("DEL", queue, key, f"_kombu.binding.{name}", f"unacked.{name}", f"unacked_index.{name}")
+def _transaction(name: str) -> Iterator[list[str]]:
+    """Yield the commands that the farm needs, with arguments for a test. ``name`` is a part of all names that are
+    written."""
+    for line in Path(__file__).with_name("broker_commands.txt").read_text("utf-8").splitlines():
+        if command := shlex.split(line.format(name=name), comments=True):
+            yield command

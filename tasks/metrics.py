@@ -8,11 +8,15 @@ sums over hosts count each card once. Every host reports all lost cards, since t
 from __future__ import annotations
 
 import contextlib
+import csv
+import functools
 import logging
 import math
+import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -44,30 +48,20 @@ CHECK_EVERY_S = 60.0
 
 CARD = ("host", "card", "index", "model")
 
-PerCard = Sequence[tuple[str, str, Callable[[CardCounts], float]]]  # name, help, value
+#: Kinds of metrics in ``metrics.csv``. Only metrics that never decrease are counters: Prometheus's rate() treats a
+#: decrease as a restart. Others decrease if items are tried again, moved or handed back.
+KINDS: Mapping[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
-#: Counters: metrics with one value per card that never decreases.
-COUNTERS: PerCard = (
-    ("farm_items_measured", "Items that were measured", lambda of: of.measured),
-    ("farm_items_reused", "Items that reused a stored reading", lambda of: of.reused),
-)
-#: Other metrics with one value per card. They decrease if an item is tried again, moved or handed back. They are not
-#: counters, since Prometheus's rate() treats a decrease of a counter as a restart.
-GAUGES: PerCard = (
-    ("farm_items_begun_again", "Attempts after the first attempt of an item", lambda of: of.begun_again),
-    ("farm_items_repeated", "Measurements whose item already had another result", lambda of: of.repeated),
-    ("farm_queue_age_seconds", "Waiting time of the oldest waiting item", lambda of: of.oldest_waiting_s),
-    (
-        "farm_card_busy_share",
-        "Share of the last 5 minutes in which the card measured an item",
-        lambda of: of.busy_share,
-    ),
-    (
-        "farm_card_last_seen_seconds",
-        "Time since the last heartbeat of the card's worker",
-        lambda of: max(0.0, of.view.seen_ago_s),
-    ),
-)
+
+@functools.cache
+def described() -> dict[str, dict[str, str]]:
+    """Name of each metric -> its row in ``metrics.csv``."""
+    with Path(__file__).with_name("metrics.csv").open(encoding="utf-8") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
 
 
 def serve(current: Settings, *, supervisor: int = 0) -> int | None:
@@ -108,10 +102,9 @@ class FarmCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         host = [self._settings.host]
-        about = "Readings on this host's disk that wait for the database"
-        yield _gauge("farm_spooled_readings", about, ["host"], [(host, len(self._spool))])
+        yield _metric("farm_spooled_readings", ["host"], [(host, len(self._spool))])
         problems = (([check], number) for check, number in self._problems_now().items())
-        yield _gauge("farm_doctor_problems", "Problems that `farm doctor` would report", ["check"], problems)
+        yield _metric("farm_doctor_problems", ["check"], problems)
         try:
             with self._checking, self._database.read() as session:
                 entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s, self._ended)
@@ -119,15 +112,12 @@ class FarmCollector(Collector):
                 lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:
             self._outage.note(error)
-            yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=0)
+            yield _metric("farm_database_up", (), [((), 0)])
             return
         self._outage.over()
-        yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=1)
-        yield GaugeMetricFamily(
-            "farm_open_jobs", "Open jobs of the whole farm (every host reports the same value)", value=jobs
-        )
-        about = "Time since the last heartbeat of a lost card of any host (every host reports the same values)"
-        yield _gauge("farm_card_unseen_seconds", about, CARD, ((_labels(card), unseen_s) for card, unseen_s in lost))
+        yield _metric("farm_database_up", (), [((), 1)])
+        yield _metric("farm_open_jobs", (), [((), jobs)])
+        yield _metric("farm_card_unseen_seconds", CARD, ((_labels(card), unseen_s) for card, unseen_s in lost))
         yield from _items(entries)
         yield from self._now(entries)
 
@@ -152,9 +142,8 @@ class FarmCollector(Collector):
 
     def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:
         """Yield the present power and temperature of the cards and the present lengths of their queues."""
-        power = GaugeMetricFamily("farm_card_power_watts", "Present power of the card", labels=CARD)
-        temperature = GaugeMetricFamily("farm_card_temperature_celsius", "Present temperature of the chip", labels=CARD)
-        messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
+        names = ("farm_card_power_watts", "farm_card_temperature_celsius", "farm_queue_messages")
+        power, temperature, messages = (_metric(name, CARD) for name in names)
         with contextlib.suppress(FarmError, OperationalError, RedisError):
             depths = queue_depths([entry.view.card.id for entry in entries])
             for entry in entries:
@@ -182,30 +171,28 @@ def _labels(card: CardRow) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
-def _gauge(name: str, about: str, labels: Sequence[str], values: Iterable[tuple[list[str], float]]) -> Metric:
+def _metric(name: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]] = ()) -> Any:
     """Return a metric with one value for each list of values of its labels."""
-    return _filled(GaugeMetricFamily(name, about, labels=labels), values)
-
-
-def _filled(metric: Any, values: Iterable[tuple[list[str], float]]) -> Metric:
-    for labels, value in values:
-        metric.add_metric(labels, value)
-    return metric  # type: ignore[no-any-return]
+    row = described()[name]
+    metric = KINDS[row["kind"]](name, row["help"], labels=labels)
+    for of_labels, value in values:
+        metric.add_metric(of_labels, value)
+    return metric
 
 
 def _items(entries: list[CardCounts]) -> Iterator[Metric]:
     of_cards = [(_labels(entry.view.card), entry) for entry in entries]
-    for kind, metrics in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
-        for name, about, value in metrics:
-            yield _filled(kind(name, about, labels=CARD), [(card, value(entry)) for card, entry in of_cards])
+    for name, row in described().items():
+        if row["value"]:
+            value = operator.attrgetter(row["value"])
+            yield _metric(name, CARD, [(card, max(0.0, value(entry))) for card, entry in of_cards])
     failed = (([*card, reason], number) for card, entry in of_cards for reason, number in entry.failed.items())
-    yield _gauge("farm_items_failed", "Items that ended without a reading", [*CARD, "reason"], failed)
+    yield _metric("farm_items_failed", [*CARD, "reason"], failed)
     waiting = (([*card, str(state)], entry.open[state]) for card, entry in of_cards for state in OPEN)
-    yield _gauge("farm_items_open", "Items that are not closed yet", [*CARD, "state"], waiting)
+    yield _metric("farm_items_open", [*CARD, "state"], waiting)
     states = (([*card, str(state)], entry.view.state == state) for card, entry in of_cards for state in CardState)
-    about = "1 for the present state of the card, 0 for the other states"
-    yield _gauge("farm_card_state", about, [*CARD, "state"], states)
-    took = HistogramMetricFamily("farm_item_seconds", "Duration of measured items", labels=CARD)
+    yield _metric("farm_card_state", [*CARD, "state"], states)
+    took = _metric("farm_item_seconds", CARD)
     for card, entry in of_cards:
         bounds: list[Any] = [f"{bound:g}" for bound in listing.DURATION_BOUNDS_S]
         counts = [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)]

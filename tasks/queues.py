@@ -61,7 +61,6 @@ AHEAD, AHEAD_IN_ALL, CHOSEN_FROM = 250, 100_000, 2000
 
 
 def card_queue(card_id: str) -> str:
-    """Return the name of a card's queue."""
     return f"card.{card_id}"
 
 
@@ -267,7 +266,6 @@ def _send_single(rows: Sequence[Any]) -> None:
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
-    """Publish the aggregation of a round."""
     with _publishing():
         aggregate_signature(job_id, number).apply_async()
 

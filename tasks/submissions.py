@@ -53,7 +53,6 @@ class PlannedJob:
 
     @property
     def smallest_card(self) -> Card:
-        """The card with the least memory."""
         return min(self.cards, key=lambda card: card.memory_bytes)
 
 

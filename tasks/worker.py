@@ -20,6 +20,7 @@ import uuid
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
@@ -285,26 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 # ---------------------------------------------------------------------------------------------- remote control
 
-#: The remote commands that a worker executes for Flower, `farm doctor` and others. It refuses Celery's other commands:
-#:   add_consumer, cancel_consumer           a card has one queue; without it, it receives nothing until a restart
-#:   pool_grow, pool_shrink, autoscale       a card has one process: two would measure at once, none never
-#:   rate_limit, time_limit                  hold back, or kill, every item from then on
-#:   revoke_by_stamped_headers, election     for messages and workers that the farm does not have; they fill memory
-#:   hello                                   takes over the revoked tasks of another worker
-#:   disable_events                          stops the events for every Flower
-#:   objgraph, memsample, memdump, report    write files or describe the process
-ALLOWED = frozenset(
-    {
-        # Read-only, as `farm doctor` and Flower do. Celery masks the passwords in `conf` and `stats`.
-        *(QUESTION, "ping", "clock", "conf", "stats", "active_queues", "registered"),
-        *("active", "reserved", "scheduled", "revoked", "query_task"),
-        # Flower needs these to receive events and to learn of workers.
-        *("enable_events", "heartbeat"),
-        # For `farm flower --writable`. The farm repairs their effects: it publishes a revoked item again, begins a
-        # terminated item again, and restarts a worker that was shut down.
-        *("revoke", "terminate", "shutdown"),
-    }
-)
+_commands = Path(__file__).with_name("remote_commands.txt").read_text("utf-8").splitlines()
+#: The remote commands that a worker executes for Flower, `farm doctor` and others. It refuses Celery's other commands.
+ALLOWED = frozenset({QUESTION}.union(name for line in _commands for name in line.partition("#")[0].split()))
 
 _loaded = program_versions()  # the versions at the start: a later installation does not change them
 inspect_command(name=QUESTION)(lambda _state: {**_loaded, SUPERVISOR: state_of_supervisor(_SUPERVISOR)})
@@ -312,5 +296,5 @@ inspect_command(name=QUESTION)(lambda _state: {**_loaded, SUPERVISOR: state_of_s
 
 for _name in set(Panel.data) - ALLOWED:
     Panel.data[_name] = lambda _state, **_: {
-        "error": "refused: this command would disturb measurements (tasks/worker.py)"
+        "error": "refused: this command would disturb measurements (tasks/remote_commands.txt)"
     }

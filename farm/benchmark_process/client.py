@@ -186,7 +186,8 @@ class BenchmarkProcess:
         """The description of the card that the process sent. Call `wait_ready` first."""
         if self._ready is None:
             raise RuntimeError("the benchmark process is not ready yet")
-        return Card.from_json(self._ready["card"])
+        card: Card = from_json(Card, self._ready["card"])
+        return card
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the process's input, so that it ends. Kill it if it still runs after `timeout_s`."""
@@ -331,15 +332,13 @@ class BenchmarkProcess:
         """
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
-        lost = False
         try:
-            while True:
-                try:
-                    return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
-                except Unmeasurable as error:
-                    if error.reason != "crashed" or lost:
-                        raise
-                    lost = True  # the verifier may have crashed before the request: try once more
+            return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
+        except Unmeasurable as error:
+            if error.reason != "crashed":
+                raise
+            # The verifier may have crashed before the request: try once more.
+            return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
         finally:
             self._verifier.close()  # no other process may use the card during the measurement
 

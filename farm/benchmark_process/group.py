@@ -20,7 +20,6 @@ from pathlib import Path
 
 from farm.benchmark_process.client import START_TIMEOUT_S, A, BenchmarkProcess, Measured, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
-from farm.devices.device import Card
 from farm.devices.host import link_between
 from farm.devices.lock import turn
 from farm.errors import NoSuchCard, Unmeasurable
@@ -45,38 +44,20 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class BenchmarkGroup:
-    """The benchmark processes of several cards of one host. It has the interface of a `BenchmarkProcess`.
+    """The benchmark processes of several cards of one host. A request starts the ranks if they do not run.
 
     On a host without GPUs, all ranks may share the card of the CPU: pass its id once per rank.
     """
 
-    def __init__(
-        self,
-        card_ids: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        watch: Callable[[], None] = lambda: None,
-    ) -> None:
-        """
-        Args:
-            watch: called every `POLL_S` while the ranks start or measure. If it raises an exception, they are killed.
-        """
-        self.card_ids, self.watch = tuple(card_ids), watch
-        self.starts = 0
+    def __init__(self, card_ids: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self.card_ids = tuple(card_ids)
+        #: Called every `POLL_S` while the ranks start or measure. If it raises an exception, they are killed.
+        self.watch: Callable[[], None] = lambda: None
         self._env = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)
         self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
         self._link: tuple[str, float | None] = ("", None)
         self._folder: str | None = None
         self._ranks: tuple[BenchmarkProcess, ...] = ()
-
-    @property
-    def card_id(self) -> str:
-        """The card of the first rank."""
-        return self.card_ids[0]
-
-    @property
-    def card(self) -> Card:
-        """The description of the first rank's card. Call `wait_ready` first."""
-        return self._ranks[0].card
 
     @property
     def alive(self) -> bool:
@@ -114,7 +95,6 @@ class BenchmarkGroup:
             BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))
             for rank, card_id in enumerate(self.card_ids)
         )
-        self.starts += 1
         for process in self._ranks:
             process.start()
 
@@ -167,7 +147,7 @@ class BenchmarkGroup:
         merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
         about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
         found = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(merged.noting(**about), software, self.card, *found)
+        return Measured(merged.noting(**about), software, self._ranks[0].card, *found)
 
     def _ask(self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None) -> list[A]:
         """Send a request to all ranks and return their answers. Raises as `measure`."""
@@ -211,13 +191,6 @@ class BenchmarkGroup:
         for process in self._ranks:
             process.close(timeout_s)
         self.kill()
-
-    def __enter__(self) -> BenchmarkGroup:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def _killing(self) -> Iterator[None]:

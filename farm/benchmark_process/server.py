@@ -122,7 +122,7 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
     events.send(
         "ready",
         pid=os.getpid(),
-        card=card.to_json(),
+        card=kinds.to_json(card),
         software=runner.software.to_json(),
         capabilities=sorted(runner.device.capabilities),
         unhealthy=unhealthy,

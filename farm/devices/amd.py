@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -142,17 +142,13 @@ def _throttle_reasons(card: _Handle) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(grown)) if now else None
 
 
-def _temperature_c(kind: str) -> Callable[[_Handle], float | None]:
-    def query(card: _Handle) -> float | None:
-        smi = card.smi
-        sensor = getattr(smi.AmdSmiTemperatureType, kind)
-        return _number(smi.amdsmi_get_temp_metric(card.raw, sensor, smi.AmdSmiTemperatureMetric.CURRENT))
-
-    return query
+def _temperature_c(card: _Handle, kind: str) -> float | None:
+    sensor, current = getattr(card.smi.AmdSmiTemperatureType, kind), card.smi.AmdSmiTemperatureMetric.CURRENT
+    return _number(card.smi.amdsmi_get_temp_metric(card.raw, sensor, current))
 
 
-def _clock_mhz(kind: str) -> Callable[[_Handle], float | None]:
-    return lambda card: _number(card.smi.amdsmi_get_clock_info(card.raw, getattr(card.smi.AmdSmiClkType, kind))["clk"])
+def _clock_mhz(card: _Handle, kind: str) -> float | None:
+    return _number(card.smi.amdsmi_get_clock_info(card.raw, getattr(card.smi.AmdSmiClkType, kind))["clk"])
 
 
 class AmdDevice(QueriedDevice):
@@ -162,10 +158,10 @@ class AmdDevice(QueriedDevice):
         "energy_counter_mj": _energy_mj,
         "power_instant_w": lambda card: _number(card.smi.amdsmi_get_power_info(card.raw)["current_socket_power"]),
         "power_average_w": lambda card: _number(card.smi.amdsmi_get_power_info(card.raw)["average_socket_power"]),
-        "sm_clock_mhz": _clock_mhz("GFX"),
-        "memory_clock_mhz": _clock_mhz("MEM"),
-        "temperature_c": _temperature_c("HOTSPOT"),
-        "memory_temperature_c": _temperature_c("VRAM"),
+        "sm_clock_mhz": lambda card: _clock_mhz(card, "GFX"),
+        "memory_clock_mhz": lambda card: _clock_mhz(card, "MEM"),
+        "temperature_c": lambda card: _temperature_c(card, "HOTSPOT"),
+        "memory_temperature_c": lambda card: _temperature_c(card, "VRAM"),
         "power_limit_w": lambda card: card.smi.amdsmi_get_power_cap_info(card.raw)["power_cap"] / 1e6 or None,
         "throttle_reasons": _throttle_reasons,
         "compute_processes": lambda card: frozenset(

@@ -7,12 +7,11 @@ This module does not import torch: workers and the command line list cards witho
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
@@ -40,13 +39,6 @@ class Card:
     index: int = 0
     host: str = ""
     refusal: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
 
     def __str__(self) -> str:
         return f"{self.model} ({self.id})"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import threading
@@ -149,17 +148,21 @@ def links(card_id: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with contextlib.suppress(pynvml.NVMLError), opened():
         own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
-        query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, own)
-        states = [_optional(functools.partial(query, number)) for number in range(_MOST_LINKS)]
-        if any(state is not None for state in states):
-            found["nvlinks"] = states.count(pynvml.NVML_FEATURE_ENABLED)
+        if (number := _nvlinks(own)) is not None:
+            found["nvlinks"] = number
         for index in range(pynvml.nvmlDeviceGetCount()):
-            other = _optional(functools.partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-            other_id = _optional(functools.partial(pynvml.nvmlDeviceGetUUID, other))
+            other = _optional(pynvml.nvmlDeviceGetHandleByIndex, index)
+            other_id = _optional(pynvml.nvmlDeviceGetUUID, other)
             status = _peer_status(own, other, pynvml.NVML_P2P_CAPS_INDEX_READ)
             if other_id not in (None, card_id) and status is not None:
                 found.setdefault("peers", []).extend([other_id] if status == pynvml.NVML_P2P_STATUS_OK else [])
     return found
+
+
+def _nvlinks(handle: Any) -> int | None:
+    """The number of active NVLinks of a card; None if NVML does not report them."""
+    states = [_optional(pynvml.nvmlDeviceGetNvLinkState, handle, number) for number in range(_MOST_LINKS)]
+    return states.count(pynvml.NVML_FEATURE_ENABLED) if any(state is not None for state in states) else None
 
 
 def _uncounted_id(settings: Settings) -> str:
@@ -177,9 +180,9 @@ def _code(error: pynvml.NVMLError) -> int | None:
     return getattr(error, "value", None)
 
 
-def _optional(ask: Callable[[], T]) -> T | None:
+def _optional(ask: Callable[..., T], *arguments: Any) -> T | None:
     try:
-        return ask()
+        return ask(*arguments)
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
         return None
 
@@ -200,7 +203,7 @@ _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
     """See `farm.devices.host.link_between`. A user who switches peer access off (NCCL_P2P_DISABLE) needs none."""
     with contextlib.suppress(pynvml.NVMLError), opened():
-        handles = [(one, _optional(functools.partial(pynvml.nvmlDeviceGetHandleByUUID, one))) for one in card_ids]
+        handles = [(one, _optional(pynvml.nvmlDeviceGetHandleByUUID, one)) for one in card_ids]
         pairs = list(itertools.combinations([pair for pair in handles if pair[1] is not None], 2))
         for (one, first), (other, second) in pairs if "NCCL_P2P_DISABLE" not in os.environ else ():
             access = _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ)
@@ -216,22 +219,20 @@ def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
         status = (_peer_status(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) for (_, one), (_, other) in pairs)
         first = pairs[0][0][1]
         if all(one == pynvml.NVML_P2P_STATUS_OK for one in status):
-            query = functools.partial(pynvml.nvmlDeviceGetNvLinkState, first)
-            states = (_optional(functools.partial(query, number)) for number in range(_MOST_LINKS))
-            links = sum(state == pynvml.NVML_FEATURE_ENABLED for state in states)
-            each_mb = _optional(lambda: _field_value(first, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON))
-            model = _optional(lambda: pynvml.nvmlDeviceGetName(first)) or ""
+            links = _nvlinks(first) or 0
+            each_mb = _optional(_field_value, first, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
+            model = _optional(pynvml.nvmlDeviceGetName, first) or ""
             known = (rate for name, rate in _NVLINK_BYTES_PER_S.items() if name in model)
             return f"NVLink x{links}", links * (each_mb * 1e6 if each_mb else next(known, 0.0)) or None
-        generation = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(first)) or 0
-        lanes = _optional(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(first)) or 0
+        generation = _optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, first) or 0
+        lanes = _optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, first) or 0
         return f"PCIe {generation} x{lanes}", _LANE_BYTES_PER_S.get(generation, 0) * lanes or None
     return "", None
 
 
 def _peer_status(one: Any, other: Any, capability: Any) -> int | None:
     capability = capability[0] if isinstance(capability, tuple) else capability  # a constant of pynvml is, by mistake
-    return _optional(lambda: pynvml.nvmlDeviceGetP2PStatus(one, other, capability))
+    return _optional(pynvml.nvmlDeviceGetP2PStatus, one, other, capability)
 
 
 def _throttle_reasons(handle: Any) -> tuple[str, ...]:

@@ -69,14 +69,8 @@ class OpenedJob:
     changed: str = ""  # text for people: how a user's own model differs from that of its newest earlier job
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "job": self.job_id,
-            "title": self.title,
-            "tuples": self.tuples,
-            "calls": self.calls,
-            "items_new": self.new,
-            "items_reused": self.reused,
-        }
+        about = {name: getattr(self, name) for name in ("title", "tuples", "calls")}
+        return {"job": self.job_id, **about, "items_new": self.new, "items_reused": self.reused}
 
 
 def open_job(

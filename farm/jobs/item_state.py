@@ -5,7 +5,7 @@ that other processes may change at the same time: it changes only rows in a stat
 the caller checks the number of changed rows. `Transition.apply` changes a new row or a row that the caller has locked.
 `Transition.values` returns the columns for an INSERT of many rows. The caller checks all other conditions.
 
-``docs/architecture.md`` shows this table; a test compares the two.
+``docs/architecture.md`` shows this table and says when each transition happens; a test compares the two.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
 #: The claim has ended, and no late result is accepted.
 _NO_CLAIM: Mapping[str, Any] = {"token": "", "holder": "", **_LEASE_ENDED}
 _ENDED: Mapping[str, Any] = {**_LEASE_ENDED, "ended_at_s": database_now()}
+_TIMES: Mapping[str, Any] = dict.fromkeys(("published_at_s", "put_off_at_s", "ended_at_s"))
+_BEFORE_ANY_ATTEMPT: Mapping[str, Any] = {"attempts": 0, "reason": "", "message": "", **_TIMES}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,6 @@ class Transition:
     Attributes:
         found: the states in which it begins; empty if it creates an item.
         next: the state after it; None if the state does not change.
-        when: the condition, as text for people.
         writes: column -> value, except the state.
         given: columns whose values the caller passes.
     """
@@ -56,7 +57,6 @@ class Transition:
     event: str
     found: tuple[ItemState, ...]
     next: ItemState | None
-    when: str
     writes: Mapping[str, Any] = field(default_factory=dict)
     given: tuple[str, ...] = ()
 
@@ -101,90 +101,35 @@ def why(reason: str, message: str) -> dict[str, str]:
 
 _WHY = ("reason", "message")
 
-PLAN = Transition("plan", (), WAITING, "a round of its job is planned")
-REUSE = Transition(
-    "reuse",
-    (WAITING,),
-    DONE,
-    "a reading that serves it exists when it is planned",
-    {"reused": True},
-    given=("reading_id", "card_id", "ended_at_s"),
-)
-IMPORT = Transition(
-    "import",
-    (),
-    DONE,
-    "a verdict of another farm is imported with its readings",
-    given=("reading_id", "reused", "ended_at_s"),
-)
+PLAN = Transition("plan", (), WAITING)
+REUSE = Transition("reuse", (WAITING,), DONE, {"reused": True}, given=("reading_id", "card_id", "ended_at_s"))
+IMPORT = Transition("import", (), DONE, given=("reading_id", "reused", "ended_at_s"))
 CLAIM = Transition(
     "claim",
     OPEN,
     CLAIMED,
-    "a worker takes it; if claimed, its lease has ended or the same holder had it",
     {"attempts": col(Item.attempts) + 1, "started_at_s": database_now(), "put_off_at_s": None},
     given=("token", "holder", "claim_key", "lease_until_s", "subject_key"),
 )
-SERVE = Transition(
-    "serve",
-    OPEN,
-    DONE,
-    "a worker that would claim it finds a reading that serves it, or the item that it is deferred to gets one",
-    {"reused": True, **_ENDED},
-    given=("reading_id",),
-)
-DEFER = Transition(
-    "defer",
-    (WAITING,),
-    DEFERRED,
-    "a worker that would claim it finds that another item measures its subject",
-    given=("subject_key",),
-)
-WAKE = Transition(
-    "wake", (DEFERRED,), WAITING, "no item measures its subject any more, or the reading does not serve it"
-)
-READ = Transition(
-    "read", (CLAIMED,), DONE, "a reading is written under its token", {"reused": False, **_ENDED}, given=("reading_id",)
-)
-FAIL = Transition(
-    "fail", (CLAIMED,), FAILED, "the holder of its token reports that it cannot be measured", _ENDED, given=_WHY
-)
-EXHAUST = Transition("exhaust", OPEN, FAILED, "no attempt is left; if claimed, its lease has ended", _ENDED, given=_WHY)
-HAND_BACK = Transition(
-    "hand back",
-    (CLAIMED,),
-    WAITING,
-    "its worker was stopped and is gone",
-    {**_NO_CLAIM, "attempts": col(Item.attempts) - 1},
-)
-PUT_OFF = Transition(
-    "put off",
-    OPEN,
-    WAITING,
-    "its cards are not free together, or its measurement ended because one of them is needed or gone",
-    {**_NO_CLAIM, "put_off_at_s": database_now()},
-    given=("attempts",),
-)
-MOVE = Transition(
-    "move",
-    OPEN,
-    WAITING,
-    "its card is lost, drained or quarantined; or it waits, and another card will soon be idle",
-    _NO_CLAIM,
-    given=("card_id",),
-)
+SERVE = Transition("serve", OPEN, DONE, {"reused": True, **_ENDED}, given=("reading_id",))
+DEFER = Transition("defer", (WAITING,), DEFERRED, given=("subject_key",))
+WAKE = Transition("wake", (DEFERRED,), WAITING)
+READ = Transition("read", (CLAIMED,), DONE, {"reused": False, **_ENDED}, given=("reading_id",))
+FAIL = Transition("fail", (CLAIMED,), FAILED, _ENDED, given=_WHY)
+EXHAUST = Transition("exhaust", OPEN, FAILED, _ENDED, given=_WHY)
+HAND_BACK = Transition("hand back", (CLAIMED,), WAITING, {**_NO_CLAIM, "attempts": col(Item.attempts) - 1})
+PUT_OFF = Transition("put off", OPEN, WAITING, {**_NO_CLAIM, "put_off_at_s": database_now()}, given=("attempts",))
+MOVE = Transition("move", OPEN, WAITING, _NO_CLAIM, given=("card_id",))
 GIVE_UP = Transition(
     "give up",
     (WAITING, CLAIMED),
     FAILED,
-    "its card is away and its job waits for nothing else (`card_left`)",
     {**_NO_CLAIM, **why(CARD_LEFT, CARD_LEFT_MESSAGE), "ended_at_s": database_now()},
 )
 CANCEL = Transition(
     "cancel",
     OPEN,
     CANCELLED,
-    "its job is cancelled; if it is being measured, it keeps token, lease and key",
     # A running measurement continues, and its reading is kept. During its lease the item keeps its key too: items of
     # other jobs with the same subject continue to wait for that reading.
     {
@@ -195,53 +140,18 @@ CANCEL = Transition(
         "ended_at_s": database_now(),
     },
 )
-DROP = Transition(
-    "drop",
-    (WAITING,),
-    CANCELLED,
-    "the card shows that the model does not run it (`not_run`)",
-    {**why(NOT_RUN, NOT_RUN_MESSAGE), "ended_at_s": database_now()},
-)
-KEEP = Transition(
-    "keep", (CANCELLED,), CANCELLED, "a reading is written under its token", _NO_CLAIM, given=("reading_id",)
-)
-LET_GO = Transition("let go", (CANCELLED,), CANCELLED, "its measurement ended without a reading", _NO_CLAIM)
-STAND = Transition("stand", (CANCELLED,), DONE, "its job is tried again, and it has a reading by now")
-GO_ON = Transition(
-    "go on", (CANCELLED,), CLAIMED, "its job is tried again, and it is still being measured", {"ended_at_s": None}
-)
-AGAIN = Transition(
-    "again",
-    (FAILED, CANCELLED),
-    WAITING,
-    "its job is tried again; or it is `card_left` or `kernels_listed`, and its card is needed in another round",
-    {
-        **_NO_CLAIM,
-        **{"attempts": 0, "reason": "", "message": ""},
-        **{"published_at_s": None, "put_off_at_s": None, "ended_at_s": None},
-    },
-    given=("round",),
-)
-REFUSE = Transition(
-    "refuse", OPEN, FAILED, "its own row or that of its job cannot be read any more", _ENDED, given=_WHY
-)
-NOTE = Transition("note", (CLAIMED,), None, "an attempt ended without an answer", given=_WHY)
-RENEW = Transition("renew", IN_WORK, None, "its worker is alive", given=("lease_until_s",))
-END_LEASE = Transition("end lease", IN_WORK, None, "its card's worker starts again", _LEASE_ENDED)
-REMOVE_CLAIM_KEY = Transition(
-    "remove claim key",
-    IN_WORK,
-    None,
-    "its lease has ended, and the claim of another item needs the key",
-    {"claim_key": None},
-)
-REPEAT = Transition(
-    "repeat",
-    tuple(ItemState),
-    None,
-    "a result arrives under a token that is no longer its own",
-    {"repeated": col(Item.repeated) + 1},
-)
+DROP = Transition("drop", (WAITING,), CANCELLED, {**why(NOT_RUN, NOT_RUN_MESSAGE), "ended_at_s": database_now()})
+KEEP = Transition("keep", (CANCELLED,), CANCELLED, _NO_CLAIM, given=("reading_id",))
+LET_GO = Transition("let go", (CANCELLED,), CANCELLED, _NO_CLAIM)
+STAND = Transition("stand", (CANCELLED,), DONE)
+GO_ON = Transition("go on", (CANCELLED,), CLAIMED, {"ended_at_s": None})
+AGAIN = Transition("again", (FAILED, CANCELLED), WAITING, {**_NO_CLAIM, **_BEFORE_ANY_ATTEMPT}, given=("round",))
+REFUSE = Transition("refuse", OPEN, FAILED, _ENDED, given=_WHY)
+NOTE = Transition("note", (CLAIMED,), None, given=_WHY)
+RENEW = Transition("renew", IN_WORK, None, given=("lease_until_s",))
+END_LEASE = Transition("end lease", IN_WORK, None, _LEASE_ENDED)
+REMOVE_CLAIM_KEY = Transition("remove claim key", IN_WORK, None, {"claim_key": None})
+REPEAT = Transition("repeat", tuple(ItemState), None, {"repeated": col(Item.repeated) + 1})
 
 TABLE = tuple(value for value in list(globals().values()) if isinstance(value, Transition))
 

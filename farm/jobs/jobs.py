@@ -52,7 +52,6 @@ class Progress:
 
     @property
     def closed(self) -> int:
-        """The number of closed items."""
         return sum(self.counts.get(state, 0) for state in CLOSED)
 
     def to_json(self) -> dict[str, object]:
@@ -88,13 +87,13 @@ def create(
     """Create a job with its first round.
 
     Args:
-        scope, capture_id, operator_ids, whole: see `planning.add_round`.
+        scope, capture_id, operator_ids, whole: see `farm.jobs.rounds.add_round`.
         farm: the embedded farm that owns the job; "": any control worker of the shared farm may continue it.
         pinned: a person named the cards, and no other card measures items of the job.
         title: the title for people. Default: the title of the request.
 
     Raises:
-        NoSuchCard, UsageError: see `planning.chosen_cards`.
+        NoSuchCard, UsageError: see `farm.jobs.rounds.chosen_cards`.
     """
     with database.write() as session:
         cards = chosen_cards(session, card_ids)

@@ -236,5 +236,4 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
 
 
 def open_jobs(session: Session) -> int:
-    """Return the number of open jobs."""
     return session.exec(select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)).one()

@@ -464,7 +464,7 @@ def _close(session: Session, job: Job) -> ClosedRound:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
     if following is not None:
         return ClosedRound(Closing.NEXT, following, verdict.outcome)
-    return _end(session, job, verdict)
+    return _end(job, verdict)
 
 
 def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
@@ -474,7 +474,7 @@ def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
     return row
 
 
-def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
+def _end(job: Job, verdict: Verdict) -> ClosedRound:
     job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
     return ClosedRound(Closing.DONE, None, verdict.outcome)
 
@@ -487,7 +487,7 @@ def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
         target, launch = 0.0, "graph"
     verdict = aggregate((), target=target, launch=launch).withheld(why)
     _add_verdict(session, job, verdict)
-    return _end(session, job, verdict)
+    return _end(job, verdict)
 
 
 def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:

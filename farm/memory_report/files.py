@@ -20,6 +20,7 @@ from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
 from farm.operators.captured import CapturedCall, CapturedTensor
 from farm.pages import COLOURS
 from farm.pages.charts import Chart as PageChart
+from farm.pages.charts import page_chart
 from farm.pages.page import plotly_js, render
 from farm.pages.plots import Chart, Line, check_available, draw_charts
 from farm.training.tensor_lifetime import PeriodInterval
@@ -270,11 +271,6 @@ def as_plotly(chart: Chart) -> PageChart:
         hover = f"%{{x}}: %{{y:.3g}} {chart.y_name}<extra></extra>"
         marker = {"color": COLOURS[0]}
         data.append({"type": "bar", "x": list(chart.bars), "y": heights, "marker": marker, "hovertemplate": hover})
-    layout = {
-        "height": 300,
-        "showlegend": False,
-        "xaxis": {"title": {"text": chart.x_name}, "automargin": True},
-        "yaxis": {"title": {"text": chart.y_name}, "rangemode": "tozero", "automargin": True},
-        "margin": {"l": 60, "r": 15, "t": 10, "b": 50},
-    }
-    return {"data": data, "layout": layout, "caption": chart.title, **({"legend": legend} if legend else {})}
+    axes, margin = ({"automargin": True}, {"rangemode": "tozero"}), {"l": 60, "r": 15, "t": 10, "b": 50}
+    drawn = page_chart(data, 300, chart.x_name, chart.y_name, axes=axes, legend=legend or None, margin=margin)
+    return {**drawn, "caption": chart.title}

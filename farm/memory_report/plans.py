@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from farm.slow_memory.offload_plan import OffloadPlan, OffloadPlans
-from farm.slow_memory.transfers import Copied, Run, Wire
+from farm.slow_memory.transfers import Copied, Run
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of, percent, plural
 from farm.verdict.figures import Figure
@@ -112,96 +113,20 @@ def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
 
 
 def sentences(life: Life, offload_plans: OffloadPlans) -> list[str]:
-    """Describe the plans, copies and runs in sentences."""
-    first = _of_plan(life, offload_plans) if len(offload_plans.plans) == 1 else []
-    return [*first, *_of_all(offload_plans), *_of_wire(offload_plans.wire), *_of_runs(life, offload_plans)]
+    """Describe the plans, copies and runs in sentences, with the template ``sentences.txt``."""
+    import jinja2
 
-
-def _of_plan(life: Life, offload_plans: OffloadPlans) -> list[str]:
-    plan = offload_plans.plan
-    slow_bytes = sum(tensor.size_bytes for tensor in life.tensors if tensor.number in plan.slow)
-    return [
-        f"With {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} "
-        f"ms: {plan.time_us / offload_plans.all_fast_us:.3g} times the {offload_plans.all_fast_us / 1e3:.4g} ms with "
-        "all tensors in fast memory. With all tensors in slow memory it is predicted to take "
-        f"{offload_plans.all_slow_us / 1e3:.4g} ms.",
-        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} are in slow memory for "
-        f"their whole lifetime; the peak of fast memory is {count_of(plan.peak_bytes, 'B')}. The solver ended"
-        f"{'' if plan.ended_in_time else ' at its time limit'}; the best plan may cost up to {percent(plan.gap)} less.",
-    ]
-
-
-def _of_all(offload_plans: OffloadPlans) -> list[str]:
-    costs = offload_plans.costs
-    found = [f"Cost of a slow tensor: {costs.source}. The costs of the slow tensors are added up."]
-    if costs.together:
-        found[0] += (
-            f" Measured check: the sum over the single tensors of a tuple is {costs.together:.2f} times its cost with "
-            "all tensors slow (median)."
-        )
-    if offload_plans.moves_bytes_per_s is not None:
-        moves = " and ".join(
-            f"{len(plan.moved)} {plural('move', len(plan.moved))} with {count_of(plan.fast_bytes, 'B')}"
-            for plan in offload_plans.plans
-        )
-        found.append(
-            f"{moves}: between two uses, the plan moves a fast tensor to slow memory and back, at "
-            f"{count_of(offload_plans.moves_bytes_per_s, 'B')}/s each way. The prediction assumes that these copies do "
-            "not slow the calls down."
-        )
-    if offload_plans.unsolved:
-        left_out = ", ".join(count_of(amount, "B") for amount in offload_plans.unsolved)
-        found.append(f"The curve has no point at {left_out}: the solver found no plan within its time limit.")
-    rounding = "Sizes of tensors are rounded up to multiples of 512 bytes, as the allocator does."
-    return [*found, f"{rounding} Workspaces are not counted and stay in fast memory."]
-
-
-def _of_wire(wire: Wire | None) -> list[str]:
-    """Describe the measured bandwidth of copies, and how much copies slow the step down."""
-    if wire is None:
-        return []
-
-    def rates(copied: Copied) -> str:
-        ways = (("to slow memory", copied.out_bytes_per_s), ("back", copied.back_bytes_per_s))
-        return " and ".join(f"{count_of(rate, 'B')}/s {way}" for way, rate in ways if rate is not None)
-
-    found = [f"Measured copies without a step: {'; '.join(map(rates, wire.alone))}."]
-    if not wire.beside:
-        return [*found, "This card cannot copy while a call runs; it copies between calls."]
-    beside = (
-        f"{rates(one)} change the step by {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %"
-        for one in wire.beside
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"plural": plural, "percent": percent, "rates": _rates, "form": format}
+    environment.filters |= {"bytes": lambda size: count_of(size, "B"), "ms": lambda time_us: f"{time_us / 1e3:.4g} ms"}
+    template = environment.from_string(Path(__file__).with_name("sentences.txt").read_text("utf-8"))
+    slow_bytes = sum(tensor.size_bytes for tensor in offload_plans.slow(life, offload_plans.plan))
+    text = template.render(
+        plans=offload_plans, rows=plan_rows(life, offload_plans), slow_bytes=slow_bytes, waits_share=WAITS_SHARE
     )
-    step = f"all tensors in fast memory ({wire.step_us / 1e3:.4g} ms without copies)"
-    return [*found, f"Measured copies during the step, {step}: {'; '.join(beside)}."]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
-def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
-    """Describe details of the runs that the table does not show."""
-    found = []
-    for row in plan_rows(life, offload_plans):
-        plan, run = row.plan, row.run
-        with_fast = f"with {count_of(plan.fast_bytes, 'B')}" if plan else ""
-        if row.why_not:
-            found.append(f"The step was not measured {with_fast}: {row.why_not}")
-        if plan is None or run is None:
-            continue
-        if number := len(run.stayed_fast):
-            tensors = f"{number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}"
-            found.append(f"Run {with_fast}: {tensors}, could not be placed in slow memory and stayed in fast memory.")
-        if run.launch_us > WAITS_SHARE * run.time_us:
-            found.append(
-                f"Run {with_fast}: Python takes {run.launch_us / 1e3:.3g} ms to launch the {run.graphs} graphs of a "
-                "step and the copies between them. The card may have waited for Python."
-            )
-        if left := len(plan.moved) - run.moves:
-            moves = f"{left} of {len(plan.moved)} moves were left out"
-            found.append(f"Run {with_fast}: {moves}, because other tensors use the same storage as the moved tensors.")
-    if offload_plans.run is not None:
-        found.append(f"Run: slow tensors are in {offload_plans.run.slow_memory} for their whole lifetime.")
-        if offload_plans.moves_bytes_per_s is not None:
-            found.append(
-                "Run: a moved tensor keeps its fast memory reserved while it is in slow memory. The run measures the "
-                "time of the copies and of waiting for them, not the memory that they would free."
-            )
-    return found
+def _rates(copied: Copied) -> str:
+    ways = (("to slow memory", copied.out_bytes_per_s), ("back", copied.back_bytes_per_s))
+    return " and ".join(f"{count_of(rate, 'B')}/s {way}" for way, rate in ways if rate is not None)

@@ -8,9 +8,11 @@ The page sets the colours of text, lines and background. All texts are escaped, 
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from farm.operators.roofline import Roofline
@@ -35,7 +37,7 @@ def colours_of(types: Sequence[TypeRow]) -> dict[str, str]:
     return {row.short_name: COLOURS[n] if n < len(COLOURS) else GREY for n, row in enumerate(types)}
 
 
-def _chart(
+def page_chart(
     data: list[dict[str, Any]],
     height: int,
     x: str,
@@ -110,7 +112,7 @@ def _stacked(
     ]
     if compared.whole is not None:
         data.append(bar(["whole<br>model"], [compared.whole.value], "whole model", "#5f6b7a"))
-    return _chart(
+    return page_chart(
         data,
         120 + 45 * len(known),
         f"{what} of one pass, {unit}",
@@ -149,7 +151,7 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
         )
     named = [(name, colours[name]) for name in groups if colours[name] != GREY]
     others = [("other types", GREY)] * (len(named) < len(groups))
-    return _chart(
+    return page_chart(
         data,
         430,
         "arithmetic intensity, FLOP/B",
@@ -175,28 +177,17 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
         values[n] = max(values[n], children[n])  # plotly draws nothing if rounding makes a parent smaller
         children[parents[n]] += values[n]
     root, ids = title.partition(" ")[0], ["model", *map(str, range(1, len(timed)))]
+    style = json.loads((Path(__file__).parent / "templates" / "modules.json").read_text("utf-8"))
     data = {
-        "type": "treemap",
+        **style["data"],
         "ids": ids,
         "labels": [_text(row.name or root) for row in timed],
         "parents": ["" if n < 0 else ids[n] for n in parents],
         "values": values,
-        "branchvalues": "total",
-        "maxdepth": 4,
         "text": [_module_text(row, root) for row in timed],
         "texttemplate": f"%{{label}}<br>%{{value:.3g}} {unit}",
-        "hovertemplate": "%{text}<extra></extra>",
-        "tiling": {"pad": 2},
-        "pathbar": {"visible": True},
-        "marker": {"cornerradius": 2, "depthfade": False, "line": {"width": 1, "color": "#ffffff"}},
     }
-    layout = {
-        "height": 460,
-        "margin": {"l": 5, "r": 5, "t": 30, "b": 5},
-        "uniformtext": {"minsize": 9, "mode": "hide"},
-        "treemapcolorway": list(COLOURS),
-        "meta": {"unit": unit},
-    }
+    layout = {**style["layout"], "treemapcolorway": list(COLOURS), "meta": {"unit": unit}}
     return {"data": [data], "layout": layout}
 
 
@@ -235,7 +226,7 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
             "hovertemplate": "%{x}: %{y:.1f} % of the time<extra></extra>",
         }
         axes = {"range": [low - 4 * size, high + 4 * size], "nticks": 6}, {"rangemode": "tozero"}
-        charts.append(_chart([data], 280, title, "share of the sum's time, %", axes=axes, bargap=0.05))
+        charts.append(page_chart([data], 280, title, "share of the sum's time, %", axes=axes, bargap=0.05))
     return charts
 
 
@@ -292,7 +283,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
             )
         )
     axis = _log_axis(ends)
-    return _chart(
+    return page_chart(
         data,
         430,
         f"{what} of the whole model, {unit}",
@@ -311,7 +302,7 @@ def history(rows: Sequence[Mapping[str, Any]]) -> Chart:
     values, style = [time.value / factor for time in times], {"error_y": error, "marker": {"color": COLOURS[0]}}
     data = _points("time", names, values, names, f"%{{y:.4g}} {unit}", mode="lines+markers", **style)
     axes = ({"type": "category"}, {"rangemode": "tozero"})
-    return _chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=axes)
+    return page_chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=axes)
 
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -51,7 +52,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(models):
     """Two ranks on the CPU."""
-    with BenchmarkGroup([settings().cpu_card_id] * 2, {"FARM_MODELS": models}) as group:
+    with contextlib.closing(BenchmarkGroup([settings().cpu_card_id] * 2, {"FARM_MODELS": models})) as group:
         yield group
 
 
@@ -181,7 +182,7 @@ def test_a_group_of_simulated_cards_sums_their_energies():
     env = {"FARM_SIMULATED_CARDS": "3", "FARM_HOST": "here"}
     spec = {"operator": "torch.nn.ReLU", "parameters": {}}
     subject = Subject("operator", content_id(spec), spec)
-    with BenchmarkGroup(cards, env) as group:
+    with contextlib.closing(BenchmarkGroup(cards, env)) as group:
         assert group.wait_ready().communication == "simulated"
         reading = group.measure(subject, Protocol(cards=3), Stopping()).reading
         assert [rank.card for rank in reading.details.ranks] == cards
@@ -193,7 +194,8 @@ def test_a_group_of_simulated_cards_sums_their_energies():
         spec = {"operator": "torch.nn.ReLU", "parameters": {"simulate": "hang"}}
         with pytest.raises(Unmeasurable, match="Rank 2 of 3 on SIM-here-2"):
             group.measure(Subject("operator", content_id(spec), spec), Protocol(), Stopping(), timeout_s=60.0)
-        with BenchmarkGroup(cards[:2], env) as other:
+        with contextlib.closing(BenchmarkGroup(cards[:2], env)) as other:
+            other.start()
             group.start()
             assert os.path.exists(other._folder)
     assert not os.path.exists(folder)

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from farm.benchmark_process.requests import from_json, to_json
 from farm.devices.device import Card, Device
 
 GETTERS = sorted(
@@ -36,7 +37,7 @@ def describes_its_card(device: Device) -> None:
     assert card.id
     assert card.model
     assert card.memory_bytes >= 0
-    assert Card.from_json(card.to_json()) == card
+    assert from_json(Card, to_json(card)) == card
 
 
 def capabilities_are_the_getters_that_answer(device: Device) -> None:

@@ -189,4 +189,4 @@ def test_the_doctor_and_the_cards_say_that_no_hardware_was_tested(smi: RecordedA
     assert checks["driver"].message == "amdgpu 6.12.12"
     assert checks["AMD"].level == "warning"
     assert "untested on hardware" in checks["AMD"].message
-    assert "untested on hardware" in dict(lines(find_card(UUID, settings()).to_json()))["note"]
+    assert "untested on hardware" in dict(lines(vars(find_card(UUID, settings()))))["note"]

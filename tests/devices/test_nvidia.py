@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from farm.benchmark_process.requests import from_json, to_json
 from farm.devices import host
 from farm.devices.device import Card, Device
 from farm.devices.host import cpu_card, discover, find_card, open_device
@@ -38,7 +39,7 @@ def test_a_card_is_found_by_its_uuid(nvml: FakeNvml) -> None:
         index=0,
         host=settings().host,
     )
-    assert Card.from_json(card.to_json()) == card
+    assert from_json(Card, to_json(card)) == card
 
 
 @pytest.mark.parametrize(("visible", "count"), [("0", 1), (UUID, 1), (UUID[:12], 1), ("1", 0), ("", 0)])

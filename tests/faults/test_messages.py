@@ -11,7 +11,7 @@ import redis
 
 from farm.settings import Settings
 from farm.store import tables
-from tasks.app import CHORD_EXPIRES_S, app, configure, hard_time_limit_s
+from tasks.app import app, configure, hard_time_limit_s
 
 
 def client_of(hurt):
@@ -140,7 +140,7 @@ def test_the_broker_keeps_nothing_of_what_is_done(hurt):
         counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
         # The chord's body was published, or this mark would not be there.
         assert [client.get(key) for key in counted] == [b"done"]
-    assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())
+    assert all(0 < left_s <= app.conf.result_chord_expires for left_s in counted.values())
 
 
 def test_a_chord_that_never_completes_is_forgotten(hurt):
@@ -153,4 +153,4 @@ def test_a_chord_that_never_completes_is_forgotten(hurt):
         assert hurt.settled(job_id) == {"done": 6}
         counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
     assert counted
-    assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())
+    assert all(0 < left_s <= app.conf.result_chord_expires for left_s in counted.values())
