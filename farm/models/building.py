@@ -56,15 +56,16 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    before = owner.__dict__.get(name)  # None: a class inherits it
+    own = name in vars(owner)  # False: a class inherits it
+    before = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is None:
-            delattr(owner, name)
-        else:
+        if own:
             setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 class ByPosition(nn.Module):
