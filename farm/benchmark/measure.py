@@ -352,6 +352,7 @@ class Bench:
         in_context = self.cuda and protocol.measures_context
         counts_energy = "energy_counter_mj" in self.device.capabilities
         limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
+        ordered = in_context and whole and passes.order is not None
         players: list[Player] = []
 
         def eager() -> dict[str, Any]:
@@ -364,6 +365,8 @@ class Bench:
             return {"places": time_in_order(players[0], pass_s)}
 
         def in_order() -> dict[str, Any]:
+            if not players:  # the places are missing: their reason tells why
+                return {}
             once = HostSteps.of(players[0].once, device).around(players[0].once)
             with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
                 one = self._steady_until_good(replay, stopping, GATES["operator"], silent, CostLedger())
@@ -378,12 +381,12 @@ class Bench:
         for phase, applies, figures, missing in (
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
-            ("places", in_context and whole and passes.order is not None, places, "places_missing"),
-            ("in_order", counts_energy and not limited, in_order, "in_order_missing"),
+            ("places", ordered, places, "places_missing"),
+            ("in_order", ordered and counts_energy and not limited, in_order, "in_order_missing"),
             ("context", in_context and not whole, context, "context_missing"),
         ):
             with ledger.charged(phase):
-                if applies and (phase != "in_order" or players):
+                if applies:
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
@@ -444,8 +447,11 @@ class Bench:
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
         farms = self.own_processes | registered_processes(settings().lock_dir)
-        foreign_before = (self.device.compute_processes() or frozenset()) - farms
-        clock = Clock(workload)
+
+        def foreign() -> frozenset[int]:
+            return (self.device.compute_processes() or frozenset()) - farms
+
+        foreign_before, clock = foreign(), Clock(workload)
         on_phase("warm-up", {})
         with Sampler(self.device, farms) as sampler:
             start_s = time.perf_counter()
@@ -480,7 +486,7 @@ class Bench:
             and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             rough=gate is ROUGH,
-            foreign=foreign_before | seen.foreign_processes | (self.device.compute_processes() or frozenset()) - farms,
+            foreign=foreign_before | seen.foreign_processes | foreign(),
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -568,7 +574,8 @@ class Bench:
             return False
         if power.power_w is None:
             return True
-        # The energies of n cards add up, and their intervals in squares: each may be wider by the root of n.
+        # The energy of a group is the sum over its n cards. The scatter of a sum grows with the root of n, so the
+        # interval of each card may be wider by the root of n.
         enough = stopping.energy_half_width * math.sqrt(ranks.world())
         return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
 

@@ -242,7 +242,8 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     except (RuntimeError, CaptureError, Unmeasurable) as error:
         raise NotCaptured(str(error).split("\n")[0][:300]) from error
 
-    def replay(_: HostSteps = steps) -> None:  # the graph reads the values that the steps recorded
+    def replay(kept: HostSteps = steps) -> None:
+        """Replay the graph. `kept` owns the memory of the values that the graph reads."""
         graph.replay()
 
     return replay

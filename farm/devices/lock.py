@@ -87,7 +87,7 @@ def register_process(card_id: str, ids: Collection[int], lock_dir: Path | str) -
 
 
 def registered_processes(lock_dir: Path | str) -> frozenset[int]:
-    """The ids of all benchmark processes of this user on this host that live (`register_process`)."""
+    """The ids of the running benchmark processes of this user on this host (`register_process`)."""
     found: set[int] = set()
     for path in Path(lock_dir).glob("*.ids"):
         with contextlib.suppress(OSError, ValueError), path.open() as file:

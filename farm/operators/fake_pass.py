@@ -48,7 +48,7 @@ MOST_MADE_BYTES = 2**20
 #: makes on the host say "cpu".
 STANDS_FOR_A_CARD = "cpu:0"
 _DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-#: Functions whose result on that device is not marked by an aten operator.
+#: Functions that return a device, or a new tensor on a device, without an aten operator that shows the device.
 PLACED = frozenset({_DEVICE, torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
 
 #: Values that are never copied: they have no tensors of their own, or other code replaces their tensors.

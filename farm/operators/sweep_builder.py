@@ -64,7 +64,8 @@ class Expansion:
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """Yields batches of distinct tuples with their costs. No batch is empty.
 
-        Combinations in different batches may give the same tuple: the ids of a million tuples would need 110 MB.
+        Two batches may contain the same tuple. To prevent this, all ids would have to stay in memory: 110 MB for a
+        million tuples.
 
         A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
         that a drift of the card does not correlate with a parameter of the sweep.
