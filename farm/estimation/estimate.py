@@ -295,10 +295,7 @@ def estimate(
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
     found = replace(found, memory=_memory(session, variant, model, needed), oldest_age_s=age_s)
     if predictor:
-        wanted = [one for one in needed if one.operator_id in found.specs and one.short_name in COLLECTIVES]
-        names, protocol_ids = {one.short_name for one in wanted}, protocols_like(session, protocol)
-        sizes = collectives.measured_sizes(session, names, model, protocol_ids, software)
-        of_cards, its_notes = collectives.predicted(wanted, sizes, model)
+        of_cards, its_notes = _of_collectives(session, found, needed, model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
@@ -371,6 +368,18 @@ def _from_readings(
         exposed_us=summed.communication_us[1] if summed.communication_us and not missing else None,
         measured={id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()},
     )
+
+
+def _of_collectives(
+    session: Session, found: Estimate, needed: Sequence[NeededTuple], card_model: str, protocol: Protocol
+) -> tuple[dict[str, CallPrediction], list[str]]:
+    """Predict the collectives without a reading. Return tuple id -> prediction, and notes."""
+    wanted = [one for one in needed if one.operator_id in found.specs and one.short_name in COLLECTIVES]
+    if not wanted:
+        return {}, []
+    names, protocol_ids = {one.short_name for one in wanted}, protocols_like(session, protocol)
+    sizes = collectives.measured_sizes(session, names, card_model, protocol_ids, found.software)
+    return collectives.predicted(wanted, sizes, card_model)
 
 
 def _with_predictions(

@@ -143,7 +143,7 @@ def has_installed_software(session: Session, card: Card) -> bool:
     """True if the card is registered with the software that this host has now."""
     row = session.get(CardRow, card.id)
     software = session.get(SoftwareRow, row.software_id) if row and row.software_id else None
-    return software is not None and is_installed(Software(**software.model_dump(exclude={"id"})), card)
+    return software is not None and is_installed(software.value, card)
 
 
 def is_registered_as_now(session: Session, card: Card) -> bool:

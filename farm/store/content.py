@@ -379,7 +379,7 @@ def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None
     row = session.get(SoftwareRow, software_id) if software_id and communication and not libraries else None
     if row is None:
         return None
-    return dataclasses.replace(Software(**row.model_dump(exclude={"id"})), communication=communication).id
+    return dataclasses.replace(row.value, communication=communication).id
 
 
 def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
@@ -422,7 +422,7 @@ def sound_readings(session: Session, card_model: str, names: Iterable[str], *cho
 
 
 def stored_software(session: Session, software_id: str) -> Software:
-    return Software(**session.get_one(SoftwareRow, software_id).model_dump(exclude={"id"}))
+    return session.get_one(SoftwareRow, software_id).value
 
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:

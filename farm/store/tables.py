@@ -91,6 +91,10 @@ class SoftwareRow(_columns_of(protocol.Software), table=True):  # type: ignore[c
     __tablename__ = "software"
     id: str = Field(primary_key=True, max_length=32)
 
+    @property
+    def value(self) -> protocol.Software:
+        return protocol.Software(**self.model_dump(exclude={"id"}))
+
 
 class CardRow(Row, table=True):
     """One physical GPU (its UUID), the CPU of a host, or a simulated card."""

@@ -22,7 +22,7 @@ from farm.store.content import classes, counts, sound
 from farm.store.database import among, fetch, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol, Variant
 from farm.types.reading import Verification, canary_of
 from farm.types.request import named
 from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
@@ -229,7 +229,7 @@ class Evidence:
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
-        of_cards = {Software(**row.model_dump(exclude={"id"})).of_one_card.id for row in found.values()}
+        of_cards = {row.value.of_one_card.id for row in found.values()}
         if len(of_cards) == 1 and len({row.communication for row in found.values()} - {""}) < 2:
             return verdict  # only readings on several cards have a communication library
         rows = [(found[software_id], number) for software_id, number in numbers.most_common()]
