@@ -57,7 +57,9 @@ def no_secrets_of_other_tests(monkeypatch):
     monkeypatch.setattr(safe_text, "_secrets", set())
     safe_text._pattern_of_secrets.cache_clear()
     yield
+    monkeypatch.undo()
     settings.cache_clear()
+    configure(settings())  # the application must not keep a URL of these tests
     safe_text._pattern_of_secrets.cache_clear()
 
 
