@@ -100,7 +100,7 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
         stack.callback(reconciler.wait)
         stack.callback(reconciler.kill)
         began_s, found = time.monotonic(), dict[str, Any](items=number)
-        planned: list[float] = []
+        planned: list[tuple[float, float, float]] = []  # per tenth: time, CPU time, load of the machine
 
         @contextlib.contextmanager
         def progress() -> Iterator[Callable[[str, int, int], None]]:
@@ -108,16 +108,18 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
                 if client.llen(f"card.{chosen[0]}"):
                     found.setdefault("first_message_s", round(time.monotonic() - began_s, 1))
                 if of and done * 10 >= of * (len(planned) + 1):
-                    planned.append(time.monotonic() - began_s)
-                    print(f"{done} of {of} planned after {planned[-1]:.0f} s, {_peak_mib()} MiB", file=sys.stderr)
+                    planned.append((time.monotonic() - began_s, time.process_time(), os.getloadavg()[0]))
+                    after = "{:.0f} s, {:.0f} s of a core, load {:.1f}".format(*planned[-1])
+                    print(f"{done} of {of} planned after {after}, {_peak_mib()} MiB", file=sys.stderr, flush=True)
 
             yield report
 
         with progress() as report:
             opened = submissions.submit(database, sweep_of(number), chosen, progress=report)
         found["submitted_s"] = round(time.monotonic() - began_s, 1)
-        ends_s = [0.0, *planned]
-        found["planned_per_s_by_tenth"] = [round(opened.new / 10 / (b - a)) for a, b in itertools.pairwise(ends_s)]
+        steps, tenth = itertools.pairwise([(0.0, 0.0, 0.0), *planned]), opened.new / 10
+        by_tenth = [(round(tenth / (b[0] - a[0])), round((b[1] - a[1]) / tenth * 1e3, 2), b[2]) for a, b in steps]
+        found["by_tenth: items per s, ms of a core per item, load"] = by_tenth
         found |= {"cpu_s": round(time.process_time(), 1), "submitter_mib": _peak_mib()}
         found["messages"] = sum(client.llen(f"card.{card}") for card in chosen)
         found["broker_peak_mib"] = client.info("memory")["used_memory_peak"] >> 20
