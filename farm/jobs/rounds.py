@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import Part
 from farm.verdict.verdict import Verdict
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
@@ -429,13 +429,32 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
             readings are kept.
     """
     try:
+        known = None if failed else _of_large_sweep(database, job_id, number)
         with database.write() as session:
             job = locked(session, Job, job_id)
             if job is None or job.state != JobState.OPEN or number != job.round:
                 return ClosedRound(Closing.ALREADY)
-            return _end_without_sum(session, job, failed) if failed else _close(session, job)
+            return _end_without_sum(session, job, failed) if failed else _close(session, job, known)
     except IntegrityError:
         return ClosedRound(Closing.ALREADY)
+
+
+_one_large_sweep = threading.Lock()  # the memory of a process is enough for one; another thread then finds its verdict
+
+
+def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | None:
+    """Return the verdict of a large sweep whose items are closed; None for other jobs. It takes minutes, and while a
+    transaction writes, SQLite refuses other writers."""
+    with database.read() as session:
+        job = session.get(Job, job_id)
+        evidence = Evidence(session, job, number) if job is not None and job.kind == "sweep" else None
+        if job is None or evidence is None or not evidence.spans:
+            return None
+        with _one_large_sweep:
+            session.rollback()  # the job as it is now
+            if job.state != JobState.OPEN or number != job.round or not _is_complete(session, job):
+                return None
+            return evidence.verdict()
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
@@ -449,20 +468,24 @@ def close_known_rounds(database: Database, job_id: str, number: int) -> int | No
     return None
 
 
-def _close(session: Session, job: Job) -> ClosedRound:
-    this = session.get_one(Round, (job.id, job.round))
-    if this.planned_at_s is None or open_items(session, job.id, job.round):
+def _is_complete(session: Session, job: Job) -> bool:
+    planned = session.get_one(Round, (job.id, job.round)).planned_at_s is not None
+    return planned and not open_items(session, job.id, job.round)
+
+
+def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
+    if not _is_complete(session, job):
         return ClosedRound(Closing.OPEN)
     there = select(VerdictRow).where(VerdictRow.job_id == job.id, VerdictRow.round == job.round)
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, job.round)
-    verdict = evidence.verdict()
+    verdict = known or evidence.verdict()
     row = _add_verdict(session, job, verdict)
     following, why = None, ""
     try:
-        following = _next_round(session, job, request, evidence.parts, verdict)
+        following = _next_round(session, job, request, evidence, verdict)
     except (NoSuchCard, UsageError) as error:  # the cards have changed; raised before anything is planned
         why = f"No further round could be planned: {error.message}"
     if request.operators == ("auto",) and verdict.too_large and following is None:
@@ -497,7 +520,7 @@ def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
     return _end(job, verdict)
 
 
-def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:
+def _next_round(session: Session, job: Job, request: Request, evidence: Evidence, verdict: Verdict) -> int | None:
     """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operators."""
     this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
@@ -514,7 +537,7 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
         return None
     remember_significant(session, this.operators, "loop")
     if verdict.outcome == "fail":
-        added = next_operators(parts, significant(session), target=request.target)
+        added = next_operators(evidence.parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)
             reason = f"accuracy or coverage below the target with {len(this.operators)} operator types"

@@ -7,7 +7,7 @@ too, with the reason why it has no reading. So no tuple of the model is left out
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,15 +19,15 @@ from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, sound
-from farm.store.database import among, fetch, values
+from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol, Variant
-from farm.types.reading import Verification, canary_of
+from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
-from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
+from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows, with_canaries
 from farm.verdict.figures import NOT_IN_SCOPE, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
-from farm.verdict.verdict import TupleRow, Verdict
+from farm.verdict.verdict import MOST_TUPLES, TupleRow, Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
@@ -37,13 +37,34 @@ _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cu
 
 
 class Evidence:
-    """The database rows of a job up to one of its rounds. Each attribute is loaded at its first use."""
+    """The database rows of a job up to one of its rounds. Each attribute is loaded at its first use.
 
-    def __init__(self, session: Session, job: tables.Job, number: int) -> None:
+    A large sweep has `spans`, conditions that divide its items. Its rows are never all in memory: use `chunks`.
+    """
+
+    def __init__(self, session: Session, job: tables.Job, number: int, *span: Any) -> None:
         self.session, self.job, self.number = session, job, number
-        self.its = ITEM.job_id == job.id, ITEM.round <= number
+        self.its = ITEM.job_id == job.id, ITEM.round <= number, *span
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
+        sweep = job.kind == "sweep" and not span and not job.asked.get("placements")
+        spans = id_ranges(session, job.id, MOST_TUPLES) if sweep else ()
+        self.spans = spans if len(spans) > 1 else ()
+
+    def chunks(self) -> Iterator[Evidence]:
+        """Yield the evidence of each span of a large sweep; else this evidence."""
+        for span in self.spans:
+            yield Evidence(self.session, self.job, self.number, span)
+        if not self.spans:
+            yield self
+
+    @cached_property
+    def tallies(self) -> list[Any]:
+        """The number of items and of their late results (`repeated`) by round, state, reused, reason and card."""
+        keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
+        columns = (*keys, sqlalchemy.func.count().label("items"), sqlalchemy.func.sum(ITEM.repeated).label("repeated"))
+        spans = self.spans or (sqlalchemy.true(),)
+        return [row for one in spans for row in values(self.session, columns, *self.its, one, grouped_by=keys)]
 
     @cached_property
     def items(self) -> Sequence[Any]:
@@ -55,16 +76,15 @@ class Evidence:
         """Reading id -> reading, for the readings of the items."""
         return self.columns_of_readings(_OF_READING)
 
-    @cached_property
+    @property
     def origins_of_readings(self) -> dict[str, Any]:
         """Reading id -> its card, software and card time. Loads much less than `readings`."""
-        names = ("id", "card_id", "software_id", "cost_s")
-        return self.__dict__.get("readings") or self.columns_of_readings(names)
+        return self.__dict__.get("readings") or self.columns_of_readings(("id", "card_id", "software_id", "cost_s"))
 
-    def columns_of_readings(self, names: Sequence[str], *of: Any) -> dict[str, Any]:
-        """Return reading id -> the named columns, for the items' readings that meet the conditions `of`."""
+    def columns_of_readings(self, names: Sequence[str], *of: Any, reading: Any = True) -> dict[str, Any]:
+        """Return reading id -> the named columns, for the items that meet the conditions `of`, and their `reading`."""
         its = sqlalchemy.select(ITEM.reading_id).where(*self.its, *of)
-        found = values(self.session, [READING[name] for name in names], READING.id.in_(its))
+        found = values(self.session, [READING[name] for name in names], READING.id.in_(its), reading)
         return {row.id: row for row in found}
 
     @cached_property
@@ -74,6 +94,8 @@ class Evidence:
     @cached_property
     def roofline(self) -> Roofline:
         """The roofline of the most frequent card. It is used for all tuples, so that weights are comparable."""
+        if self.spans:
+            return next(self.chunks()).roofline
         cards = Counter(item.card_id for item in self.items if item.role == "whole")
         cards = cards or Counter(item.card_id for item in self.items)
         card = self.session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
@@ -99,7 +121,6 @@ class Evidence:
             labels = told_apart(labels)
         # The operator types that the job measures up to this round
         scope = (self.round and self.round.operators) or self.job.request.get("operators", ["all"])
-        doubtful = _before_a_changed_canary(self.readings.values())
         by_subject = _preferred(item for item in self.items if item.role == "tuple")
         protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
         parts = []
@@ -108,7 +129,7 @@ class Evidence:
             item = by_subject.get((operator_id, protocol_ids[data]))
             row = self.readings.get(item.reading_id or "") if item else None
             view = ReadingView.of(row).on_cards(cards) if row else None
-            if row and view and row.id in doubtful:
+            if row and view and (note := canary_of(row.details)) and _place(row.card_id, note) in self.changed:
                 view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
             in_scope = item is not None or "all" in scope or operator.short_name in scope
             parts.append(
@@ -136,7 +157,9 @@ class Evidence:
     @cached_property
     def wholes(self) -> Sequence[Whole]:
         """The whole model on each card, and with the other launch if the card has such a reading."""
-        launch, wholes = self.protocol.launch, []
+        launch, wholes = self.protocol.launch, list[Whole]()
+        if self.job.kind == "sweep":
+            return wholes
         found = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
         for item in (item for item in self.items if item.role == "whole"):
             row = found.get(item.reading_id or "")
@@ -178,14 +201,32 @@ class Evidence:
             and item.reading_id in self.readings
         }
         found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
-        # Each benchmark process measures the reference operator repeatedly; each reading stores the last result.
-        noted: dict[tuple[Any, ...], CanaryReading] = {}
+        return [*found, *self.noted.values()]
+
+    @cached_property
+    def noted(self) -> dict[tuple[Any, ...], CanaryReading]:
+        """The readings of the reference operator. Each benchmark process measures it repeatedly; each reading stores
+        the last result."""
+        noted = {}
         for row in self.readings.values():
             if note := canary_of(row.details):
                 view = ReadingView(note.time_us, energy_mj=note.energy_mj, card_id=row.card_id)
-                key = row.card_id, note.process, note.number, note.time_us
-                noted[key] = CanaryReading("reference operator", row.card_id, view)
-        return [*found, *noted.values()]
+                place = (*_place(row.card_id, note), note.time_us)
+                noted[place] = CanaryReading("reference operator", row.card_id, view)
+        return noted
+
+    @cached_property
+    def changed(self) -> set[tuple[str, str, int]]:
+        """The places (`_place`) of the last good canary before each changed one. The time of the change is unknown, so
+        readings after it are doubtful. A reading stores only the canary before it, so later rows show the change."""
+        off = sqlalchemy.cast(READING.flags, sqlalchemy.String).contains("canary_off")
+        rows = (
+            row
+            for one in self.chunks()
+            for row in one.columns_of_readings(("id", "card_id", "details"), reading=off).values()
+        )
+        notes = ((row.card_id, note) for row in rows if (note := canary_of(row.details)))
+        return {_place(card_id, note, -1) for card_id, note in notes}
 
     @cached_property
     def seen(self) -> Verification:
@@ -208,24 +249,34 @@ class Evidence:
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary."""
-        verdict = aggregate(
-            self.parts,
-            self.wholes,
-            self.canaries,
-            target=self.job.request.get("target", 0.95),
-            launch=self.protocol.launch,
-            requested=named(self.job.request.get("operators", ())),
-            seen=self.seen,
-        )
-        return self._of_one_software(verdict)
+        found, cards = None, set[str]()
+        numbers, noted = Counter[str](), dict[tuple[Any, ...], CanaryReading]()
+        for one in self.chunks():
+            if self.spans:
+                one.roofline, one.changed = self.roofline, self.changed
+            part = aggregate(
+                one.parts,
+                one.wholes,
+                () if self.spans else one.canaries,
+                target=self.job.request.get("target", 0.95),
+                launch=self.protocol.launch,
+                requested=named(self.job.request.get("operators", ())),
+                seen=one.seen,
+            )
+            found = added(found, part) if found else part
+            cards |= {row.card_id for row in part.tuples if row.reading_id}
+            views = [part.reading for part in one.parts] + [whole.reading for whole in one.wholes]
+            read = (one.readings.get(view.reading_id) for view in views if view is not None)
+            numbers += Counter(row.software_id for row in read if row is not None)
+            noted |= one.noted if self.spans else {}
+        assert found is not None
+        found = with_canaries(found, cards, list(noted.values())) if self.spans else found
+        return self._of_one_software(found, numbers)
 
-    def _of_one_software(self, verdict: Verdict) -> Verdict:
+    def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
         """Remove the outcome if the readings are of different software, because such readings are never summed. A job
-        is planned for one software. If a host gets another torch during the job, its later readings differ."""
-        views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
-        ids = (view.reading_id for view in views if view is not None)
-        query = sqlalchemy.select(READING.software_id)
-        numbers = Counter(software_id for (software_id,) in among(self.session, query, READING.id, ids))
+        is planned for one software. If a host gets another torch during the job, its later readings differ.
+        ``numbers``: software id -> number of readings."""
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
@@ -290,15 +341,6 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
     return _STATES.get(ItemState(item.state), item.state)
 
 
-def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
-    """Return the ids of readings with a good canary before them and a changed canary after them, in the same process.
-    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change."""
-    noted = {
-        row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)
-        for row in rows
-        if (note := canary_of(row.details))
-    }
-    changed = {(card, process, number - 1) for card, process, number, off in noted.values() if off}
-    return frozenset(
-        reading_id for reading_id, (card, process, number, _) in noted.items() if (card, process, number) in changed
-    )
+def _place(card_id: str, note: CanaryNote, after: int = 0) -> tuple[str, str, int]:
+    """Where a canary was measured: card, process and its number there."""
+    return card_id, note.process, note.number + after

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -116,6 +116,52 @@ class TupleRow:
 
 
 @dataclass(frozen=True)
+class TypeSums:
+    """The tuples of one operator type: their number, and sums over all their calls."""
+
+    short_name: str
+    calls: int
+    tuples: int
+    measured_tuples: int
+    flops: int
+    bytes_moved: int
+    time_us: float | None  # None: no tuple of this type is measured
+    energy_mj: float | None  # None: a measured tuple has no energy
+    estimated_us: float
+
+
+def sums_of(rows: Iterable[TupleRow], before: Iterable[TypeSums] = ()) -> tuple[TypeSums, ...]:
+    """Sum tuples by operator type, and add them to the sums of other tuples."""
+    groups: dict[str, list[TypeSums]] = {one.short_name: [one] for one in before}
+    for row in rows:
+        calls, energy_mj = row.calls, row.energy_mj
+        costs = calls * row.flops, calls * row.bytes_moved
+        read = (None, None) if row.time_us is None else (row.total_us, None if energy_mj is None else calls * energy_mj)
+        one = TypeSums(row.short_name, calls, 1, int(row.time_us is not None), *costs, *read, calls * row.estimated_us)
+        groups.setdefault(row.short_name, []).append(one)
+    return tuple(map(total_sums, groups.values()))
+
+
+def total_sums(sums: Sequence[TypeSums]) -> TypeSums:
+    """Add sums of the same type, or of all types."""
+    measured = [one for one in sums if one.measured_tuples]
+    energies_mj = [one.energy_mj for one in measured if one.energy_mj is not None]
+    return TypeSums(
+        sums[0].short_name if sums else "",
+        *(sum(getattr(one, name) for one in sums) for name in _COUNTED),
+        sum(one.time_us or 0.0 for one in measured) if measured else None,
+        sum(energies_mj) if measured and len(energies_mj) == len(measured) else None,
+        sum(one.estimated_us for one in sums),
+    )
+
+
+_COUNTED = ("calls", "tuples", "measured_tuples", "flops", "bytes_moved")
+#: A verdict of more tuples lists only its heaviest ones. So does each of its lists. It also bounds the memory: a
+#: sweep's tuples are summed in parts of this size.
+MOST_TUPLES = 20_000
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The comparison of sum and whole for one round of a job, with all details that a report shows."""
 
@@ -149,6 +195,7 @@ class Verdict:
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
+    types: tuple[TypeSums, ...] = ()  # only if `tuples` are the heaviest ones of more; then of all tuples
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
@@ -197,7 +244,7 @@ class Verdict:
         plain = _VERDICT.dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
         plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
-        for name in (entry.name for entry in fields(self) if entry.name != "tuples"):
+        for name in (entry.name for entry in fields(self) if entry.name not in _NOT_SHOWN[bool(self.types) :]):
             data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: plain[name]}
         return data
 
@@ -213,6 +260,7 @@ class Verdict:
         return _VERDICT.validate_python({**data, **made})
 
 
+_NOT_SHOWN = ("types", "tuples")  # the first one is shown if there are any
 _VERDICT, _READING = TypeAdapter(Verdict), TypeAdapter(ReadingView)
 _UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # quantity -> unit
 #: The columns of a whole's reading that a verdict stores.
