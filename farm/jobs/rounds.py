@@ -141,9 +141,7 @@ def add_round(
 
 
 def _insert(session: Session, items: Sequence[Item]) -> None:
-    """Insert new items. As objects of the session, they would be inserted by one statement with a parameter for each
-    value of each row, because their ids are read back: the driver would need half of the planning's time to parse it.
-    """
+    """Insert new items. If they were objects of the session, half of the time of a plan would be the driver's."""
     if items:
         session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
 
@@ -439,16 +437,15 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
         return ClosedRound(Closing.ALREADY)
 
 
-_one_large_sweep = threading.Lock()  # the memory of a process is enough for one; another thread then finds its verdict
+_one_large_sweep = threading.Lock()  # another thread then finds its verdict
 
 
 def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | None:
-    """Return the verdict of a large sweep whose items are closed; None for other jobs. It takes minutes, and while a
-    transaction writes, SQLite refuses other writers."""
+    """Return the verdict of a large sweep without open items; None for other jobs. It takes minutes, too long for a
+    transaction that writes."""
     with database.read() as session:
         job = session.get(Job, job_id)
-        evidence = Evidence(session, job, number) if job is not None and job.kind == "sweep" else None
-        if job is None or evidence is None or not evidence.spans:
+        if job is None or not (evidence := Evidence(session, job, number)).spans:
             return None
         with _one_large_sweep:
             session.rollback()  # the job as it is now

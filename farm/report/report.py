@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import sqlalchemy
@@ -33,16 +33,7 @@ from farm.types.request import Request
 from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import PerToken, ReadingView, share_of
-from farm.verdict.verdict import (
-    VERDICT_SCHEMA,
-    Adjustment,
-    KernelAudit,
-    TupleRow,
-    TypeSums,
-    Verdict,
-    sums_of,
-    total_sums,
-)
+from farm.verdict.verdict import VERDICT_SCHEMA, Adjustment, KernelAudit, Sums, TupleRow, Verdict, sums_of
 
 SCHEMA = 1
 
@@ -52,11 +43,18 @@ _OF_CARD = ("id", "kind", "model", "host", "memory_bytes", "driver")
 
 
 @dataclass(frozen=True)
-class TypeRow(TypeSums):
+class TypeRow:
     """One operator type: the sum over all its calls. Shares are shares of the sum over all types."""
 
+    short_name: str
+    calls: int
+    tuples: int
+    measured_tuples: int
+    time_us: float | None  # None: no tuple of this type is measured
     time_share: float | None
+    energy_mj: float | None  # None: a measured tuple has no energy
     energy_share: float | None
+    estimated_us: float
     estimated_share: float
     in_model_us: float | None = None  # time of all calls in the running model
 
@@ -201,26 +199,26 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
     known_us = {id_: [value for value in values if value is not None] for id_, values in calls_us.items()}
     tuples = _with_observed(verdict.tuples, known_us, seen.tuple_kernels or {})
-    types = _types(verdict, known_us)
+    sums = verdict.types or sums_of(tuples)
     capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
     imported = select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id)
-    read = _read(evidence)
+    of_cards, software_ids, totals_s, within_s = _read(evidence)
     of_job: dict[str, Any] = {name: getattr(job, name) for name in _OF_JOB}
     return Report(
         **of_job,
         job_id=job.id,
         round=shown,
         protocol=protocol,
-        cards=_cards(evidence, read.cards),
-        software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, read.software_ids).values()),
-        flops=sum(row.flops for row in types),
-        bytes_moved=sum(row.bytes_moved for row in types),
-        types=types,
+        cards=_cards(evidence, of_cards),
+        software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()),
+        flops=sum(one["flops"] for one in sums.values()),
+        bytes_moved=sum(one["bytes_moved"] for one in sums.values()),
+        types=_types(sums, tuples, known_us),
         tuples=tuples,
         verdict=verdict,
         preliminary=preliminary,
         rounds=_rounds(evidence, verdicts),
-        readings=_counts(evidence, read),
+        readings=_counts(evidence, totals_s, within_s),
         capture_origin=capture.origin.removeprefix(tables.IMPORTED) if capture else "",
         verification=replace(
             seen, tuple_kernels=None, in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None
@@ -266,27 +264,35 @@ def _with_observed(
     )
 
 
-def _types(verdict: Verdict, known_us: CallTimes) -> tuple[TypeRow, ...]:
-    sums, rows = verdict.types or sums_of(verdict.tuples), []
-    total = total_sums(sums)
-    ids = {name: {row.operator_id for row in group} for name, group in by_key(_type_of, verdict.tuples).items()}
-    for one in sums:
+def _types(sums: Sums, tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ...]:
+    groups = by_key(lambda row: row.short_name, tuples)
+    total_us, total_mj, total_estimated_us = _figures(*sums.values())
+    rows = []
+    for name, one in sums.items():
+        time_us, energy_mj, estimated_us = _figures(one)
         # Rows of one tuple with different data classes share its calls.
-        in_model = [value for id_ in ids.get(one.short_name, ()) for value in known_us.get(id_, ())]
+        in_model = [value for id_ in {row.operator_id for row in groups[name]} for value in known_us.get(id_, ())]
         rows.append(
             TypeRow(
-                **vars(one),
-                time_share=share_of(one.time_us, total.time_us),
-                energy_share=share_of(one.energy_mj, total.energy_mj),
-                estimated_share=share_of(one.estimated_us, total.estimated_us) or 0.0,
-                in_model_us=math.fsum(in_model) if one.calls and len(in_model) == one.calls else None,
+                short_name=name,
+                **{key: one[key] for key in ("calls", "tuples", "measured_tuples")},
+                time_us=time_us,
+                time_share=share_of(time_us, total_us),
+                energy_mj=energy_mj,
+                energy_share=share_of(energy_mj, total_mj),
+                estimated_us=estimated_us,
+                estimated_share=share_of(estimated_us, total_estimated_us) or 0.0,
+                in_model_us=math.fsum(in_model) if one["calls"] and len(in_model) == one["calls"] else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
 
 
-def _type_of(row: TupleRow) -> str:
-    return row.short_name
+def _figures(*sums: Mapping[str, Any]) -> tuple[float | None, float | None, float]:
+    """Return time (µs) and energy (mJ; None if one is missing) of measured tuples, and the estimated time of all."""
+    keys = ("measured_tuples", "without_energy", "time_us", "energy_mj", "estimated_us")
+    measured, without, time_us, energy_mj, estimated_us = (sum(one[key] for one in sums) for key in keys)
+    return time_us if measured else None, energy_mj if measured and not without else None, estimated_us
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
@@ -316,29 +322,19 @@ def _number_by(evidence: Evidence, name: str, number: str = "items") -> Counter[
     return found
 
 
-@dataclass
-class _Read:
-    """What a report says about the readings of a job: their number by card, their software, the card time in seconds of
-    those that were measured for this job: each total, and the sum within warm-ups, windows and bursts."""
-
-    cards: Counter[str] = field(default_factory=Counter)
-    software_ids: dict[str, None] = field(default_factory=dict)
-    totals_s: list[float] = field(default_factory=list)
-    inside_s: float = 0.0
-
-
-def _read(evidence: Evidence) -> _Read:
-    found, own = _Read(), (ITEM.state == ItemState.DONE, ITEM.reused.is_(False))
+def _read(evidence: Evidence) -> tuple[Counter[str], set[str], list[float], float]:
+    """Return the number of readings by card, their software, and the card time in seconds of those that were measured
+    for this job: each total, and the sum within warm-ups, windows and bursts."""
+    cards, software_ids, totals_s, within_s = Counter[str](), set[str](), list[float](), 0.0
     for one in evidence.chunks():
         rows = one.origins_of_readings
-        found.cards.update(row.card_id for row in rows.values())
-        found.software_ids |= dict.fromkeys(row.software_id for row in rows.values())
-        for id_ in evidence.session.scalars(sqlalchemy.select(ITEM.reading_id).where(*one.its, *own).distinct()):
-            if id_ in rows:
-                cost = rows[id_].cost_s
-                found.totals_s.append(cost["total"] if "total" in cost else sum(cost.values()))
-                found.inside_s += inside_s(cost)
-    return found
+        cards.update(row.card_id for row in rows.values())
+        software_ids.update(row.software_id for row in rows.values())
+        own = sqlalchemy.select(ITEM.reading_id).where(*one.its, ITEM.state == ItemState.DONE, ITEM.reused.is_(False))
+        costs = [rows[id_].cost_s for id_ in evidence.session.scalars(own.distinct()) if id_ in rows]
+        totals_s += [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
+        within_s += math.fsum(map(inside_s, costs))
+    return cards, software_ids, totals_s, within_s
 
 
 def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard, ...]:
@@ -372,7 +368,7 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
     return tuple(views)
 
 
-def _counts(evidence: Evidence, read: _Read) -> ReadingCounts:
+def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> ReadingCounts:
     states = _number_by(evidence, "state")
     not_run = _number_by(evidence, "reason")[item_state.NOT_RUN]
     reused = sum(row.items for row in evidence.tallies if row.state == ItemState.DONE and row.reused)
@@ -385,9 +381,9 @@ def _counts(evidence: Evidence, read: _Read) -> ReadingCounts:
         cancelled=states[ItemState.CANCELLED] - not_run,
         not_run=not_run,
         repeated=sum(row.repeated for row in evidence.tallies),
-        card_time_s=math.fsum(read.totals_s),
-        window_time_s=read.inside_s,
-        card_time_median_s=statistics.median(read.totals_s) if read.totals_s else None,
+        card_time_s=math.fsum(totals_s),
+        window_time_s=within_s,
+        card_time_median_s=statistics.median(totals_s) if totals_s else None,
     )
 
 

@@ -38,17 +38,7 @@ from farm.verdict.figures import (
     total_of,
 )
 from farm.verdict.judging import Circumstances, judge
-from farm.verdict.verdict import (
-    MOST_TUPLES,
-    Adjustment,
-    Comparison,
-    TupleRow,
-    Unmeasured,
-    Verdict,
-    audit_kernels,
-    sums_of,
-    total_sums,
-)
+from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict, audit_kernels, sums_of
 
 #: Half-width of a gap for what differs between jobs and no job can see itself. From 25 models with two to five jobs
 #: each on H200s and H100s: their gaps have a standard deviation of 0.79 % in time, 1.48 % in energy and 1.41 % in power
@@ -138,8 +128,7 @@ def aggregate(
     choices = choices_of(parts, own, launch)
     measured = [(part, part.reading, chosen) for part, chosen in choices if part.reading and chosen]
     every = [reading for _, reading, _ in measured] + readings
-    cards = {reading.card_id for reading in every if reading.card_id}
-    systematic_time, systematic_energy, note = _systematic(cards, canaries)
+    systematic_time, systematic_energy, note = _systematic(every, canaries)
     alone = sum(reading.details.context is None for _, reading, _ in measured)
     with_context = alone < len(measured)
     # The differences between jobs were measured for tuples that are timed among other operators.
@@ -182,26 +171,27 @@ def aggregate(
     return judge(found, about)
 
 
-def added(a: Verdict, b: Verdict) -> Verdict:
-    """Add the verdicts of two parts of a sweep without canaries. Of each list the heaviest entries remain."""
+def added(a: Verdict, b: Verdict, most: int) -> Verdict:
+    """Add the verdicts of two parts of a large sweep. Of each list the heaviest entries remain, at most ``most``."""
     sums = a.types or sums_of(a.tuples), sums_of(b.tuples)
-    estimated = [total_sums(of_part).estimated_us for of_part in sums]
-    parts = [(one, weight / (math.fsum(estimated) or 1.0)) for one, weight in zip((a, b), estimated, strict=True)]
+    weights = [math.fsum(one["estimated_us"] for one in of_part.values()) for of_part in sums]
+    parts = [(one, weight / (math.fsum(weights) or 1.0)) for one, weight in zip((a, b), weights, strict=True)]
     missing = [replace(entry, share=entry.share * weight) for one, weight in parts for entry in one.unmeasured]
-    of_both: dict[str, Any] = {name: _both(name, a, b) for name in ("time", "energy", "energy_above_idle")}
-    for name in ("context_time_us", "context_energy_mj"):
-        known = [value for one in (a, b) if (value := getattr(one, name)) is not None]
-        of_both[name] = math.fsum(known) if known else None
+    both: dict[str, Any] = {name: _both(name, a, b) for name in ("time", "energy", "energy_above_idle")}
     return replace(
-        a,
-        **of_both,
+        a if a.measured else b,
+        **both,
+        power=both["energy"] and Comparison(_power(both["energy"].total, both["time"].total)),
         coverage=math.fsum((one.coverage or 0.0) * weight for one, weight in parts),
+        systematic_note="The intervals of a large sweep do not include differences of the canary.",
         parts=a.parts + b.parts,
         measured=a.measured + b.measured,
-        unmeasured=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))[:MOST_TUPLES]),
-        adjustments=(a.adjustments + b.adjustments)[:MOST_TUPLES],
+        unmeasured=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))[:most]),
+        adjustments=(a.adjustments + b.adjustments)[:most],
         flags=dict((Counter(a.flags) + Counter(b.flags)).most_common()),
-        tuples=tuple(sorted(a.tuples + b.tuples, key=lambda row: -row.total_us)[:MOST_TUPLES]),
+        context_time_us=None,
+        context_energy_mj=None,
+        tuples=tuple(sorted(a.tuples + b.tuples, key=lambda row: -row.total_us)[:most]),
         types=sums_of(b.tuples, sums[0]),
     )
 
@@ -214,22 +204,6 @@ def _both(name: str, a: Verdict, b: Verdict) -> Comparison | None:
     common = math.fsum(one.common for one in found)
     own = (math.sqrt(max(0.0, one.total.half_width**2 - one.common**2)) for one in found)
     return Comparison(Figure(math.fsum(one.total.value for one in found), math.hypot(common, *own)), common=common)
-
-
-def with_canaries(found: Verdict, cards: set[str], canaries: Sequence[CanaryReading]) -> Verdict:
-    """Complete the verdict of a sweep whose parts were `added`: the canaries on its cards widen its sums."""
-    of_time, of_energy, note = _systematic(cards, canaries)
-
-    def wider(one: Comparison | None, systematic: float) -> Any:
-        return one and replace(
-            one, total=Figure(one.total.value, math.hypot(one.total.half_width, systematic * one.total.value))
-        )
-
-    time, energy = wider(found.time, of_time), wider(found.energy, of_energy)
-    about: dict[str, Any] = {"systematic_time": of_time, "systematic_energy": of_energy, "systematic_note": note}
-    about |= {"time": time, "energy": energy, "energy_above_idle": wider(found.energy_above_idle, of_energy)}
-    power = Comparison(_power(energy.total, time.total)) if energy else None
-    return judge(replace(found, **about, power=power), Circumstances(0, 0, (), None))
 
 
 def _total(measured: Sequence[Measured], name: str) -> float:
@@ -417,12 +391,13 @@ def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Fi
     return Figure(energy.value - reading.idle_power_w * time.value * 1e-3, energy.half_width)
 
 
-def _systematic(cards: set[str], canaries: Sequence[CanaryReading]) -> tuple[float, float, str]:
+def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> tuple[float, float, str]:
     """Return the largest relative deviation of a canary from its mean, for time and for energy; and a note."""
     by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
     for canary in canaries:
         by_subject[canary.subject_id].append(canary)
     compared = [group for group in by_subject.values() if len(group) > 1]
+    cards = {reading.card_id for reading in readings if reading.card_id}
     if not compared:
         note = "No canary tuple was measured twice, so the intervals do not include drift of the card."
         if len(cards) > 1:

@@ -25,15 +25,18 @@ from farm.types.label import told_apart
 from farm.types.protocol import Protocol, Variant
 from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
-from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows, with_canaries
+from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows
 from farm.verdict.figures import NOT_IN_SCOPE, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
-from farm.verdict.verdict import MOST_TUPLES, TupleRow, Verdict
+from farm.verdict.verdict import TupleRow, Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
 _OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
+
+#: The most tuples in a verdict of a sweep, and entries in its other lists. A larger sweep is summed in such parts.
+MOST_TUPLES = 20_000
 
 
 class Evidence:
@@ -157,9 +160,9 @@ class Evidence:
     @cached_property
     def wholes(self) -> Sequence[Whole]:
         """The whole model on each card, and with the other launch if the card has such a reading."""
-        launch, wholes = self.protocol.launch, list[Whole]()
         if self.job.kind == "sweep":
-            return wholes
+            return ()
+        launch, wholes = self.protocol.launch, []
         found = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
         for item in (item for item in self.items if item.role == "whole"):
             row = found.get(item.reading_id or "")
@@ -201,32 +204,23 @@ class Evidence:
             and item.reading_id in self.readings
         }
         found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
-        return [*found, *self.noted.values()]
-
-    @cached_property
-    def noted(self) -> dict[tuple[Any, ...], CanaryReading]:
-        """The readings of the reference operator. Each benchmark process measures it repeatedly; each reading stores
-        the last result."""
-        noted = {}
+        # Each benchmark process measures the reference operator repeatedly; each reading stores the last result.
+        noted: dict[tuple[Any, ...], CanaryReading] = {}
         for row in self.readings.values():
             if note := canary_of(row.details):
                 view = ReadingView(note.time_us, energy_mj=note.energy_mj, card_id=row.card_id)
                 place = (*_place(row.card_id, note), note.time_us)
                 noted[place] = CanaryReading("reference operator", row.card_id, view)
-        return noted
+        return [*found, *noted.values()]
 
     @cached_property
-    def changed(self) -> set[tuple[str, str, int]]:
+    def changed(self) -> set[tuple[str, int | None, int]]:
         """The places (`_place`) of the last good canary before each changed one. The time of the change is unknown, so
         readings after it are doubtful. A reading stores only the canary before it, so later rows show the change."""
         off = sqlalchemy.cast(READING.flags, sqlalchemy.String).contains("canary_off")
-        rows = (
-            row
-            for one in self.chunks()
-            for row in one.columns_of_readings(("id", "card_id", "details"), reading=off).values()
-        )
-        notes = ((row.card_id, note) for row in rows if (note := canary_of(row.details)))
-        return {_place(card_id, note, -1) for card_id, note in notes}
+        its = (one.columns_of_readings(("id", "card_id", "details"), reading=off) for one in self.chunks())
+        rows = [row for found in its for row in found.values()]
+        return {_place(row.card_id, note, -1) for row in rows if (note := canary_of(row.details))}
 
     @cached_property
     def seen(self) -> Verification:
@@ -248,9 +242,9 @@ class Evidence:
         return tuple_rows(choices_of(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
-        """Compute the verdict from the readings so far. While items are open, it is preliminary."""
-        found, cards = None, set[str]()
-        numbers, noted = Counter[str](), dict[tuple[Any, ...], CanaryReading]()
+        """Compute the verdict from the readings so far. While items are open, it is preliminary. The intervals of a
+        large sweep do not include the differences of canaries."""
+        found, numbers = None, Counter[str]()
         for one in self.chunks():
             if self.spans:
                 one.roofline, one.changed = self.roofline, self.changed
@@ -263,14 +257,11 @@ class Evidence:
                 requested=named(self.job.request.get("operators", ())),
                 seen=one.seen,
             )
-            found = added(found, part) if found else part
-            cards |= {row.card_id for row in part.tuples if row.reading_id}
+            found = added(found, part, MOST_TUPLES) if found else part
             views = [part.reading for part in one.parts] + [whole.reading for whole in one.wholes]
             read = (one.readings.get(view.reading_id) for view in views if view is not None)
             numbers += Counter(row.software_id for row in read if row is not None)
-            noted |= one.noted if self.spans else {}
         assert found is not None
-        found = with_canaries(found, cards, list(noted.values())) if self.spans else found
         return self._of_one_software(found, numbers)
 
     def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
@@ -341,6 +332,6 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
     return _STATES.get(ItemState(item.state), item.state)
 
 
-def _place(card_id: str, note: CanaryNote, after: int = 0) -> tuple[str, str, int]:
+def _place(card_id: str, note: CanaryNote, after: int = 0) -> tuple[str, int | None, int]:
     """Where a canary was measured: card, process and its number there."""
     return card_id, note.process, note.number + after

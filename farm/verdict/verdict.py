@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -115,50 +115,24 @@ class TupleRow:
         return self.calls * (self.time_us or 0.0)
 
 
-@dataclass(frozen=True)
-class TypeSums:
-    """The tuples of one operator type: their number, and sums over all their calls."""
-
-    short_name: str
-    calls: int
-    tuples: int
-    measured_tuples: int
-    flops: int
-    bytes_moved: int
-    time_us: float | None  # None: no tuple of this type is measured
-    energy_mj: float | None  # None: a measured tuple has no energy
-    estimated_us: float
+Sums = Mapping[str, Mapping[str, Any]]  # operator type -> figure -> sum over all calls of its tuples
 
 
-def sums_of(rows: Iterable[TupleRow], before: Iterable[TypeSums] = ()) -> tuple[TypeSums, ...]:
+def sums_of(rows: Iterable[TupleRow], before: Sums | None = None) -> Sums:
     """Sum tuples by operator type, and add them to the sums of other tuples."""
-    groups: dict[str, list[TypeSums]] = {one.short_name: [one] for one in before}
+    sums = {name: Counter[Any](one) for name, one in (before or {}).items()}
     for row in rows:
-        calls, energy_mj = row.calls, row.energy_mj
-        costs = calls * row.flops, calls * row.bytes_moved
-        read = (None, None) if row.time_us is None else (row.total_us, None if energy_mj is None else calls * energy_mj)
-        one = TypeSums(row.short_name, calls, 1, int(row.time_us is not None), *costs, *read, calls * row.estimated_us)
-        groups.setdefault(row.short_name, []).append(one)
-    return tuple(map(total_sums, groups.values()))
+        read, figures = (
+            row.time_us is not None,
+            {"time_us": row.total_us, "energy_mj": row.calls * (row.energy_mj or 0)},
+        )
+        figures |= {name: row.calls * getattr(row, name) for name in ("flops", "bytes_moved", "estimated_us")}
+        figures |= {"tuples": 1, "measured_tuples": +read, "without_energy": +(read and row.energy_mj is None)}
+        sums.setdefault(row.short_name, Counter()).update(figures | {"calls": row.calls})  # type: ignore[arg-type]
+    return sums
 
 
-def total_sums(sums: Sequence[TypeSums]) -> TypeSums:
-    """Add sums of the same type, or of all types."""
-    measured = [one for one in sums if one.measured_tuples]
-    energies_mj = [one.energy_mj for one in measured if one.energy_mj is not None]
-    return TypeSums(
-        sums[0].short_name if sums else "",
-        *(sum(getattr(one, name) for one in sums) for name in _COUNTED),
-        sum(one.time_us or 0.0 for one in measured) if measured else None,
-        sum(energies_mj) if measured and len(energies_mj) == len(measured) else None,
-        sum(one.estimated_us for one in sums),
-    )
-
-
-_COUNTED = ("calls", "tuples", "measured_tuples", "flops", "bytes_moved")
-#: A verdict of more tuples lists only its heaviest ones. So does each of its lists. It also bounds the memory: a
-#: sweep's tuples are summed in parts of this size.
-MOST_TUPLES = 20_000
+_SUMMED = ("flops", "bytes_moved", "estimated_us", "time_us", "energy_mj")
 
 
 @dataclass(frozen=True)
@@ -195,7 +169,7 @@ class Verdict:
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
-    types: tuple[TypeSums, ...] = ()  # only if `tuples` are the heaviest ones of more; then of all tuples
+    types: Sums = field(default_factory=dict)  # only if `tuples` are the heaviest ones of more: sums over all
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
