@@ -28,25 +28,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from farm.errors import CaptureError, FarmError, told
 from farm.models.building import replaced
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.capture import (
-    Around,
-    Recorder,
-    Storages,
-    WatchedFunctions,
-    WatchedOperators,
-    watched_modules,
-)
+from farm.operators.capture import Around, Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.collectives import COPIES_FIRST, collective_tuple, collectives_of, inside, local_part
 from farm.operators.cost import flop_counter
-from farm.operators.encoding import (
-    NotEncodable,
-    TensorTable,
-    costs_something,
-    storage_key,
-    tensors_in,
-    written_tensors,
-)
+from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
 from farm.training.step import ForwardPass, TrainingStep
 from farm.types.tuple import OperatorTuple
 
