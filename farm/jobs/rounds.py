@@ -171,9 +171,7 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
     """Record progress in planning a job's newest round; with ``ended``, the end of the planning."""
-    values: dict[str, Any] = {"progress_at_s": database_now()}
-    if ended:
-        values["planned_at_s"] = database_now()
+    values = dict.fromkeys(("progress_at_s", "planned_at_s")[: 1 + ended], database_now())
     this = (col(Round.job_id) == job.id, col(Round.number) == job.round)
     session.execute(update(Round).where(*this).values(**values))
 
@@ -278,9 +276,8 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     reopened = col(Item.reason).in_((item_state.CARD_LEFT, item_state.KERNELS_LISTED))
     given_up = (*its, col(Item.card_id) == card_id, reopened)
     again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
-    bound = session.exec(
-        select(Item).where(*its).order_by(col(Item.id)).execution_options(populate_existing=True)
-    ).all()
+    in_order = select(Item).where(*its).order_by(col(Item.id))
+    bound = session.exec(in_order.execution_options(populate_existing=True)).all()
     wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
     if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
@@ -367,9 +364,8 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
             continue
         readings = find_readings(session, its, request, software_id, card_ids)
         for item, reading in zip(its, readings, strict=True):
-            if reading is None:
-                continue
-            item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
+            if reading is not None:
+                item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:

@@ -314,11 +314,11 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     return tuple(sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0)))
 
 
-def _number_by(evidence: Evidence, name: str, number: str = "items") -> Counter[Any]:
+def _number_by(evidence: Evidence, name: str) -> Counter[Any]:
     """Return value of a column -> number of the job's items."""
     found = Counter[Any]()
     for row in evidence.tallies:
-        found[getattr(row, name)] += getattr(row, number)
+        found[getattr(row, name)] += row.items
     return found
 
 

@@ -288,17 +288,18 @@ def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
     for part, chosen in choices:
         figures: dict[str, Any] = figure_json("time", "us", chosen.time if chosen else None)
         figures |= figure_json("energy", "mj", chosen.energy if chosen else None)
-        row = TupleRow(
-            **{name: getattr(part, name) for name in _OF_PART.split()},
-            calls=part.count,
-            **figures,
-            used=chosen.used if chosen else "",
-            reading_id=part.reading.reading_id if part.reading else None,
-            flags=part.reading.flags if part.reading else (),
-            context_us=chosen.context_us if chosen else None,
-            bus=_bus(part.reading.details) if part.reading else "",
+        rows.append(
+            TupleRow(
+                **{name: getattr(part, name) for name in _OF_PART.split()},
+                calls=part.count,
+                **figures,
+                used=chosen.used if chosen else "",
+                reading_id=part.reading.reading_id if part.reading else None,
+                flags=part.reading.flags if part.reading else (),
+                context_us=chosen.context_us if chosen else None,
+                bus=_bus(part.reading.details) if part.reading else "",
+            )
         )
-        rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.total_us))
 
 

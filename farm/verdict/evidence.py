@@ -175,35 +175,21 @@ class Evidence:
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
         """Return the newest sound reading of the whole on the same card and software, with the other launch."""
-        protocol = self.protocol.of_whole
+        protocol, reading = self.protocol.of_whole, tables.ReadingRow
         other = "eager" if protocol.launch == "graph" else "graph"
-        reading = tables.ReadingRow
-        found = self.session.exec(
-            select(reading)
-            .where(
-                reading.subject_id == row.subject_id,
-                reading.card_id == row.card_id,
-                reading.software_id == row.software_id,
-                reading.protocol_id == Protocol.from_json({**protocol.to_json(), "launch": other}).id,
-                reading.origin == "",
-            )
-            .order_by(col(reading.created_at_s).desc())
-        )
-        newest = next(filter(sound, found), None)
+        other_id = Protocol.from_json({**protocol.to_json(), "launch": other}).id
+        same = [getattr(reading, name) == getattr(row, name) for name in ("subject_id", "card_id", "software_id")]
+        found = select(reading).where(*same, reading.protocol_id == other_id, reading.origin == "")
+        newest = next(filter(sound, self.session.exec(found.order_by(col(reading.created_at_s).desc()))), None)
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
     def canaries(self) -> Sequence[CanaryReading]:
         """The readings of canary items, of tuple items with the same operators, and of the reference operator."""
         subjects = {(item.subject_id, item.protocol_id) for item in self.items if item.role == "canary"}
-        rows = {
-            item.reading_id: self.readings[item.reading_id]
-            for item in self.items
-            if item.role in ("canary", "tuple")
-            and (item.subject_id, item.protocol_id) in subjects
-            and item.reading_id in self.readings
-        }
-        found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
+        its = (item for item in self.items if (item.subject_id, item.protocol_id) in subjects and item.role != "whole")
+        rows = map(self.readings.get, dict.fromkeys(item.reading_id for item in its))
+        found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows if row]
         # Each benchmark process measures the reference operator repeatedly; each reading stores the last result.
         noted: dict[tuple[Any, ...], CanaryReading] = {}
         for row in self.readings.values():
@@ -259,8 +245,8 @@ class Evidence:
             )
             found = added(found, part, MOST_TUPLES) if found else part
             views = [part.reading for part in one.parts] + [whole.reading for whole in one.wholes]
-            read = (one.readings.get(view.reading_id) for view in views if view is not None)
-            numbers += Counter(row.software_id for row in read if row is not None)
+            read = (one.readings.get(view.reading_id) for view in views if view)
+            numbers += Counter(row.software_id for row in read if row)
         assert found is not None
         return self._of_one_software(found, numbers)
 
@@ -290,13 +276,11 @@ class Evidence:
 
 def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
     """Return the fields of a part that its operator determines."""
-    flops, bytes_moved = operator.flops, operator.bytes_moved
+    same = {name: getattr(operator, name) for name in ("short_name", "flops", "bytes_moved")}
     return {
+        **same,
         "operator_id": operator.id,
-        "short_name": operator.short_name,
-        "flops": flops,
-        "bytes_moved": bytes_moved,
-        "estimated_us": roofline.estimate_us(flops, bytes_moved),
+        "estimated_us": roofline.estimate_us(same["flops"], same["bytes_moved"]),
     }
 
 
@@ -311,14 +295,9 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
 def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     """Choose one item per (subject id, protocol id): preferably with a reading, else an open one, else a failed one."""
     order = (ItemState.DONE, ItemState.CLAIMED, ItemState.DEFERRED, ItemState.WAITING, ItemState.FAILED)
-    rank = {str(state): place for place, state in enumerate(order)}
-    chosen: dict[tuple[str, str], Any] = {}
-    for item in items:
-        key = (item.subject_id, item.protocol_id)
-        before = chosen.get(key)
-        if before is None or rank.get(item.state, 9) < rank.get(before.state, 9):
-            chosen[key] = item
-    return chosen
+    rank = {str(state): place for place, state in enumerate(reversed(order))}
+    worst_first = sorted(reversed([*items]), key=lambda item: rank.get(item.state, -1))
+    return {(item.subject_id, item.protocol_id): item for item in worst_first}
 
 
 def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
