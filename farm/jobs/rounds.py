@@ -433,7 +433,7 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
         return ClosedRound(Closing.ALREADY)
 
 
-_one_large_sweep = threading.Lock()  # another thread then finds its verdict
+_one_large_sweep = threading.Lock()
 
 
 def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | None:
@@ -445,9 +445,8 @@ def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | N
             return None
         with _one_large_sweep:
             session.rollback()  # the job as it is now
-            if job.state != JobState.OPEN or number != job.round or not _is_complete(session, job):
-                return None
-            return evidence.verdict()
+            ended = job.state == JobState.OPEN and number == job.round and _is_complete(session, job)
+            return evidence.verdict() if ended else None
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
@@ -462,8 +461,8 @@ def close_known_rounds(database: Database, job_id: str, number: int) -> int | No
 
 
 def _is_complete(session: Session, job: Job) -> bool:
-    planned = session.get_one(Round, (job.id, job.round)).planned_at_s is not None
-    return planned and not open_items(session, job.id, job.round)
+    key = job.id, job.round
+    return session.get_one(Round, key).planned_at_s is not None and not open_items(session, *key)
 
 
 def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:

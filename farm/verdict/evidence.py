@@ -277,11 +277,8 @@ class Evidence:
 def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
     """Return the fields of a part that its operator determines."""
     same = {name: getattr(operator, name) for name in ("short_name", "flops", "bytes_moved")}
-    return {
-        **same,
-        "operator_id": operator.id,
-        "estimated_us": roofline.estimate_us(same["flops"], same["bytes_moved"]),
-    }
+    estimated_us = roofline.estimate_us(operator.flops, operator.bytes_moved)
+    return {**same, "operator_id": operator.id, "estimated_us": estimated_us}
 
 
 def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
