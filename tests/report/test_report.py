@@ -14,6 +14,7 @@ from farm.errors import NoSuchJob
 from farm.jobs import listing, rounds
 from farm.models import catalog
 from farm.report import report
+from farm.report.layers import layers
 from farm.report.report import remarks
 from farm.store import tables
 from farm.training.extract import extract
@@ -248,6 +249,8 @@ def test_a_large_sweep_is_summed_in_parts_with_the_same_result(any_database, mon
     parts = large.to_json()
     assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
     assert [row.time_us for row in large.tuples] == [20.0, 19.0, 18.0, 17.0]
+    with any_database.read() as session:
+        assert layers(session, large, "type", outputs=False).title.endswith(", the 4 heaviest of 11 tuples")
     types = parts["verdict"].pop("types")
     assert (types["Conv2d"]["tuples"], types["Conv2d"]["measured_tuples"], types["add"]["tuples"]) == (10, 9, 1)
     assert "do not include differences of the canary" in parts["verdict"].pop("systematic_note")
