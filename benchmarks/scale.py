@@ -187,7 +187,7 @@ def _slowest(database: Database, name: str, ask: Callable[[], Any]) -> dict[str,
         began[cursor] = time.monotonic()
 
     def end(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        slowest.append((time.monotonic() - began[cursor], " ".join(statement.split())[:60]))
+        slowest.append((time.monotonic() - began.pop(cursor), " ".join(statement.split())[:60]))
 
     event.listen(database.engine, "before_cursor_execute", begin)
     event.listen(database.engine, "after_cursor_execute", end)
