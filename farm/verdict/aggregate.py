@@ -557,8 +557,9 @@ def _at_model_temperature(chosen: Chosen, reading: ReadingView, wholes: Sequence
     """Restate the energy to the temperature of the whole model: a warmer chip draws more power for the same work. Not
     at the power limit, which decides the power there. The uncertainty is common to all tuples."""
     model_c = [whole.temperature_c for whole in wholes if whole.temperature_c is not None]
-    limited = any(one.power_throttled for one in (reading, *wholes))
-    if not chosen.energy or not model_c or reading.temperature_c is None or limited or chosen.used != "steady":
+    if not chosen.energy or not model_c or reading.temperature_c is None or chosen.used != "steady":
+        return chosen
+    if any(one.power_throttled for one in (reading, *wholes)):
         return chosen
     per_c = (math.fsum(model_c) / len(model_c) - reading.temperature_c) * chosen.energy.value
     return replace(
