@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -433,20 +432,15 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
         return ClosedRound(Closing.ALREADY)
 
 
-_one_large_sweep = threading.Lock()
-
-
 def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | None:
     """Return the verdict of a large sweep without open items; None for other jobs. It takes minutes, too long for a
     transaction that writes."""
     with database.read() as session:
         job = session.get(Job, job_id)
-        if job is None or not (evidence := Evidence(session, job, number)).spans:
+        if job is None or job.state != JobState.OPEN or number != job.round or not _is_complete(session, job):
             return None
-        with _one_large_sweep:
-            session.rollback()  # the job as it is now
-            ended = job.state == JobState.OPEN and number == job.round and _is_complete(session, job)
-            return evidence.verdict() if ended else None
+        evidence = Evidence(session, job, number)
+        return evidence.verdict() if evidence.spans else None
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
@@ -473,6 +467,8 @@ def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, job.round)
+    if evidence.spans and known is None:
+        return ClosedRound(Closing.OPEN)  # its last item has just ended, and another aggregation is on its way
     verdict = known or evidence.verdict()
     row = _add_verdict(session, job, verdict)
     following, why = None, ""
