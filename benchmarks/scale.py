@@ -13,7 +13,7 @@ resume, each with its slowest statement. `ask` does the latter with a waiting jo
 `farm submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps
 of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
 repeated query (`cold` is the first one); `--plans` prints the database's query plans. `judge` writes a job with
-readings for all items but one, closes its round as the callback of its chords does (`close`), and reports it
+readings for all items but one, runs the callback of its chords (`close`), and reports it
 (`report`); both also accept a database and a job.
 """
 
@@ -374,12 +374,16 @@ def judge(number: int, postgres: bool, cards: int) -> dict[str, Any]:
 
 
 def act(what: str, url: str, job_id: str) -> dict[str, Any]:
-    """Close the first round of a job as the chord's callback does, or report the job."""
-    database = Database(url)
+    """Run the callback of a job's chords, which closes its first round, or report the job."""
+    os.environ["FARM_DATABASE_URL"] = url
+    settings.cache_clear()
+    from tasks import control
+
+    database = control.database()
 
     def action() -> None:
         if what == "close":
-            found[what]["closing"] = rounds.close_round(database, job_id, 1).closing
+            found[what]["closing"] = control.aggregate(f"{job_id}/1")["closing"]
             return
         with database.read() as session:
             built = report.build(session, job_id)
