@@ -9,7 +9,9 @@ each way, and the time inside kernels and between them (from the profiler), show
 - in order like the whole, loops not: the neighbours matter (caches, gaps between kernels, power while a kernel waits);
 - in order like the loops, the whole not: the values or the places of the tensors matter.
 
-A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]].
+A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]]. With `--cards 2` it is split by tensor parallelism, and
+each rank prints its table: the collectives show how long it waits for the other ranks. The shorter of the ranks' times
+of a collective is the communication, the rest is a wait.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import itertools
 import json
 import math
 import statistics
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +32,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from farm.benchmark import ranks
 from farm.benchmark.call_context import Player
 from farm.benchmark.measure import GATES, Bench, silent
 from farm.benchmark.passes import Passes, applied, operator_passes, variant_passes
@@ -43,19 +47,24 @@ from farm.types.reading import Reading
 REPLAYS = 5
 
 
-def variant_of(text: str) -> Variant:
+def variant_of(text: str, cards: int = 1) -> Variant:
     name, batch, phase, length, dtype, layers, *_ = [*text.split(":"), *[""] * 6]
     if not phase:
         return Variant(name, int(batch), 224, dtype or "float32")
     sizes: dict[str, Any] = {"cache": int(length), "length": 1} if phase == "decode" else {"length": int(length)}
     sizes |= {"layers": int(layers)} if layers else {}
+    sizes |= {"tensor_parallel": cards} if cards > 1 else {}
     return Variant(name, int(batch), 0, dtype or "bfloat16", phase=phase, **sizes)
 
 
-def kernels_of(launch: Callable[[], object], passes: int) -> tuple[dict[str, tuple[float, float]], float]:
-    """Kernel name -> (calls, us) of one pass, and the time between kernels in us, from the profiler."""
+def kernels_of(
+    launch: Callable[[], object], passes: int
+) -> tuple[dict[str, tuple[float, float]], float, list[tuple[float, ...]]]:
+    """Kernel name -> (calls, us) of one pass; the time between kernels in us; and of each collective in a round the
+    median times in us of the gap before it, of its kernel, of the gap after it. From the profiler."""
     launch()
     torch.cuda.synchronize()
+    ranks.largest(0.0)
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         for _ in range(REPLAYS):
             launch()
@@ -66,13 +75,22 @@ def kernels_of(launch: Callable[[], object], passes: int) -> tuple[dict[str, tup
         if event.device_type.name == "CUDA":
             found[event.name][0] += 1 / REPLAYS / passes
             found[event.name][1] += event.time_range.elapsed_us() / REPLAYS / passes
-            times.append((event.time_range.start, event.time_range.end))
+            times.append((event.time_range.start, event.time_range.end, event.name))
     times.sort()
     between = [after[0] - before[1] for before, after in itertools.pairwise(times)]
+    seen_us = [
+        (before, ours[1] - ours[0], after)
+        for before, ours, after in zip([0.0, *between], times, [*between, 0.0], strict=True)
+        if "nccl" in ours[2]
+    ]
+    each = len(seen_us) // REPLAYS
+    collectives = [
+        tuple(statistics.median(column) for column in zip(*seen_us[number::each], strict=True))
+        for number in range(each)
+    ]
     # A gap above 50 us separates two replays.
-    return {name: (n, us) for name, (n, us) in found.items()}, math.fsum(
-        g for g in between if g < 50
-    ) / REPLAYS / passes
+    between_us = math.fsum(gap for gap in between if gap < 50) / REPLAYS / passes
+    return {name: (n, us) for name, (n, us) in found.items()}, between_us, collectives
 
 
 def plain(reading: Reading) -> dict[str, Any]:
@@ -88,9 +106,10 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
     def measured(name: str, workload: Workload, gate: str = "variant") -> dict[str, Any]:
         with contextlib.closing(workload):
             reading = bench._steady(workload, stopping, GATES[gate], silent)
-            kernels, between_us = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
+            kernels, between_us, collectives = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
         kernel_us = math.fsum(us for _, us in kernels.values())
-        return {**plain(reading), "name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
+        about = {"name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
+        return {**plain(reading), **about, "collectives": collectives}
 
     with applied(protocol), torch.cuda.stream(bench._stream):
         passes = variant_passes(subject, protocol, device)
@@ -146,6 +165,10 @@ def show(answer: dict[str, Any]) -> None:
             totals["loops"][name] += one["count"] * us
     for key in ("whole", "in_order"):
         totals[key] = Counter({name: us for name, (_, us) in answer[key]["kernels"].items()})
+    for key in ("whole", "in_order") if answer["whole"]["collectives"] else ():
+        columns = zip(*answer[key]["collectives"], strict=True)
+        sums = zip(("gaps before", "kernels", "gaps after"), map(math.fsum, columns), strict=True)
+        print(f"   collectives in a round, {key}: " + ", ".join(f"{name} {us:.1f} us" for name, us in sums))
     for name, us in totals["whole"].most_common(10):
         print(
             f"   kernel {name[:70]:70} {us:8.1f} us, in order {totals['in_order'][name] - us:+7.1f}, "
@@ -153,24 +176,40 @@ def show(answer: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--no-loops", action="store_true")
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    bench = Bench(open_device(discover(settings())[0]), "cuda:0")
+def run(rank: int, asked: argparse.Namespace, rendezvous: str) -> None:
+    card, device = discover(settings())[rank], torch.device("cuda", rank)
+    bench = Bench(open_device(card), device)
+    if asked.cards > 1:
+        ranks.join(device, rank, asked.cards, rendezvous)
     bench.load_libraries()
     stopping = Stopping(minimum_s=0.5, maximum_s=2.0)
     kept = []
     for text in asked.models:
-        answer = compare(variant_of(text), bench, stopping, not asked.no_loops)
+        answer = compare(variant_of(text, asked.cards), bench, stopping, not asked.no_loops)
         kept.append(answer)
-        show(answer)
+        for turn in range(asked.cards):
+            if turn == rank:
+                print(f"\nrank {rank} on {card.id}" if asked.cards > 1 else "", flush=True)
+                show(answer)
+            ranks.largest(0.0)
         if asked.json:
-            asked.json.write_text(json.dumps(kept))
+            asked.json.with_suffix(f".{rank}.json").write_text(json.dumps(kept))
     gaps = [abs(one["in_order"]["power_w"] / one["whole"]["power_w"] - 1) for one in kept]
     print(f"\nmedian |difference in power| in order: {statistics.median(gaps):.2%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--cards", type=int, default=1)
+    parser.add_argument("--no-loops", action="store_true")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.cards == 1:
+        return run(0, asked, "")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run, (asked, f"{folder}/rendezvous"), asked.cards)
+    return None
 
 
 if __name__ == "__main__":

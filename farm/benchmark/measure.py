@@ -361,7 +361,8 @@ class Bench:
 
         def places() -> dict[str, Any]:
             assert passes.order is not None
-            players.append(Player(passes.order(), device))
+            capture = passes.order()
+            players.append(ranks.together(lambda: Player(capture, device)))
             return {"places": time_in_order(players[0], pass_s)}
 
         def in_order() -> dict[str, Any]:

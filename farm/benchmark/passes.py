@@ -167,6 +167,7 @@ def _chain(rebuilt: Rebuilt) -> Passes:
 def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
     """The passes of a whole model or step. Their `details` have its size and, if context is measured, `found_again`."""
     from farm.operators.capture import capture
+    from farm.training.extract import capture_forward
 
     variant = Variant.from_json(subject.spec)
     if variant.compile:
@@ -181,6 +182,11 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     run = functools.partial(model, *arguments)
     steps = _host_steps(run, protocol, device)
 
+    def observe() -> CapturedPass:
+        if variant.cards > 1:
+            return capture_forward(model, arguments, grad=protocol.grad, device_type=device.type)
+        return capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)
+
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
         return steps.around(functools.partial(model, *others))
@@ -191,13 +197,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
         activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
         details=dataclasses.replace(_working_set(run, model, protocol, device), **steps.details()),
-        order=None
-        if variant.cards > 1
-        else lambda: as_launched(
-            steps.around(lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)),
-            protocol,
-            device,
-        ),
+        order=lambda: as_launched(steps.around(observe), protocol, device),
     )
 
 
@@ -247,7 +247,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
         details=dataclasses.replace(details, **memory),
         written=[local_part(tensor) for tensor in step.model.parameters()],
-        order=None if variant.cards > 1 else lambda: as_launched(observe, protocol, device),
+        order=lambda: as_launched(observe, protocol, device),
     )
 
 

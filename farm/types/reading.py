@@ -391,11 +391,18 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     burst = max(bursts, key=lambda one: one.time_us) if len(bursts) == len(of_card) else None
     if burst is not None:
         burst = dataclasses.replace(burst, **_totals(bursts, *summed, "pause_power_w"))
+    replays = [one.details.in_order for one in of_card if one.details.in_order is not None]
+    in_order = max(replays, key=lambda one: one.time_us) if len(replays) == len(of_card) else None
+    if in_order is not None:
+        in_order = dataclasses.replace(in_order, **_totals(replays, *summed[2:]))
     clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
     ranks = tuple(
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
         for one, card_id in zip(readings, card_ids, strict=True)
     )
+    places = [one.details.places or {} for one in readings]
+    mean = {key: _mean_place([one[key] for one in places if key in one]) for key in {**places[0], **places[-1]}}
+    about = {"ranks": ranks, "burst": burst, "in_order": in_order, "places": mean or None}
     traces = [one.trace for one in readings]
     series = {
         f"rank_{rank}_{name}" if rank else name: values
@@ -409,9 +416,16 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
         flags=tuple(sorted({name for one in readings for name in one.flags})),
-        details=dataclasses.replace(slowest.details, ranks=ranks, burst=burst),
+        details=dataclasses.replace(slowest.details, **about),
         trace=Trace(traces[0].window_s, series) if traces[0] else None,
     )
+
+
+def _mean_place(places: Sequence[Place]) -> Place:
+    """A tuple's place: mean over the ranks, because a rank that is early waits in a collective for the others."""
+    effect_us = math.fsum(one.effect_us for one in places) / len(places)
+    half_width_us = math.hypot(*(one.half_width_us for one in places)) / len(places)
+    return Place(effect_us, half_width_us, places[0].calls)
 
 
 def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
