@@ -34,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from farm.benchmark import ranks
 from farm.benchmark.call_context import Player
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.measure import GATES, Bench, silent
 from farm.benchmark.passes import Passes, applied, operator_passes, variant_passes
 from farm.benchmark.workload import Workload, arrange
@@ -59,9 +60,9 @@ def variant_of(text: str, cards: int = 1) -> Variant:
 
 def kernels_of(
     launch: Callable[[], object], passes: int
-) -> tuple[dict[str, tuple[float, float]], float, list[tuple[float, ...]]]:
-    """Kernel name -> (calls, us) of one pass; the time between kernels in us; and of each collective in a round the
-    median times in us of the gap before it, of its kernel, of the gap after it. From the profiler."""
+) -> tuple[dict[str, tuple[float, float]], float, list[tuple[str, float, float]]]:
+    """From the profiler: kernel name -> (calls, us) of one pass; the time between kernels in us; and the kernels of a
+    round in order, each with the medians of its time and of the gap before it in us."""
     launch()
     torch.cuda.synchronize()
     ranks.largest(0.0)
@@ -78,19 +79,19 @@ def kernels_of(
             times.append((event.time_range.start, event.time_range.end, event.name))
     times.sort()
     between = [after[0] - before[1] for before, after in itertools.pairwise(times)]
-    seen_us = [
-        (before, ours[1] - ours[0], after)
-        for before, ours, after in zip([0.0, *between], times, [*between, 0.0], strict=True)
-        if "nccl" in ours[2]
-    ]
-    each = len(seen_us) // REPLAYS
-    collectives = [
-        tuple(statistics.median(column) for column in zip(*seen_us[number::each], strict=True))
+    each = len(times) // REPLAYS
+    gaps_us = [0.0, *between]
+    timeline = [
+        (
+            times[number][2],
+            statistics.median(end - begin for begin, end, _ in times[number::each]),
+            statistics.median(gaps_us[number::each]),
+        )
         for number in range(each)
     ]
     # A gap above 50 us separates two replays.
     between_us = math.fsum(gap for gap in between if gap < 50) / REPLAYS / passes
-    return {name: (n, us) for name, (n, us) in found.items()}, between_us, collectives
+    return {name: (n, us) for name, (n, us) in found.items()}, between_us, timeline
 
 
 def plain(reading: Reading) -> dict[str, Any]:
@@ -106,10 +107,10 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
     def measured(name: str, workload: Workload, gate: str = "variant") -> dict[str, Any]:
         with contextlib.closing(workload):
             reading = bench._steady(workload, stopping, GATES[gate], silent)
-            kernels, between_us, collectives = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
+            kernels, between_us, timeline = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
         kernel_us = math.fsum(us for _, us in kernels.values())
         about = {"name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
-        return {**plain(reading), **about, "collectives": collectives}
+        return {**plain(reading), **about, "timeline": timeline, "passes": workload.rounds[0].passes}
 
     with applied(protocol), torch.cuda.stream(bench._stream):
         passes = variant_passes(subject, protocol, device)
@@ -118,7 +119,7 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
         capture = passes.order()
         answer["whole"] = measured("whole", arrange(passes, protocol, device))
         player = Player(capture, device)
-        replay = Passes(lambda: player.play(lambda _, operator: operator.run(), once=True))
+        replay = Passes(HostSteps.of(player.once, device).around(player.once))
         answer["in_order"] = measured("in order", arrange(replay, protocol, device))
         # The whole again: how much do two readings of the same thing differ?
         again = variant_passes(subject, protocol, device)
@@ -165,10 +166,17 @@ def show(answer: dict[str, Any]) -> None:
             totals["loops"][name] += one["count"] * us
     for key in ("whole", "in_order"):
         totals[key] = Counter({name: us for name, (_, us) in answer[key]["kernels"].items()})
-    for key in ("whole", "in_order") if answer["whole"]["collectives"] else ():
-        columns = zip(*answer[key]["collectives"], strict=True)
-        sums = zip(("gaps before", "kernels", "gaps after"), map(math.fsum, columns), strict=True)
-        print(f"   collectives in a round, {key}: " + ", ".join(f"{name} {us:.1f} us" for name, us in sums))
+    for key in ("whole", "in_order"):
+        gaps = [(name, us, gap) for name, us, gap in answer[key]["timeline"] if gap < 50]
+        after = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" in one[0] and "nccl" not in two[0]]
+        ours = [(us, gap) for name, us, gap in gaps if "nccl" in name]
+        others = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" not in one[0] + two[0]]
+        if ours:
+            kernels_us, before_us = (statistics.mean(column) for column in zip(*ours, strict=True))
+            print(
+                f"   {len(ours)} collectives in a round, {key}: {kernels_us:.2f} us each, gap before "
+                f"{before_us:.2f} us, after {statistics.mean(after):.2f} us, between others {statistics.mean(others):.2f} us"
+            )
     for name, us in totals["whole"].most_common(10):
         print(
             f"   kernel {name[:70]:70} {us:8.1f} us, in order {totals['in_order'][name] - us:+7.1f}, "
