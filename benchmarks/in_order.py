@@ -107,10 +107,11 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
     def measured(name: str, workload: Workload, gate: str = "variant") -> dict[str, Any]:
         with contextlib.closing(workload):
             reading = bench._steady(workload, stopping, GATES[gate], silent)
-            kernels, between_us, timeline = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
+            passes = workload.rounds[0].passes
+            kernels, between_us, timeline = kernels_of(workload.rounds[0].launch, passes)
         kernel_us = math.fsum(us for _, us in kernels.values())
         about = {"name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
-        return {**plain(reading), **about, "timeline": timeline, "passes": workload.rounds[0].passes}
+        return {**plain(reading), **about, "timeline": timeline, "passes": passes}
 
     with applied(protocol), torch.cuda.stream(bench._stream):
         passes = variant_passes(subject, protocol, device)
@@ -173,9 +174,10 @@ def show(answer: dict[str, Any]) -> None:
         others = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" not in one[0] + two[0]]
         if ours:
             kernels_us, before_us = (statistics.mean(column) for column in zip(*ours, strict=True))
+            after_us, between_us = statistics.mean(after), statistics.mean(others)
             print(
                 f"   {len(ours)} collectives in a round, {key}: {kernels_us:.2f} us each, gap before "
-                f"{before_us:.2f} us, after {statistics.mean(after):.2f} us, between others {statistics.mean(others):.2f} us"
+                f"{before_us:.2f} us, after {after_us:.2f} us, between others {between_us:.2f} us"
             )
     for name, us in totals["whole"].most_common(10):
         print(

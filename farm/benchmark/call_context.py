@@ -13,6 +13,7 @@ The replay uses the order of the model's calls, the lifetimes of its storages an
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -20,10 +21,12 @@ from collections.abc import Callable, Collection
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.cache import replay_us
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
+from farm.operators.collectives import without_communication
 from farm.operators.encoding import tensors_in
 from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, rebuild
@@ -31,6 +34,7 @@ from farm.types.reading import Place
 
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
+MOST_COLLECTIVES = 6  # collectives of a split model of which the time is measured that they add
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[[CapturedCall, Rebuilt], object]
@@ -41,13 +45,18 @@ Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
     """Time the tuples of a capture in the order of its calls: tuple id -> time in us that the context adds.
 
+    Collectives run once, without events: see `time_added`.
+
     Args:
         pass_s: approximate time of one pass of the model in s.
     """
     capture, device = player.capture, player.device
+    alone = {tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind != "collective"}
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
 
     def timed(call: CapturedCall, operator: Rebuilt) -> object:
+        if call.tuple_id not in alone:
+            return operator.run()
         first, second, third = events[call.index]
         first.record()
         out = operator.run()
@@ -58,20 +67,56 @@ def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
 
     steps = HostSteps.of(lambda: player.play(timed), device)  # libraries load and select their algorithms
     graph = capture_graph([steps.around(lambda: player.play(timed))], device)
-    least, most = REPLAYS
     samples: dict[str, list[float]] = defaultdict(list)
-    for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
+    for _ in range(_replays(6 * pass_s)):
         graph.replay()
         graph.replay()  # only the second replay counts: the first has filled the caches like a pass of the model
         torch.cuda.synchronize(device)
         for call, (first, second, third) in zip(capture.calls, events, strict=True):
+            if call.tuple_id not in alone:
+                continue
             added_ms = first.elapsed_time(second) - second.elapsed_time(third)
             samples[call.tuple_id].append(added_ms * 1e3)
-    places = {}
-    for tuple_id, values in samples.items():
-        half_width_us = intervals.batch_half_width(values, intervals.midmean)
-        places[tuple_id] = Place(round(intervals.midmean(values), 4), round(half_width_us, 4), capture.counts[tuple_id])
-    return places
+    return {tuple_id: _place(values, capture.counts[tuple_id]) for tuple_id, values in samples.items()}
+
+
+def time_added(player: Player, pass_s: float) -> dict[str, Place]:
+    """Time what the collectives of a split model add to a pass: tuple id -> time in us of one call.
+
+    It is the difference of two replays of all calls: with the collective and without it. It contains what a loop of
+    collectives does not show: the ranks wait for each other, and the kernels before and after a collective do not
+    overlap. The replays have no events, which would delay the ranks. All ranks must call this.
+    """
+    capture, device = player.capture, player.device
+    collectives = [tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind == "collective"]
+    graphs = []
+    pool = torch.cuda.graph_pool_handle()
+    for left_out in [None, *collectives[:MOST_COLLECTIVES]]:
+
+        def step(call: CapturedCall, operator: Rebuilt, left_out: str | None = left_out) -> object:
+            if call.tuple_id != left_out:
+                return operator.run()
+            return without_communication(operator.spec, operator.tensors[0])
+
+        run = functools.partial(player.play, step, once=True)
+        graphs.append(capture_graph([HostSteps.of(run, device).around(run)], device, pool))
+    samples: dict[str, list[float]] = defaultdict(list)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(_replays(2 * len(graphs) * pass_s)):  # alternate the graphs, so that all run at the same clocks
+        with_us, *without_us = (replay_us(graph, begin, end) for graph in graphs)
+        for tuple_id, us in zip(collectives, without_us, strict=False):
+            samples[tuple_id].append((with_us - us) / capture.counts[tuple_id])
+    return {tuple_id: _place(values, capture.counts[tuple_id]) for tuple_id, values in samples.items()}
+
+
+def _replays(seconds: float) -> int:
+    least, most = REPLAYS
+    return max(least, min(most, math.ceil(BUDGET_S / seconds)))
+
+
+def _place(values_us: list[float], calls: int) -> Place:
+    half_width_us = intervals.batch_half_width(values_us, intervals.midmean)
+    return Place(round(intervals.midmean(values_us), 4), round(half_width_us, 4), calls)
 
 
 class Player:

@@ -275,6 +275,7 @@ class Details(_Stored):
     eager_time_half_width_us: float | None = None
     eager_time_missing: str | None = None  # why it is missing
     places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
+    added: Mapping[str, Place] | None = None  # of collectives: effect relative to a pass without them, not to a loop
     in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
     places_missing: str | None = None  # why they are missing
     in_order_missing: str | None = None  # why it is missing
@@ -400,9 +401,10 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
         for one, card_id in zip(readings, card_ids, strict=True)
     )
-    places = [one.details.places or {} for one in readings]
-    mean = {key: _mean_place([one[key] for one in places if key in one]) for key in {**places[0], **places[-1]}}
-    about = {"ranks": ranks, "burst": burst, "in_order": in_order, "places": mean or None}
+    about = {"ranks": ranks, "burst": burst, "in_order": in_order}
+    about |= {
+        name: _mean_places([getattr(one.details, name) or {} for one in readings]) for name in ("places", "added")
+    }
     traces = [one.trace for one in readings]
     series = {
         f"rank_{rank}_{name}" if rank else name: values
@@ -421,11 +423,14 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     )
 
 
-def _mean_place(places: Sequence[Place]) -> Place:
-    """A tuple's place: mean over the ranks, because a rank that is early waits in a collective for the others."""
-    effect_us = math.fsum(one.effect_us for one in places) / len(places)
-    half_width_us = math.hypot(*(one.half_width_us for one in places)) / len(places)
-    return Place(effect_us, half_width_us, places[0].calls)
+def _mean_places(of_ranks: Sequence[Mapping[str, Place]]) -> dict[str, Place] | None:
+    """The mean over the ranks, because a rank that is early waits in a collective for the others."""
+    found = {}
+    for tuple_id, one in of_ranks[0].items():
+        each = [places[tuple_id] for places in of_ranks if tuple_id in places]
+        half_width_us = math.hypot(*(place.half_width_us for place in each)) / len(each)
+        found[tuple_id] = Place(math.fsum(place.effect_us for place in each) / len(each), half_width_us, one.calls)
+    return found or None
 
 
 def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
@@ -510,6 +515,7 @@ _PARTS: dict[str, Any] = {
     "context": InContext,
     "canary": CanaryNote,
     "places": dict[str, Place],
+    "added": dict[str, Place],
     "in_order": InOrder,
     "kernels": dict[str, Launches],
     "eagerly": Eagerly,
