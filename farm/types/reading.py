@@ -401,10 +401,9 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
         for one, card_id in zip(readings, card_ids, strict=True)
     )
-    about = {"ranks": ranks, "burst": burst, "in_order": in_order}
-    about |= {
-        name: _mean_places([getattr(one.details, name) or {} for one in readings]) for name in ("places", "added")
-    }
+    about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
+    for name in ("places", "added"):
+        about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]
     series = {
         f"rank_{rank}_{name}" if rank else name: values
