@@ -275,6 +275,7 @@ class Details(_Stored):
     eager_time_half_width_us: float | None = None
     eager_time_missing: str | None = None  # why it is missing
     places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
+    looped_us: Mapping[str, float] | None = None  # of a whole on several cards: loops of the tuples, by tuple id
     added: Mapping[str, Place] | None = None  # of collectives: effect relative to a pass without them, not to a loop
     in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
     places_missing: str | None = None  # why they are missing
@@ -402,6 +403,8 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         for one, card_id in zip(readings, card_ids, strict=True)
     )
     about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
+    loops = [one.details.looped_us or {} for one in readings]
+    about["looped_us"] = {key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0]} or None
     for name in ("places", "added"):
         about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]

@@ -475,8 +475,12 @@ def choose(
         return _among_others(chosen, reading, 1.0, waiting, longer)
     if not (effect := _mean_place((whole.details.places for whole in wholes), operator_id)):
         return _among_others(chosen, reading, in_cache, waiting)
+    effect = _bounded(effect, reading, in_cache)
+    loops = [us for whole in wholes if (us := (whole.details.looped_us or {}).get(operator_id)) is not None]
+    if loops and reading.details.context:
+        effect = replace(effect, value=effect.value + sum(loops) / len(loops) - reading.details.context.alone_us)
     # The effect was measured with weights as cold as in the model, so it contains the time to fetch them.
-    return _among_others(chosen, reading, 1.0, waiting, _bounded(effect, reading, in_cache))
+    return _among_others(chosen, reading, 1.0, waiting, effect)
 
 
 def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: str) -> Figure | None:
