@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import sqlalchemy
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -35,8 +35,9 @@ _OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
 
-#: The most tuples in a verdict of a sweep, and entries in its other lists. A larger sweep is summed in such parts.
-MOST_TUPLES = 20_000
+#: The most tuples in a verdict of a sweep, and entries in its other lists. A larger sweep is summed in parts of so many
+#: items; for more items at once, PostgreSQL reads the whole table of a million readings.
+MOST_TUPLES, IN_PART = 20_000, 5000
 
 
 class Evidence:
@@ -51,8 +52,9 @@ class Evidence:
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
         sweep = job.kind == "sweep" and not span and not job.asked.get("placements")
-        spans = id_ranges(session, job.id, MOST_TUPLES) if sweep else ()
-        self.spans = spans if len(spans) > 1 else ()
+        number_of_items = select(func.count()).where(ITEM.job_id == job.id)
+        large = sweep and session.exec(number_of_items).one() > MOST_TUPLES
+        self.spans = id_ranges(session, job.id, IN_PART) if large else ()
 
     def chunks(self) -> Iterator[Evidence]:
         """Yield the evidence of each span of a large sweep; else this evidence."""
@@ -65,7 +67,7 @@ class Evidence:
     def tallies(self) -> list[Any]:
         """The number of items and of their late results (`repeated`) by round, state, reused, reason and card."""
         keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
-        columns = (*keys, sqlalchemy.func.count().label("items"), sqlalchemy.func.sum(ITEM.repeated).label("repeated"))
+        columns = (*keys, func.count().label("items"), func.sum(ITEM.repeated).label("repeated"))
         spans = self.spans or (sqlalchemy.true(),)
         return [row for one in spans for row in values(self.session, columns, *self.its, one, grouped_by=keys)]
 

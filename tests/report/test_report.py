@@ -245,6 +245,7 @@ def test_a_large_sweep_is_summed_in_parts_with_the_same_result(any_database, mon
             session.exec(select(tables.ReadingRow).where(tables.ReadingRow.time_us == 12.0)).one().energy_mj = None
     whole = built(any_database, job_id).to_json()
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
+    monkeypatch.setattr(evidence, "IN_PART", 3)
     large = built(any_database, job_id)
     parts = large.to_json()
     assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
@@ -273,6 +274,7 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
     with database.write() as session:
         session.get_one(tables.Job, job_id).state = "open"
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
+    monkeypatch.setattr(evidence, "IN_PART", 3)
     summed, writes = rounds.Evidence.verdict, []
 
     def verdict(self):
