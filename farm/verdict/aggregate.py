@@ -175,14 +175,14 @@ def added(a: Verdict, b: Verdict, most: int) -> Verdict:
     """Add the verdicts of two parts of a large sweep. Of each list the heaviest entries remain, at most ``most``."""
     sums = a.types or sums_of(a.tuples), sums_of(b.tuples)
     weights = [math.fsum(one["estimated_us"] for one in of_part.values()) for of_part in sums]
-    parts = [(one, weight / (math.fsum(weights) or 1.0)) for one, weight in zip((a, b), weights, strict=True)]
-    missing = [replace(entry, share=entry.share * weight) for one, weight in parts for entry in one.unmeasured]
+    parts, total = [*zip((a, b), weights, strict=True)], math.fsum(weights) or 1.0
+    missing = [replace(entry, share=entry.share * weight / total) for one, weight in parts for entry in one.unmeasured]
     both: dict[str, Any] = {name: _both(name, a, b) for name in ("time", "energy", "energy_above_idle")}
     return replace(
         a if a.measured else b,
         **both,
         power=both["energy"] and Comparison(_power(both["energy"].total, both["time"].total)),
-        coverage=math.fsum((one.coverage or 0.0) * weight for one, weight in parts),
+        coverage=math.fsum((one.coverage or 0.0) * weight for one, weight in parts) / total,
         systematic_note="The intervals of a large sweep do not include differences of the canary.",
         parts=a.parts + b.parts,
         measured=a.measured + b.measured,

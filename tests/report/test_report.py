@@ -237,6 +237,15 @@ def large_sweep(database):
     return "large"
 
 
+def test_a_large_sweep_without_failed_items_is_covered_completely(database, monkeypatch):
+    job_id = large_sweep(database)
+    with database.write() as session:
+        session.delete(session.exec(select(tables.Item).where(tables.Item.state == "failed")).one())
+    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
+    monkeypatch.setattr(evidence, "IN_PART", 1)
+    assert built(database, job_id).verdict.coverage == 1.0
+
+
 @pytest.mark.parametrize("without_energy", [False, True])
 def test_a_large_sweep_is_summed_in_parts_with_the_same_result(any_database, monkeypatch, without_energy):
     job_id = large_sweep(any_database)
