@@ -187,7 +187,7 @@ def added(a: Verdict, b: Verdict, most: int) -> Verdict:
         parts=a.parts + b.parts,
         measured=a.measured + b.measured,
         unmeasured=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))[:most]),
-        adjustments=(a.adjustments + b.adjustments)[:most],
+        adjustments=tuple(sorted(a.adjustments + b.adjustments, key=lambda entry: -abs(entry.effect_time_us))[:most]),
         flags=dict((Counter(a.flags) + Counter(b.flags)).most_common()),
         context_time_us=None,
         context_energy_mj=None,
