@@ -404,7 +404,10 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     )
     about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
     loops = [one.details.looped_us or {} for one in readings]
-    about["looped_us"] = {key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0]} or None
+    shared = set.intersection(*map(set, loops))
+    about["looped_us"] = {
+        key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0] if key in shared
+    } or None
     for name in ("places", "added"):
         about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]
@@ -415,7 +418,8 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     }
     return dataclasses.replace(
         slowest,
-        **_totals(list(of_card), *summed, "idle_power_w", "base_power_w"),
+        **_totals(list(of_card), *summed, "base_power_w"),
+        idle_power_w=None,  # a card with ranks does not reach its idle power
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
         temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
