@@ -35,8 +35,8 @@ _OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
 
-#: The most tuples in a verdict of a sweep, and entries in its other lists. A larger sweep is summed in parts of `IN_PART`
-#: items: for the readings of 20,000 items, PostgreSQL reads its whole table of a million readings.
+#: The most tuples in a verdict of a sweep, and entries in its other lists. The items in a part of a larger sweep: for
+#: the readings of 20,000 items, PostgreSQL reads its whole table of a million readings.
 MOST_TUPLES, IN_PART = 20_000, 5000
 
 
