@@ -48,7 +48,7 @@ class Evidence:
 
     def __init__(self, session: Session, job: tables.Job, number: int, *span: Any) -> None:
         self.session, self.job, self.number = session, job, number
-        self.its = ITEM.job_id == job.id, ITEM.round <= number, *span
+        self.its = *(span or (ITEM.job_id == job.id,)), ITEM.round <= number
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
         sweep = job.kind == "sweep" and not span and not job.asked.get("placements")
@@ -68,8 +68,7 @@ class Evidence:
         """The number of items and of their late results (`repeated`) by round, state, reused, reason and card."""
         keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
         columns = (*keys, func.count().label("items"), func.sum(ITEM.repeated).label("repeated"))
-        spans = self.spans or (sqlalchemy.true(),)
-        return [row for one in spans for row in values(self.session, columns, *self.its, one, grouped_by=keys)]
+        return [row for one in self.chunks() for row in values(self.session, columns, *one.its, grouped_by=keys)]
 
     @cached_property
     def items(self) -> Sequence[Any]:
