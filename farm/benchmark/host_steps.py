@@ -25,7 +25,12 @@ from farm.operators.capture import WatchedOperators
 from farm.operators.encoding import storage_key, tensors_in, written_tensors
 
 _aten: Any = torch.ops.aten
-_INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+_INDEXING = (
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,  # the backward of an index
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,13 @@ class _Pass:
     def watching(self) -> Iterator[None]:
         tensor = functools.partial(self._constant, torch.tensor)  # a mode for functions would change what models run
         new = lambda like, data, **kwargs: tensor(data, **{"dtype": like.dtype, "device": like.device, **kwargs})  # noqa: E731
-        with replaced(torch, "tensor", tensor), replaced(torch.Tensor, "new_tensor", new), WatchedOperators(self.run):
+        with (
+            replaced(torch, "tensor", tensor),
+            replaced(torch.Tensor, "new_tensor", new),
+            _lists_replaced("__getitem__", tensor),
+            _lists_replaced("__setitem__", tensor),
+            WatchedOperators(self.run),
+        ):
             yield
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -115,7 +126,7 @@ class _Pass:
             elif func is _aten._local_scalar_dense.default and here[0]:
                 return self._read(func, functools.partial(func, *args), args[0])
             elif func in _INDEXING and here[0]:
-                args = (args[0], self._places(*args, **kwargs), *args[2:])
+                args = (args[0], self._places(*args), *args[2:])
             elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
                 return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
             if self.left_out and self.left_out & set(map(storage_key, written_tensors(func, args, kwargs))):
@@ -156,7 +167,7 @@ class _Pass:
             return run()
         return self._leave_out("torch.tensor", run)
 
-    def _places(self, values: Any, indices: Any, new: Any = None, accumulate: bool = False) -> list[Any]:
+    def _places(self, values: Any, indices: Any, new: Any = None, *_: Any) -> list[Any]:
         """The indices as integers on the card, as PyTorch itself makes them."""
         if new is not None and not self._is_card(new.device) and sum(index is not None for index in indices) == 1:
             return list(indices)  # PyTorch fills the places of one mask with a number without knowing how many
@@ -185,6 +196,23 @@ class _Pass:
         self.inside = False
         self.found.steps.append(_Step(operator, value, took_us=(time.perf_counter() - begin_s) * 1e6))
         return value
+
+
+def _lists_replaced(name: str, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """While active, a method that indexes a tensor gets tensors of the card instead of lists of numbers."""
+    original = getattr(torch.Tensor, name)
+
+    def of(part: Any, like: torch.Tensor) -> Any:
+        listed = isinstance(part, list | tuple) and part and all(isinstance(number, int) for number in part)
+        return make(part, device=like.device) if listed else part
+
+    @functools.wraps(original)
+    def call(tensor: Any, index: Any, *value: Any) -> Any:
+        if not torch._C._is_torch_function_mode_enabled():  # otherwise the mode calls again, below itself
+            index = tuple(of(part, tensor) for part in index) if isinstance(index, tuple) else of(index, tensor)
+        return original(tensor, index, *value)
+
+    return replaced(torch.Tensor, name, call)
 
 
 def _refused(text: str) -> Unmeasurable:

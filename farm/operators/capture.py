@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -377,7 +378,8 @@ class ForwardRecorder(Recorder):
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
-        name, run = FUNCTION_NAMES.get(func), functools.partial(func, *args, **kwargs)
+        name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(inspect.unwrap(func))  # if it is replaced
+        run = functools.partial(func, *args, **kwargs)
         if self.repeated is not None and func in PLACED:
             run = functools.partial(self.repeated.fakes.placed, func, args, kwargs)
         with self._slot(

@@ -12,8 +12,10 @@ from torch import nn
 from farm.benchmark.host_steps import HostSteps
 from farm.errors import Unmeasurable
 from farm.models import catalog
+from farm.operators.capture import FunctionAsModel, predict
 from farm.operators.capture import capture as capture_calls
 from farm.operators.cost import cost
+from farm.operators.rebuild import rebuild
 from farm.training.extract import extract
 from tests.benchmark import pretend_card
 from tests.benchmark.pretend_card import CARD, capture, on_card, present
@@ -33,6 +35,7 @@ class Waiting(nn.Module):
             x = x * 2
         rows = torch.nonzero(x[:, 0] > 0)[:, 0]
         x[x[:, 1] < 0] = x.mean(0)[None].expand(int((x[:, 1] < 0).sum()), 8)
+        x[:, [1, 3]] = x[:, [3, 1]] + x[[0, 1]].sum() + x[:, [True, False] * 4].sum()
         on_host = x.cpu().mean()
         some = x[x[:, 0] > 0.1].sum(0) + x.masked_select(x > 0.5).sum() + x[rows].sum(0)
         return some + on_host.to(x.device) + x[torch.arange(2)].sum()
@@ -119,6 +122,34 @@ def test_what_runs_on_the_host_costs_a_card_nothing():
         found = capture_calls(Scaled(), (on_card(torch.randn(3)),), device_type="cuda")
     assert [spec.operator for spec in found.tuples.values()] == ["torch.div"]
     assert not found.gaps
+
+
+def test_a_list_in_an_index_is_part_of_the_tuple():
+    class Listed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x[0, [1]] = 2.0
+            return x[:, [0, 2]] + x[[1, 0]].sum()
+
+    x = torch.randn(2, 3)
+    predicted = predict(Listed(), (x,), device_type="cuda")
+    found: list[Any] = []
+    with present():
+        given = on_card(x)
+        steps = HostSteps.of(lambda: Listed()(given), CARD)
+        capture([steps.around(lambda: found.append(capture_calls(Listed(), (given,), device_type="cuda")))])
+    assert Counter(found[0].counts) == Counter(predicted.counts)
+    assert not found[0].gaps
+    assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
+
+
+def test_a_tuple_with_a_list_in_its_index_is_a_graph():
+    (spec,) = predict(FunctionAsModel(lambda x: x[:, [0, 2]]), (torch.randn(2, 3),)).tuples.values()
+    with present():
+        one, given = rebuild(spec, "cpu"), on_card(torch.randn(2, 3))
+        steps = HostSteps.of(lambda: one.run_on(given), CARD)
+        replay = capture([steps.around(lambda: one.run_on(given))])
+    replay()
+    assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
 
 
 def test_a_number_that_is_read_on_the_host_is_part_of_the_tuple():
