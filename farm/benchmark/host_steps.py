@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from farm.benchmark.torch_device import synchronize
 from farm.errors import Unmeasurable
@@ -25,12 +26,7 @@ from farm.operators.capture import WatchedOperators
 from farm.operators.encoding import storage_key, tensors_in, written_tensors
 
 _aten: Any = torch.ops.aten
-_INDEXING = (
-    _aten.index.Tensor,
-    _aten.index_put.default,
-    _aten.index_put_.default,
-    _aten._index_put_impl_.default,  # the backward of an index
-)
+_INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class _Pass:
         self.found, self.recording, self.card = found, recording, found.device.type
         self.left = [] if recording else list(found.steps)  # the steps that are still to repeat
         self.inside = False  # True while an operator runs that is left out
-        self.left_out: set[int] = set()  # addresses of outputs that were not computed
+        self.left_out: dict[int, torch.Tensor] = {}  # outputs that were not computed, by address
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -108,6 +104,7 @@ class _Pass:
             replaced(torch.Tensor, "new_tensor", new),
             _lists_replaced("__getitem__", tensor),
             _lists_replaced("__setitem__", tensor),
+            torch.autograd.set_multithreading_enabled(False),  # host steps of a backward keep their order
             WatchedOperators(self.run),
         ):
             yield
@@ -129,7 +126,7 @@ class _Pass:
                 args = (args[0], self._places(*args), *args[2:])
             elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
                 return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
-            if self.left_out and self.left_out & set(map(storage_key, written_tensors(func, args, kwargs))):
+            if self.left_out and self.left_out.keys() & set(map(storage_key, written_tensors(func, args, kwargs))):
                 raise _refused(f"{func} writes to the output of an operator that is left out")
             self.found.launches |= any(here) and not func.is_view
             return func(*args, **kwargs)
@@ -184,8 +181,8 @@ class _Pass:
 
     def _leave_out(self, operator: str, run: Callable[[], Any]) -> Any:
         if not self.recording:
-            value = self._next(operator).value
-            self.left_out.update(map(storage_key, tensors_in(value)))
+            value = _alias(self._next(operator).value)
+            self.left_out.update((storage_key(tensor), tensor) for tensor in tensors_in(value))
             return value
         self.inside = True
         run()  # the first run may load libraries
@@ -195,7 +192,12 @@ class _Pass:
         synchronize(self.found.device)
         self.inside = False
         self.found.steps.append(_Step(operator, value, took_us=(time.perf_counter() - begin_s) * 1e6))
-        return value
+        return _alias(value)
+
+
+def _alias(value: Any) -> Any:
+    """The same values in other tensors: autograd attaches the graph of a pass to what an operator returns."""
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 
 
 def _lists_replaced(name: str, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

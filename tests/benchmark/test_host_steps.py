@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections import Counter
 from typing import Any
 
@@ -14,9 +16,12 @@ from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.operators.capture import FunctionAsModel, predict
 from farm.operators.capture import capture as capture_calls
+from farm.operators.captured import CapturedPass
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild
+from farm.training.capture import capture_step
 from farm.training.extract import extract
+from farm.training.step import Loss, TrainingStep
 from tests.benchmark import pretend_card
 from tests.benchmark.pretend_card import CARD, capture, on_card, present
 
@@ -39,6 +44,19 @@ class Waiting(nn.Module):
         on_host = x.cpu().mean()
         some = x[x[:, 0] > 0.1].sum(0) + x.masked_select(x > 0.5).sum() + x[rows].sum(0)
         return some + on_host.to(x.device) + x[torch.arange(2)].sum()
+
+
+class Trained(nn.Module):
+    """A model and its loss that wait for the card in a training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x) * torch.tensor(-2.0, device=x.device)
+        some = x[x[:, 0] > 0.1].sum() + x.masked_select(x > 0.5).sum() + x[:, [0, 2]].sum()
+        return some + x.sin().cpu().mean().to(x.device) * x.sum().item()
 
 
 @pytest.fixture
@@ -74,6 +92,34 @@ def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
             out.inner.zero_()
         replay()
         assert all(torch.equal(out.inner, expected) for out in found)
+
+
+def test_a_training_step_with_host_steps_computes_the_same_gradients_in_each_replay():
+    torch.manual_seed(0)
+    x, expected = torch.randn(6, 8), Trained()
+    found = copy.deepcopy(expected)
+    about: dict[str, Any] = {"optimizer": "sgd-foreach", "make_loss": lambda _: Loss("sum", (), lambda out, _: out)}
+    TrainingStep(expected, (x,), **about).run()
+    with present():
+        pretend_card.moved(found).requires_grad_()
+        step = TrainingStep(found, (on_card(x),), **about)
+        step.run()
+        steps = HostSteps.of(step.run, CARD)
+        replay = capture([steps.around(step.run)] * 2)
+        gradients = [parameter.grad.inner for parameter in found.parameters()]
+        observed: list[CapturedPass] = []
+        observe = functools.partial(capture_step, step, device_type="cuda", warmed_up=True)
+        capture([steps.around(lambda: observed.append(observe()))])
+    details = steps.details()
+    # Also in the backward: the gradient on the host is copied to it.
+    assert details["host_copies"] == {"aten._local_scalar_dense.default": 1, "aten._to_copy.default": 2}
+    assert {"aten.nonzero.default", "aten.masked_select.default"} <= set(details["left_out_us"])
+    assert not observed[0].gaps
+    for gradient in gradients:
+        gradient.zero_()
+    replay()
+    for gradient, parameter in zip(gradients, expected.parameters(), strict=True):
+        assert torch.equal(gradient, parameter.grad)
 
 
 def test_a_pass_without_host_steps_is_not_changed():
