@@ -42,11 +42,11 @@ from farm.operators.cost import flop_counter
 from farm.operators.encoding import (
     NotEncodable,
     TensorTable,
-    costs_something,
     storage_key,
     tensors_in,
     written_tensors,
 )
+from farm.operators.fake_pass import FakeTensors
 from farm.training.step import ForwardPass, TrainingStep
 from farm.types.tuple import OperatorTuple
 
@@ -60,7 +60,12 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 @torch.enable_grad()
 def capture_step(
-    step: TrainingStep | ForwardPass, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
+    step: TrainingStep | ForwardPass,
+    *,
+    device_type: str = "cpu",
+    warmed_up: bool = False,
+    around: Around | None = None,
+    fakes: FakeTensors | None = None,
 ) -> CapturedPass:
     """Runs two steps, or two forward passes of a split model, and records the second; the tensors may be fake.
 
@@ -81,7 +86,7 @@ def capture_step(
                 flops = counter.get_total_flops()
             step.count_from_one()
             before = _structure(step.model)
-            recorder = StepRecorder(step, device_type, around)
+            recorder = StepRecorder(step, device_type, around, fakes)
             with recorder.watching_step():
                 step.run(recorder.stage)
         after = _structure(step.model)
@@ -121,8 +126,8 @@ def _structure(model: nn.Module) -> dict[str, int]:
 class StepRecorder(Recorder):
     """Records one training step; each aten operator that runs a kernel becomes a call."""
 
-    def __init__(self, step: TrainingStep | ForwardPass, device_type: str, around: Around | None = None) -> None:
-        super().__init__(step.model, device_type, around)
+    def __init__(self, step: TrainingStep | ForwardPass, device_type: str, *about: Any) -> None:
+        super().__init__(step.model, device_type, *about)
         self.step = step
         self.now = "zero_grad"  # the stage
         self.owners: list[Owner] = []
@@ -134,6 +139,11 @@ class StepRecorder(Recorder):
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
         self.in_attention = False
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        # The optimizer's step counts are on the card if a graph is captured. An attention makes numbers beside its mask.
+        attends = self.open is not None and self.owners[self.open].what == _ATTENTION.__name__
+        return self.now != "optimizer" and not attends and super().on_host(tensor)
 
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
@@ -189,7 +199,7 @@ class StepRecorder(Recorder):
         with self.owner(name.rpartition(".")[2]):
             if func is _ATTENTION and isinstance(self.step, ForwardPass):
                 return self.call_aten(func, args, kwargs)
-            return func(*args, **kwargs)
+            return self.placed(func, args, kwargs)
 
     @contextlib.contextmanager
     def owner(self, what: str) -> Iterator[None]:
@@ -280,7 +290,7 @@ class StepRecorder(Recorder):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
-            elif not counter and costs_something(func, args, kwargs, out):
+            elif not counter and self.costs_something(func, args, kwargs, out):
                 self._record(func, args, kwargs, out)
             if len(self.calls) > calls:
                 self.slots[number] = calls

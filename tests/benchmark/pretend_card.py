@@ -55,7 +55,10 @@ class PretendCard(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             out = func(*plain_args, **plain_kwargs)
         if self.nodes is not None and torch.Tag.inplace_view not in func.tags:  # such a change of a shape is no node
-            self.nodes.append((func, plain_args, plain_kwargs, out))
+            with torch._C._DisableTorchDispatch():  # of their present shapes
+                self.nodes.append(
+                    (func, *tree_map_only(torch.Tensor, torch.Tensor.detach, (plain_args, plain_kwargs, out)))
+                )
         wrap = lambda one: inner.get(id(one)) if id(one) in inner else OnCard(one)  # noqa: E731
         if func is _aten.copy_.default:
             return args[0]
