@@ -26,6 +26,8 @@ from farm.operators.capture import WatchedOperators
 from farm.operators.encoding import storage_key, tensors_in, written_tensors
 
 _aten: Any = torch.ops.aten
+#: The same values in other tensors: autograd attaches the graph of a pass to what an operator returns.
+_alias = functools.partial(tree_map_only, torch.Tensor, torch.Tensor.detach)
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
 
@@ -195,23 +197,18 @@ class _Pass:
         return _alias(value)
 
 
-def _alias(value: Any) -> Any:
-    """The same values in other tensors: autograd attaches the graph of a pass to what an operator returns."""
-    return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
-
-
 def _lists_replaced(name: str, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """While active, a method that indexes a tensor gets tensors of the card instead of lists of numbers."""
     original = getattr(torch.Tensor, name)
 
-    def of(part: Any, like: torch.Tensor) -> Any:
-        listed = isinstance(part, list | tuple) and part and all(isinstance(number, int) for number in part)
-        return make(part, device=like.device) if listed else part
-
     @functools.wraps(original)
     def call(tensor: Any, index: Any, *value: Any) -> Any:
+        def placed(part: Any) -> Any:
+            listed = isinstance(part, list | tuple) and part and all(isinstance(number, int) for number in part)
+            return make(part, device=tensor.device) if listed else part
+
         if not torch._C._is_torch_function_mode_enabled():  # otherwise the mode calls again, below itself
-            index = tuple(of(part, tensor) for part in index) if isinstance(index, tuple) else of(index, tensor)
+            index = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
         return original(tensor, index, *value)
 
     return replaced(torch.Tensor, name, call)

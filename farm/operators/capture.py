@@ -64,6 +64,7 @@ class Recorder:
         self, model: nn.Module, device_type: str, around: Around | None = None, fakes: FakeTensors | None = None
     ) -> None:
         self.device_type, self.fakes = device_type, fakes
+        self.on_host = fakes.on_host if fakes else lambda one: one.device.type == "cpu" != device_type
         self.around = around or (lambda number: contextlib.nullcontext())
         self.path = ""  # path of the module that runs
         self.paths = {id(module): name for name, module in model.named_modules()}
@@ -74,10 +75,6 @@ class Recorder:
         self.overlaps: list[str] = []
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
-
-    def on_host(self, tensor: torch.Tensor) -> bool:
-        """True if a pass on a card has this tensor in the memory of the host."""
-        return self.fakes.on_host(tensor) if self.fakes else tensor.device.type == "cpu" != self.device_type
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from there."""
@@ -269,19 +266,15 @@ def predict(
 
 
 def run_with_owners(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    *,
-    device_type: str,
-    grad_enabled: bool = False,
-    around: Around,
+    model: nn.Module, args: tuple[Any, ...], *, device_type: str, grad_enabled: bool = False, around: Around
 ) -> None:
     """Runs one pass and enters ``around(number)`` around every call that gets the slot, in order.
 
     Calls are not recorded and aten operators are not watched, so a call takes about as long as in an unwatched pass.
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
-    recorder = ForwardRecorder(model, device_type, around=around)
+    recorder = ForwardRecorder(model, device_type)
+    recorder.around = around
     # In this order: set_grad_enabled is a watched function, too.
     with torch.set_grad_enabled(grad_enabled), recorder.watching_calls():
         model(*args)
@@ -307,10 +300,7 @@ def _captured(
             "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.captured_pass(
-        grad_enabled=grad_enabled,
-        training=model.training,
-        operators=recorder.operators,
-        traces=recorder.traces,
+        grad_enabled=grad_enabled, training=model.training, operators=recorder.operators, traces=recorder.traces
     )
 
 
@@ -340,14 +330,9 @@ class _OpenCall:
 
 class ForwardRecorder(Recorder):
     def __init__(
-        self,
-        model: nn.Module,
-        device_type: str,
-        watch: Watch | None = None,
-        repeated: RepeatedCalls | None = None,
-        around: Around | None = None,
+        self, model: nn.Module, device_type: str, watch: Watch | None = None, repeated: RepeatedCalls | None = None
     ) -> None:
-        super().__init__(model, device_type, around, repeated and repeated.fakes)
+        super().__init__(model, device_type, fakes=repeated and repeated.fakes)
         self.watch, self.repeated = watch, repeated
         self.thread = threading.get_ident()
         self.open_calls: list[_OpenCall] = []
@@ -362,8 +347,7 @@ class ForwardRecorder(Recorder):
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
-        functions = WatchedFunctions(self.call_function)
-        with watched_modules(self.call_module), functions:
+        with watched_modules(self.call_module), WatchedFunctions(self.call_function):
             yield
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -141,11 +141,10 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
 
 def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) -> tuple[int, CapturedPass]:
     """The FLOPs and the operators of a model. If it reads a value of a large mask, masks are computed."""
-    try:
+    with contextlib.suppress(CaptureError):
         return model_flops(model, inputs), predict(model, inputs, **about)
-    except CaptureError:
-        with replaced(fake_passes, "MOST_MADE_BYTES", MOST_MASK_BYTES):
-            return model_flops(model, inputs), predict(model, inputs, **about)
+    with replaced(fake_passes, "MOST_MADE_BYTES", MOST_MASK_BYTES):
+        return model_flops(model, inputs), predict(model, inputs, **about)
 
 
 def _costs(captured: CapturedPass) -> dict[str, Cost]:
