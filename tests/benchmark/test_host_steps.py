@@ -18,6 +18,7 @@ from farm.operators.capture import FunctionAsModel, predict
 from farm.operators.capture import capture as capture_calls
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import cost
+from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.rebuild import rebuild
 from farm.training.capture import capture_step
 from farm.training.extract import extract
@@ -57,6 +58,20 @@ class Trained(nn.Module):
         x = self.linear(x) * torch.tensor(-2.0, device=x.device)
         some = x[x[:, 0] > 0.1].sum() + x.masked_select(x > 0.5).sum() + x[:, [0, 2]].sum()
         return some + x.sin().cpu().mean().to(x.device) * x.sum().item()
+
+
+@torch.jit.script
+def rectified(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+class OnBoth(Trained):
+    """Its scale is computed on the host, its positions on the card, and the rest in a scripted function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.arange(4).sum().sqrt()
+        x = self.linear(x) + torch.arange(8, device=x.device)
+        return rectified(x / scale).sum()
 
 
 @pytest.fixture
@@ -196,6 +211,27 @@ def test_a_tuple_with_a_list_in_its_index_is_a_graph():
         replay = capture([steps.around(lambda: one.run_on(given))])
     replay()
     assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
+
+
+def test_a_training_step_on_a_card_leaves_out_what_the_host_computes():
+    about: dict[str, Any] = {"optimizer": "sgd-foreach", "make_loss": lambda _: Loss("sum", (), lambda out, _: out)}
+    x = torch.randn(3, 8)
+    with fake_pass(model := OnBoth(), (x,), None, STANDS_FOR_A_CARD) as (fakes, inputs, _):
+        predicted = capture_step(TrainingStep(model, inputs, **about), fakes=fakes)
+    with present():
+        moved = pretend_card.moved(OnBoth()).requires_grad_()
+        ran = capture_step(TrainingStep(moved, (on_card(x),), **about), device_type="cuda")
+    for found in (predicted, ran):
+        assert not found.gaps
+        names = [found.tuples[call.tuple_id].short_name for call in found.calls if call.stage == "forward"]
+        assert [one for one in names if one not in ("t", "view", "detach")] == [
+            "addmm",
+            "arange",
+            "add",
+            "div",
+            "relu",
+            "sum",
+        ]
 
 
 def test_a_number_that_is_read_on_the_host_is_part_of_the_tuple():
