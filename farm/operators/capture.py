@@ -189,13 +189,14 @@ class WatchedOperators(TorchDispatchMode):
 def watched_modules(call: Callable[..., Any]) -> Iterator[None]:
     """While active, passes each call of a module to ``call(original, module, args, kwargs)``, and runs the Python code
     of scripted functions, which hide the public functions that they call."""
-    original, scripted = nn.Module.__call__, torch.jit.ScriptFunction.__call__  # type: ignore[attr-defined]
+    scripted: Any = torch.jit.ScriptFunction
+    original, run = nn.Module.__call__, scripted.__call__
 
     def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(function, "_torchdynamo_inline", functools.partial(scripted, function))(*args, **kwargs)
+        return getattr(function, "_torchdynamo_inline", functools.partial(run, function))(*args, **kwargs)
 
     watched = replaced(nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs))
-    with watched, replaced(torch.jit.ScriptFunction, "__call__", inlined):
+    with watched, replaced(scripted, "__call__", inlined):
         yield
 
 
@@ -332,7 +333,7 @@ class ForwardRecorder(Recorder):
     def __init__(
         self, model: nn.Module, device_type: str, watch: Watch | None = None, repeated: RepeatedCalls | None = None
     ) -> None:
-        super().__init__(model, device_type, fakes=repeated and repeated.fakes)
+        super().__init__(model, device_type, fakes=repeated.fakes if repeated else None)
         self.watch, self.repeated = watch, repeated
         self.thread = threading.get_ident()
         self.open_calls: list[_OpenCall] = []

@@ -257,10 +257,13 @@ class StepRecorder(Recorder):
                 out = func(*args, **kwargs)
             self.in_attention = False
             out = _as_computed(func, args, out)
-            # The host reads the optimizer's step counts; a graph has them on the card. An attention has numbers there.
+            # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
-            masks = self.open is not None and self.owners[self.open].what == _ATTENTION.__name__
-            costs = costs_something if self.now == "optimizer" or masks else self.costs_something
+            # A card gets numbers beside a mask, but not for an assignment; the device of a fake pass does not say so.
+            number = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
+            user = self.owners[self.open].what if number and self.open is not None else ""
+            masks = user in ("where", _ATTENTION.__name__)
+            costs = costs_something if masks or self.now == "optimizer" else self.costs_something
             calls = len(self.calls)
             if func is _ATTENTION:
                 self._record(func, args, kwargs, out)
@@ -268,7 +271,7 @@ class StepRecorder(Recorder):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
-            elif not counter and costs(func, args, kwargs, out):
+            elif not counter and user != "__setitem__" and costs(func, args, kwargs, out):
                 self._record(func, args, kwargs, out)
             if len(self.calls) > calls:
                 self.slots[number] = calls
