@@ -260,8 +260,8 @@ class StepRecorder(Recorder):
             # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
             # A card gets numbers beside a mask, but not for an assignment; the device of a fake pass does not say so.
-            number = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
-            user = self.owners[self.open].what if number and self.open is not None else ""
+            scalar = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
+            user = self.owners[self.open].what if scalar and self.open is not None else ""
             masks = user in ("where", _ATTENTION.__name__)
             costs = costs_something if masks or self.now == "optimizer" else self.costs_something
             calls = len(self.calls)
