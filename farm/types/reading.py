@@ -415,7 +415,8 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     }
     return dataclasses.replace(
         slowest,
-        **_totals(list(of_card), *summed, "idle_power_w", "base_power_w"),
+        **_totals(list(of_card), *summed, "base_power_w"),
+        idle_power_w=None,  # a card with ranks does not reach its idle power
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
         temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
