@@ -262,8 +262,8 @@ class StepRecorder(Recorder):
             # A card gets numbers beside a mask, but not for an assignment; the device of a fake pass does not say so.
             scalar = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
             user = self.owners[self.open].what if scalar and self.open is not None else ""
-            masks = user in ("where", _ATTENTION.__name__)
-            costs = costs_something if masks or self.now == "optimizer" else self.costs_something
+            everywhere = user in ("where", _ATTENTION.__name__) or self.now == "optimizer"
+            costs = costs_something if everywhere else self.costs_something
             calls = len(self.calls)
             if func is _ATTENTION:
                 self._record(func, args, kwargs, out)
