@@ -84,10 +84,8 @@ class HostSteps:
                 took_us[step.operator] += step.took_us  # type: ignore[assignment]
             else:
                 copies[step.operator] += 1
-        return {
-            "host_copies": dict(copies) or None,
-            "left_out_us": {k: round(us, 1) for k, us in took_us.items()} or None,
-        }
+        left_out_us = {name: round(value, 1) for name, value in took_us.items()}
+        return {"host_copies": dict(copies) or None, "left_out_us": left_out_us or None}
 
 
 class _Pass:
