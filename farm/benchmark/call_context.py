@@ -36,8 +36,7 @@ from farm.types.reading import Place
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
 LOOP = 4  # more runs of a call in the loops of a split model
-#: Timed calls of a tuple in a split model: ranks on two H100s hung when a graph ran each of 824 calls several times.
-RANK_CALLS = 4
+RANK_CALLS = 4  # timed calls of a tuple in a split model: graphs with NCCL stay short
 MOST_COLLECTIVES = 6  # collectives of a split model of which the time is measured that they add
 
 #: Runs a call's operator once or more, and returns the result of the first run.
@@ -125,6 +124,7 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     """
     capture, device = player.capture, player.device
     collectives = [tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind == "collective"]
+    runs: list[Callable[[], object]] = []  # own the memory of their host steps, which the graphs use
     graphs = []
     pool = torch.cuda.graph_pool_handle()
     for left_out in [None, *collectives[:MOST_COLLECTIVES]]:
@@ -135,7 +135,8 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
             return without_communication(operator.spec, operator.tensors[0])
 
         run = functools.partial(player.play, step, once=True)
-        graphs.append(capture_graph([HostSteps.of(run, device).around(run)], device, pool))
+        runs.append(HostSteps.of(run, device).around(run))
+        graphs.append(capture_graph(runs[-1:], device, pool))
     samples: dict[str, list[float]] = defaultdict(list)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(_replays(2 * len(graphs) * pass_s)):  # alternate the graphs, so that all run at the same clocks

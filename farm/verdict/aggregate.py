@@ -80,9 +80,11 @@ def waiting_share(choices: Iterable[Choice], wholes: Sequence[ReadingView]) -> F
     shared_mj = math.fsum(count * chosen.loop_unsure_mj for count, chosen, _ in known)
     half_width = max(LEAST_WAITING, math.hypot(scatter_mj, shared_mj) / abs(swing_mj))
     missing_mj = replay["energy"].value - math.fsum(count * energy.value for count, _, energy in known)
+    found = WAITING.value + missing_mj / swing_mj
+    if wholes[0].details.ranks:  # links and flushes for other cards take energy, too: there is no upper limit
+        return Figure(max(0.0, found), half_width)
     if half_width >= WAITING.half_width:
         return WAITING
-    found = WAITING.value + missing_mj / swing_mj
     share = min(1.0, max(0.0, found))
     return Figure(share, half_width + abs(found - share))
 
