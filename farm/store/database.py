@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -434,6 +434,14 @@ def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]
     wanted = list(dict.fromkeys(values))
     for start in range(0, len(wanted), size):
         yield wanted[start : start + size]
+
+
+def by_key(key: Callable[[Any], Any], rows: Iterable[Any]) -> dict[Any, list[Any]]:
+    """Group rows by a key, in the order of its first occurrence."""
+    groups: dict[Any, list[Any]] = collections.defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return dict(groups)
 
 
 def among(session: Session, query: Any, column: Any, values: Iterable[Any]) -> Iterator[Any]:
