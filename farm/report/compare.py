@@ -28,7 +28,7 @@ from farm.store.content import counts, placed_calls
 from farm.store.database import by_key, fetch, fetch_values, values
 from farm.types.fields import names_of
 from farm.types.format import percent
-from farm.types.protocol import Variant
+from farm.types.protocol import Variant, software_values
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
@@ -679,9 +679,7 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
         values = {str(spec.get(name)) for spec in specs.values()}
         fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))
     for name in (column.name for column in SOFTWARE if column.name != "id"):
-        values = {str(getattr(row, name)) for row in software}
-        if name == "communication":
-            values.discard("")  # only readings on several cards have it
+        values = software_values(software, name)
         example = f"{name}={max(values, default='')}" if name != "platform" else "the id of a card, card=GPU-..."
         fields.append((f"versions of {name}", values, example))
     fields.append(("card models", {row.card_model for row in found}, "card=H200"))
