@@ -56,7 +56,7 @@ def count_at_once(connection):
 
 
 @contextlib.contextmanager
-def few_rows_read(database, doing, at_most=2_000):
+def few_rows_read(database, doing, at_most=3_000):
     def total():
         with database.read() as session:
             return int(session.scalar(text(_READ)) or 0)
@@ -95,7 +95,7 @@ def test_finished_items_cost_workers_the_reconciler_and_metrics_nothing(store):
     copy(store, waiting[1], "in work", 1000, state="claimed", holder="another", lease_until_s=9e9)
     with few_rows_read(store, "renew together", 100):
         assert items.renew_together(store, {"holder-0": {first.id}}, 60.0) == {"holder-0"}
-    with few_rows_read(store, "result", 3_000):
+    with few_rows_read(store, "result"):
         assert planned.complete(store, claimed, cards[0]).accepted
     failing = planned.claim(store, waiting[0], "holder-0")
     with few_rows_read(store, "failure"):
