@@ -9,7 +9,9 @@ each way, and the time inside kernels and between them (from the profiler), show
 - in order like the whole, loops not: the neighbours matter (caches, gaps between kernels, power while a kernel waits);
 - in order like the loops, the whole not: the values or the places of the tensors matter.
 
-A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]].
+A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]]. With `--cards 2` it is split by tensor parallelism, and
+each rank prints its table: the collectives show how long it waits for the other ranks. The shorter of the ranks' times
+of a collective is the communication, the rest is a wait.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import itertools
 import json
 import math
 import statistics
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +32,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from farm.benchmark import ranks
 from farm.benchmark.call_context import Player
+from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.measure import GATES, Bench, silent
 from farm.benchmark.passes import Passes, applied, operator_passes, variant_passes
 from farm.benchmark.workload import Workload, arrange
@@ -43,19 +48,24 @@ from farm.types.reading import Reading
 REPLAYS = 5
 
 
-def variant_of(text: str) -> Variant:
+def variant_of(text: str, cards: int = 1) -> Variant:
     name, batch, phase, length, dtype, layers, *_ = [*text.split(":"), *[""] * 6]
     if not phase:
         return Variant(name, int(batch), 224, dtype or "float32")
     sizes: dict[str, Any] = {"cache": int(length), "length": 1} if phase == "decode" else {"length": int(length)}
     sizes |= {"layers": int(layers)} if layers else {}
+    sizes |= {"tensor_parallel": cards} if cards > 1 else {}
     return Variant(name, int(batch), 0, dtype or "bfloat16", phase=phase, **sizes)
 
 
-def kernels_of(launch: Callable[[], object], passes: int) -> tuple[dict[str, tuple[float, float]], float]:
-    """Kernel name -> (calls, us) of one pass, and the time between kernels in us, from the profiler."""
+def kernels_of(
+    launch: Callable[[], object], passes: int
+) -> tuple[dict[str, tuple[float, float]], float, list[tuple[str, float, float]]]:
+    """From the profiler: kernel name -> (calls, us) of one pass; the time between kernels in us; and the kernels of a
+    round in order, each with the medians of its time and of the gap before it in us."""
     launch()
     torch.cuda.synchronize()
+    ranks.largest(0.0)
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         for _ in range(REPLAYS):
             launch()
@@ -66,13 +76,22 @@ def kernels_of(launch: Callable[[], object], passes: int) -> tuple[dict[str, tup
         if event.device_type.name == "CUDA":
             found[event.name][0] += 1 / REPLAYS / passes
             found[event.name][1] += event.time_range.elapsed_us() / REPLAYS / passes
-            times.append((event.time_range.start, event.time_range.end))
+            times.append((event.time_range.start, event.time_range.end, event.name))
     times.sort()
     between = [after[0] - before[1] for before, after in itertools.pairwise(times)]
+    each = len(times) // REPLAYS
+    gaps_us = [0.0, *between]
+    timeline = [
+        (
+            times[number][2],
+            statistics.median(end - begin for begin, end, _ in times[number::each]),
+            statistics.median(gaps_us[number::each]),
+        )
+        for number in range(each)
+    ]
     # A gap above 50 us separates two replays.
-    return {name: (n, us) for name, (n, us) in found.items()}, math.fsum(
-        g for g in between if g < 50
-    ) / REPLAYS / passes
+    between_us = math.fsum(gap for gap in between if gap < 50) / REPLAYS / passes
+    return {name: (n, us) for name, (n, us) in found.items()}, between_us, timeline
 
 
 def plain(reading: Reading) -> dict[str, Any]:
@@ -88,9 +107,11 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
     def measured(name: str, workload: Workload, gate: str = "variant") -> dict[str, Any]:
         with contextlib.closing(workload):
             reading = bench._steady(workload, stopping, GATES[gate], silent)
-            kernels, between_us = kernels_of(workload.rounds[0].launch, workload.rounds[0].passes)
+            passes = workload.rounds[0].passes
+            kernels, between_us, timeline = kernels_of(workload.rounds[0].launch, passes)
         kernel_us = math.fsum(us for _, us in kernels.values())
-        return {**plain(reading), "name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
+        about = {"name": name, "kernel_us": kernel_us, "between_us": between_us, "kernels": kernels}
+        return {**plain(reading), **about, "timeline": timeline, "passes": passes}
 
     with applied(protocol), torch.cuda.stream(bench._stream):
         passes = variant_passes(subject, protocol, device)
@@ -99,7 +120,7 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
         capture = passes.order()
         answer["whole"] = measured("whole", arrange(passes, protocol, device))
         player = Player(capture, device)
-        replay = Passes(lambda: player.play(lambda _, operator: operator.run(), once=True))
+        replay = Passes(HostSteps.of(player.once, device).around(player.once))
         answer["in_order"] = measured("in order", arrange(replay, protocol, device))
         # The whole again: how much do two readings of the same thing differ?
         again = variant_passes(subject, protocol, device)
@@ -146,6 +167,18 @@ def show(answer: dict[str, Any]) -> None:
             totals["loops"][name] += one["count"] * us
     for key in ("whole", "in_order"):
         totals[key] = Counter({name: us for name, (_, us) in answer[key]["kernels"].items()})
+    for key in ("whole", "in_order"):
+        gaps = [(name, us, gap) for name, us, gap in answer[key]["timeline"] if gap < 50]
+        after = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" in one[0] and "nccl" not in two[0]]
+        ours = [(us, gap) for name, us, gap in gaps if "nccl" in name]
+        others = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" not in one[0] + two[0]]
+        if ours:
+            kernels_us, before_us = (statistics.mean(column) for column in zip(*ours, strict=True))
+            after_us, between_us = statistics.mean(after), statistics.mean(others)
+            print(
+                f"   {len(ours)} collectives in a round, {key}: {kernels_us:.2f} us each, gap before "
+                f"{before_us:.2f} us, after {after_us:.2f} us, between others {between_us:.2f} us"
+            )
     for name, us in totals["whole"].most_common(10):
         print(
             f"   kernel {name[:70]:70} {us:8.1f} us, in order {totals['in_order'][name] - us:+7.1f}, "
@@ -153,24 +186,40 @@ def show(answer: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--no-loops", action="store_true")
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    bench = Bench(open_device(discover(settings())[0]), "cuda:0")
+def run(rank: int, asked: argparse.Namespace, rendezvous: str) -> None:
+    card, device = discover(settings())[rank], torch.device("cuda", rank)
+    bench = Bench(open_device(card), device)
+    if asked.cards > 1:
+        ranks.join(device, rank, asked.cards, rendezvous)
     bench.load_libraries()
     stopping = Stopping(minimum_s=0.5, maximum_s=2.0)
     kept = []
     for text in asked.models:
-        answer = compare(variant_of(text), bench, stopping, not asked.no_loops)
+        answer = compare(variant_of(text, asked.cards), bench, stopping, not asked.no_loops)
         kept.append(answer)
-        show(answer)
+        for turn in range(asked.cards):
+            if turn == rank:
+                print(f"\nrank {rank} on {card.id}" if asked.cards > 1 else "", flush=True)
+                show(answer)
+            ranks.largest(0.0)
         if asked.json:
-            asked.json.write_text(json.dumps(kept))
+            asked.json.with_suffix(f".{rank}.json").write_text(json.dumps(kept))
     gaps = [abs(one["in_order"]["power_w"] / one["whole"]["power_w"] - 1) for one in kept]
     print(f"\nmedian |difference in power| in order: {statistics.median(gaps):.2%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--cards", type=int, default=1)
+    parser.add_argument("--no-loops", action="store_true")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.cards == 1:
+        return run(0, asked, "")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run, (asked, f"{folder}/rendezvous"), asked.cards)
+    return None
 
 
 if __name__ == "__main__":

@@ -174,9 +174,9 @@ def time_among_others(
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
-        pass_us = _replay_us(bare, begin, end) / bare_passes
+        pass_us = replay_us(bare, begin, end) / bare_passes
         if restoring is not None:
-            pass_us -= _replay_us(restoring, begin, end) / bare_passes
+            pass_us -= replay_us(restoring, begin, end) / bare_passes
         alone.replay()
         among.replay()
         torch.cuda.synchronize(device)
@@ -195,7 +195,7 @@ def time_among_others(
     )
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+def replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     """The time of the second of two replays. Unit: us."""
     graph.replay()
     begin.record()

@@ -13,6 +13,8 @@ The replay uses the order of the model's calls, the lifetimes of its storages an
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -20,10 +22,12 @@ from collections.abc import Callable, Collection
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.cache import replay_us
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
+from farm.operators.collectives import without_communication
 from farm.operators.encoding import tensors_in
 from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, rebuild
@@ -31,6 +35,9 @@ from farm.types.reading import Place
 
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
+LOOP = 4  # more runs of a call in the loops of a split model
+RANK_CALLS = 4  # timed calls of a tuple in a split model: graphs with NCCL stay short
+MOST_COLLECTIVES = 6  # collectives of a split model of which the time is measured that they add
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[[CapturedCall, Rebuilt], object]
@@ -41,37 +48,112 @@ Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
     """Time the tuples of a capture in the order of its calls: tuple id -> time in us that the context adds.
 
+    Collectives run once, without events: see `time_added`.
+
     Args:
         pass_s: approximate time of one pass of the model in s.
     """
+    return {
+        tuple_id: _place([before - after for before, after in values], player.capture.counts[tuple_id])
+        for tuple_id, values in _runs_us(player, 1, pass_s).items()
+    }
+
+
+def time_loops(player: Player, pass_s: float) -> dict[str, float]:
+    """Time the tuples of a split model in short loops in this process, in the order of its calls: tuple id -> us.
+
+    In a process with an NCCL communicator, a kernel begins later after the kernel before it: 0.2 to 0.4 us on H100s.
+    """
+
+    def more_us(runs: int) -> dict[str, float]:
+        return {
+            tuple_id: intervals.midmean([us for _, us in values])
+            for tuple_id, values in _runs_us(player, runs, pass_s).items()
+        }
+
+    short, long = more_us(1), more_us(1 + LOOP)
+    return {tuple_id: round((us - short[tuple_id]) / LOOP, 4) for tuple_id, us in long.items()}
+
+
+def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[float, float]]]:
+    """The times in us of the first run of each call and of `runs` further ones, in order, by tuple id."""
     capture, device = player.capture, player.device
-    events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
+    alone = {tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind != "collective"}
+    chosen, split = defaultdict[str, list[CapturedCall]](list), len(alone) < len(capture.tuples)
+    for call in capture.calls:
+        if call.tuple_id in alone and (not split or len(chosen[call.tuple_id]) < RANK_CALLS):
+            chosen[call.tuple_id].append(call)
+    events = {
+        call.index: tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3))
+        for call in itertools.chain.from_iterable(chosen.values())
+    }
 
     def timed(call: CapturedCall, operator: Rebuilt) -> object:
+        if call.index not in events:
+            return operator.run()
         first, second, third = events[call.index]
         first.record()
         out = operator.run()
         second.record()
-        operator.run()
+        for _ in range(runs):
+            operator.run()
         third.record()
         return out
 
     steps = HostSteps.of(lambda: player.play(timed), device)  # libraries load and select their algorithms
     graph = capture_graph([steps.around(lambda: player.play(timed))], device)
-    least, most = REPLAYS
-    samples: dict[str, list[float]] = defaultdict(list)
-    for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
-        graph.replay()
-        graph.replay()  # only the second replay counts: the first has filled the caches like a pass of the model
+    samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(_replays((4 + 2 * runs) * pass_s)):
+        for _ in range(2):  # only the second replay counts: the first has filled the caches like a pass of the model
+            graph.replay()
+            if split:
+                torch.cuda.synchronize(device)
         torch.cuda.synchronize(device)
-        for call, (first, second, third) in zip(capture.calls, events, strict=True):
-            added_ms = first.elapsed_time(second) - second.elapsed_time(third)
-            samples[call.tuple_id].append(added_ms * 1e3)
-    places = {}
-    for tuple_id, values in samples.items():
-        half_width_us = intervals.batch_half_width(values, intervals.midmean)
-        places[tuple_id] = Place(round(intervals.midmean(values), 4), round(half_width_us, 4), capture.counts[tuple_id])
-    return places
+        for tuple_id, calls in chosen.items():
+            for first, second, third in (events[call.index] for call in calls):
+                samples[tuple_id].append((first.elapsed_time(second) * 1e3, second.elapsed_time(third) * 1e3))
+    return samples
+
+
+def time_added(player: Player, pass_s: float) -> dict[str, Place]:
+    """Time what the collectives of a split model add to a pass: tuple id -> time in us of one call.
+
+    It is the difference of two replays of all calls: with the collective and without it. It contains what a loop of
+    collectives does not show: the ranks wait for each other, and the kernels before and after a collective do not
+    overlap. The replays have no events, which would delay the ranks. All ranks must call this.
+    """
+    capture, device = player.capture, player.device
+    collectives = [tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind == "collective"]
+    runs: list[Callable[[], object]] = []  # own the memory of their host steps, which the graphs use
+    graphs = []
+    pool = torch.cuda.graph_pool_handle()
+    for left_out in [None, *collectives[:MOST_COLLECTIVES]]:
+
+        def step(call: CapturedCall, operator: Rebuilt, left_out: str | None = left_out) -> object:
+            if call.tuple_id != left_out:
+                return operator.run()
+            return without_communication(operator.spec, operator.tensors[0])
+
+        run = functools.partial(player.play, step, once=True)
+        runs.append(HostSteps.of(run, device).around(run))
+        graphs.append(capture_graph(runs[-1:], device, pool))
+    samples: dict[str, list[float]] = defaultdict(list)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(_replays(2 * len(graphs) * pass_s)):  # alternate the graphs, so that all run at the same clocks
+        with_us, *without_us = (replay_us(graph, begin, end) for graph in graphs)
+        for tuple_id, us in zip(collectives, without_us, strict=False):
+            samples[tuple_id].append((with_us - us) / capture.counts[tuple_id])
+    return {tuple_id: _place(values, capture.counts[tuple_id]) for tuple_id, values in samples.items()}
+
+
+def _replays(seconds: float) -> int:
+    least, most = REPLAYS
+    return max(least, min(most, math.ceil(BUDGET_S / seconds)))
+
+
+def _place(values_us: list[float], calls: int) -> Place:
+    half_width_us = intervals.batch_half_width(values_us, intervals.midmean)
+    return Place(round(intervals.midmean(values_us), 4), round(half_width_us, 4), calls)
 
 
 class Player:

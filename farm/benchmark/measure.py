@@ -20,7 +20,7 @@ import torch
 
 from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
-from farm.benchmark.call_context import Player, time_in_order
+from farm.benchmark.call_context import Player, time_added, time_in_order, time_loops
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
@@ -361,8 +361,13 @@ class Bench:
 
         def places() -> dict[str, Any]:
             assert passes.order is not None
-            players.append(Player(passes.order(), device))
-            return {"places": time_in_order(players[0], pass_s)}
+            capture = passes.order()
+            players.append(ranks.together(lambda: Player(capture, device)))
+            found: dict[str, Any] = {"places": time_in_order(players[0], pass_s)}
+            if ranks.world() > 1:
+                found["added"] = time_added(players[0], pass_s)
+                found["looped_us"] = time_loops(players[0], pass_s)
+            return found
 
         def in_order() -> dict[str, Any]:
             if not players:  # the places are missing: their reason tells why

@@ -7,12 +7,16 @@ memory is decided together: `largest` returns the largest value of all ranks. A 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from farm.devices.host import nccl_of, packaged_version
 from farm.errors import Unmeasurable
+
+T = TypeVar("T")
 
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
@@ -55,3 +59,20 @@ def largest(value: float) -> float:
     shared = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(shared, dist.ReduceOp.MAX)
     return float(shared)
+
+
+def together(make: Callable[[], T]) -> T:
+    """Return ``make()`` if it succeeds on all ranks. It must not communicate.
+
+    Raises:
+        Exception: the error of this rank; RuntimeError: another rank failed.
+    """
+    made: T | None = None
+    failure: Exception | None = None
+    try:
+        made = make()
+    except Exception as error:
+        failure = error
+    if largest(failure is not None):
+        raise failure or RuntimeError("Another rank failed; see its log.")
+    return made  # type: ignore[return-value]

@@ -23,6 +23,7 @@ _NO_COLLECTIVE = ("::wait_tensor", "::_wrap_tensor_autograd")
 COPIES_FIRST = frozenset({"_c10d_functional::all_reduce", "_c10d_functional::broadcast"})
 #: Classes of tensors that stand for the parts of all ranks, or for the result of a collective that still runs.
 WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
+_IN_PLACE = ("all_reduce", "broadcast")  # the output is the input
 _REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
 
 
@@ -108,6 +109,11 @@ def written(spec: OperatorTuple) -> frozenset[int]:
     return frozenset({0} if changes else ())
 
 
+def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tensor:
+    """An output of a collective on ``sent`` with the right shape but other values; nothing is communicated."""
+    return sent if spec.short_name in _IN_PLACE else sent.new_empty(output_elements(spec))
+
+
 def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """The function that runs a collective on the input of this rank, beside its product, and returns its output."""
     cards, name, elements = spec.parameters["cards"], spec.short_name, output_elements(spec)
@@ -116,7 +122,7 @@ def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor
     meanwhile = product_beside(spec, device)
 
     def run(sent: torch.Tensor) -> torch.Tensor:
-        out = sent if name in ("all_reduce", "broadcast") else sent.new_empty(elements)
+        out = sent if name in _IN_PLACE else sent.new_empty(elements)
         works: list[Any]
         if name == "all_reduce":
             works = [dist.all_reduce(sent, reduction, async_op=True)]

@@ -246,8 +246,9 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
         return None
     read = by_key(lambda part: part.operator_id, evidence.parts)
     parts = [part for one in wanted for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)]
-    # The wholes of the measured layers show at which clocks the card runs the model.
-    summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch)
+    # The wholes of the measured layers show at which clocks the card runs the model. Their replays have other calls.
+    wholes = [one.without_replay() for one in evidence.wholes]
+    summed = aggregate(parts, wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch)
     return AllLayers(
         variant=whole,
         layers=layers,

@@ -275,6 +275,8 @@ class Details(_Stored):
     eager_time_half_width_us: float | None = None
     eager_time_missing: str | None = None  # why it is missing
     places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
+    looped_us: Mapping[str, float] | None = None  # of a whole on several cards: loops of the tuples, by tuple id
+    added: Mapping[str, Place] | None = None  # of collectives: effect relative to a pass without them, not to a loop
     in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
     places_missing: str | None = None  # why they are missing
     in_order_missing: str | None = None  # why it is missing
@@ -391,11 +393,20 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     burst = max(bursts, key=lambda one: one.time_us) if len(bursts) == len(of_card) else None
     if burst is not None:
         burst = dataclasses.replace(burst, **_totals(bursts, *summed, "pause_power_w"))
+    replays = [one.details.in_order for one in of_card if one.details.in_order is not None]
+    in_order = max(replays, key=lambda one: one.time_us) if len(replays) == len(of_card) else None
+    if in_order is not None:
+        in_order = dataclasses.replace(in_order, **_totals(replays, *summed[2:]))
     clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
     ranks = tuple(
         RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
         for one, card_id in zip(readings, card_ids, strict=True)
     )
+    about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
+    loops = [one.details.looped_us or {} for one in readings]
+    about["looped_us"] = {key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0]} or None
+    for name in ("places", "added"):
+        about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]
     series = {
         f"rank_{rank}_{name}" if rank else name: values
@@ -404,14 +415,25 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     }
     return dataclasses.replace(
         slowest,
-        **_totals(list(of_card), *summed, "idle_power_w", "base_power_w"),
+        **_totals(list(of_card), *summed, "base_power_w"),
+        idle_power_w=None,  # a card with ranks does not reach its idle power
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
         temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
         flags=tuple(sorted({name for one in readings for name in one.flags})),
-        details=dataclasses.replace(slowest.details, ranks=ranks, burst=burst),
+        details=dataclasses.replace(slowest.details, **about),
         trace=Trace(traces[0].window_s, series) if traces[0] else None,
     )
+
+
+def _mean_places(of_ranks: Sequence[Mapping[str, Place]]) -> dict[str, Place] | None:
+    """The mean over the ranks, because a rank that is early waits in a collective for the others."""
+    found = {}
+    for tuple_id, one in of_ranks[0].items():
+        each = [places[tuple_id] for places in of_ranks if tuple_id in places]
+        half_width_us = math.hypot(*(place.half_width_us for place in each)) / len(each)
+        found[tuple_id] = Place(math.fsum(place.effect_us for place in each) / len(each), half_width_us, one.calls)
+    return found or None
 
 
 def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
@@ -496,6 +518,7 @@ _PARTS: dict[str, Any] = {
     "context": InContext,
     "canary": CanaryNote,
     "places": dict[str, Place],
+    "added": dict[str, Place],
     "in_order": InOrder,
     "kernels": dict[str, Launches],
     "eagerly": Eagerly,

@@ -25,7 +25,7 @@ from typing import Any
 
 from farm.benchmark.intervals import paired_half_width
 from farm.types.format import TIME, count_of, percent, quantity
-from farm.types.reading import Burst, Details, Verification
+from farm.types.reading import Burst, Details, Place, Verification
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     CanaryReading,
@@ -80,9 +80,11 @@ def waiting_share(choices: Iterable[Choice], wholes: Sequence[ReadingView]) -> F
     shared_mj = math.fsum(count * chosen.loop_unsure_mj for count, chosen, _ in known)
     half_width = max(LEAST_WAITING, math.hypot(scatter_mj, shared_mj) / abs(swing_mj))
     missing_mj = replay["energy"].value - math.fsum(count * energy.value for count, _, energy in known)
+    found = WAITING.value + missing_mj / swing_mj
+    if wholes[0].details.ranks:  # links and flushes for other cards take energy, too: there is no upper limit
+        return Figure(max(0.0, found), half_width)
     if half_width >= WAITING.half_width:
         return WAITING
-    found = WAITING.value + missing_mj / swing_mj
     share = min(1.0, max(0.0, found))
     return Figure(share, half_width + abs(found - share))
 
@@ -470,12 +472,24 @@ def choose(
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
     chosen = _at_model_temperature(_at_model_clocks(reading, wholes), reading, wholes)
     in_cache = weights_in_cache(wholes) or 0.0
-    found = [place for whole in wholes if (place := (whole.details.places or {}).get(operator_id)) is not None]
-    if not found:
+    if added := _mean_place((whole.details.added for whole in wholes), operator_id):
+        longer = replace(added, value=added.value - chosen.time.value)
+        return _among_others(chosen, reading, 1.0, waiting, longer)
+    if not (effect := _mean_place((whole.details.places for whole in wholes), operator_id)):
         return _among_others(chosen, reading, in_cache, waiting)
-    effect = Figure(sum(one.effect_us for one in found) / len(found), max(one.half_width_us for one in found))
+    effect = _bounded(effect, reading, in_cache)
+    loops = [us for whole in wholes if (us := (whole.details.looped_us or {}).get(operator_id)) is not None]
+    if loops and reading.details.context:
+        effect = replace(effect, value=effect.value + sum(loops) / len(loops) - reading.details.context.alone_us)
     # The effect was measured with weights as cold as in the model, so it contains the time to fetch them.
-    return _among_others(chosen, reading, 1.0, waiting, _bounded(effect, reading, in_cache))
+    return _among_others(chosen, reading, 1.0, waiting, effect)
+
+
+def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: str) -> Figure | None:
+    found = [place for places in of_wholes if places and (place := places.get(operator_id))]
+    if not found:
+        return None
+    return Figure(sum(one.effect_us for one in found) / len(found), max(one.half_width_us for one in found))
 
 
 def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:

@@ -159,6 +159,11 @@ class Whole:
     def short_reason(self) -> str:
         return self.reason.partition("\n")[0]
 
+    def without_replay(self) -> Whole:
+        if self.reading is None:
+            return self
+        return replace(self, reading=replace(self.reading, details=replace(self.reading.details, in_order=None)))
+
 
 @dataclass(frozen=True)
 class CanaryReading:

@@ -9,26 +9,41 @@ import sys
 import time
 
 import pytest
+import torch
 
 from farm.benchmark import clock, ranks
+from farm.benchmark.call_context import Player
 from farm.benchmark.measure import Bench
+from farm.benchmark.passes import variant_passes
+from farm.models import catalog
 from farm.operators.collectives import collective_tuple
+from farm.training.version import versioned
 from farm.types.protocol import Protocol, Stopping, Subject
 from tests.benchmark.fake_device import FakeDevice
 
 STOPPING = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.02, energy_half_width=0.02)
 
 
-@pytest.mark.slow
-def test_ranks_that_see_other_times_run_the_same_passes(monkeypatch, tmp_path):
+@pytest.fixture
+def pair(monkeypatch, tmp_path):
+    """Runs a function of this file on two ranks and returns what each found."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    command = [sys.executable, "-m", "tests.benchmark.test_ranks", str(tmp_path / "rendezvous")]
-    started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
-    try:
-        first, second = (json.loads(process.communicate(timeout=120)[0]) for process in started)
-    finally:
-        for process in started:
-            process.kill()
+
+    def run(name):
+        command = [sys.executable, "-m", "tests.benchmark.test_ranks", str(tmp_path / "rendezvous"), name]
+        started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
+        try:
+            return [json.loads(process.communicate(timeout=120)[0]) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+
+    return run
+
+
+@pytest.mark.slow
+def test_ranks_that_see_other_times_run_the_same_passes(pair):
+    first, second = pair("measure")
     assert first["rounds"] == second["rounds"]
     assert first["decisions"] == second["decisions"]
     assert set(second["flags"]) - set(first["flags"]) >= {"shared", "throttled_power"}
@@ -37,11 +52,56 @@ def test_ranks_that_see_other_times_run_the_same_passes(monkeypatch, tmp_path):
     assert second["burst"]
 
 
-def measure(rank: int, rendezvous: str) -> dict[str, object]:
-    """Measure a collective as one of two ranks; the second is late, noisy, hot, shared and at its power limit."""
-    import torch
+@pytest.mark.slow
+def test_the_calls_of_a_split_model_are_replayed_on_all_ranks(pair):
+    first, second = pair("replay")
+    assert first == second
+    assert first["collectives"] > 2
+    assert first["elsewhere"] == 0
 
-    ranks.join(torch.device("cpu"), rank, 2, rendezvous)
+
+def test_a_failure_of_one_rank_is_a_failure_of_all(pair):
+    first, second = pair("fail")
+    assert first["error"].startswith("RuntimeError: Another rank failed")
+    assert second["error"].startswith("MemoryError")
+
+
+def fail(rank: int) -> dict[str, object]:
+    def make() -> None:
+        if rank:
+            raise MemoryError
+
+    try:
+        ranks.together(make)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": ""}
+
+
+def replay(rank: int) -> dict[str, object]:
+    """Replay the calls of a split model. Count those that read other memory than an earlier call has written."""
+    variant = versioned(catalog.variant("qwen2.5-0.5b", 2, layers=1, length=8, phase="prefill", tensor_parallel=2))
+    subject = Subject("variant", variant.id, variant.to_json())
+    passes = variant_passes(subject, Protocol(launch="eager"), torch.device("cpu"))
+    capture, made, found = passes.order(), {}, {"collectives": 0, "elsewhere": 0}
+
+    def step(call, operator):
+        given = dict.fromkeys(tensor.untyped_storage().data_ptr() for tensor in operator.tensors)
+        found["elsewhere"] += sum(
+            made.get(one, address) != address for one, address in zip(call.reads, given, strict=True)
+        )
+        found["collectives"] += capture.tuples[call.tuple_id].kind == "collective"
+        out = operator.run()
+        if isinstance(out, torch.Tensor):
+            made.update(dict.fromkeys(set(call.writes) - set(call.reads), out.untyped_storage().data_ptr()))
+        return out
+
+    Player(capture, torch.device("cpu")).play(step, once=True)
+    return found
+
+
+def measure(rank: int) -> dict[str, object]:
+    """Measure a collective as one of two ranks; the second is late, noisy, hot, shared and at its power limit."""
     seen = {"rounds": 0, "decisions": 0}
     noise, step, largest = random.Random(rank), clock.Clock.step, ranks.largest
 
@@ -66,4 +126,6 @@ def measure(rank: int, rendezvous: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    json.dump(measure(int(sys.argv[2]), sys.argv[1]), sys.stdout)
+    rank = int(sys.argv[3])
+    ranks.join(torch.device("cpu"), rank, 2, sys.argv[1])
+    json.dump(globals()[sys.argv[2]](rank), sys.stdout)
