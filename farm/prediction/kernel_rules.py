@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from farm.prediction.families import operator_family, operator_type
 from farm.types.tuple import DTYPES, contiguous_stride, plain, shapes_passed, table_named, tensor_references
 
@@ -240,18 +242,9 @@ def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
         left, right = shapes[-2:]
         if short_name not in ("mm", "bmm", "matmul", "addmm", "baddbmm") or left[-1] != right[-2] or len(left) < 2:
             return None
-        return Products(left[-2], right[-1], left[-1], _broadcast(left[:-2], right[:-2]))
+        return Products(left[-2], right[-1], left[-1], math.prod(np.broadcast_shapes(left[:-2], right[:-2])))
     except (KeyError, TypeError, ValueError, IndexError):  # no rule knows this call
         return None
-
-
-def _broadcast(*shapes: Sequence[int]) -> int:
-    """Return the number of elements of tensors that are broadcast. Raises `ValueError` if their shapes do not fit."""
-    elements = 1
-    for sizes in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
-        (size,) = {*sizes} - {1} or {1}
-        elements *= size
-    return elements
 
 
 def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
@@ -365,7 +358,7 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     if dense and all(one["shape"] == first["shape"] and _steps(one) == steps for one in large):
         return 0.0
     try:
-        whole = _broadcast(*(one["shape"] for one in large))
+        whole = np.broadcast_shapes(*(tuple(one["shape"]) for one in large))
     except ValueError:  # not an elementwise operator
         return 0.0
     steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
@@ -375,7 +368,7 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
         for one in large
         if elements_of(one) == elements_of(first)
     )
-    return whole * (_FITTED.scattered_times if apart else 1.0)
+    return math.prod(whole) * (_FITTED.scattered_times if apart else 1.0)
 
 
 def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:

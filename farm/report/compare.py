@@ -473,8 +473,12 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
         found = model.verdict
         if isinstance(found, int):
             details = session.get_one(tables.VerdictRow, found).details
-            stored = details.get("schema") == VERDICT_SCHEMA
-            found = Verdict.from_json(details) if stored else _report(session, model.job_id).verdict
+            if details.get("schema") == VERDICT_SCHEMA:
+                found = Verdict.from_json(details)
+            else:
+                from farm.report.report import build
+
+                found = build(session, model.job_id).verdict
         verdicts.append(found)
         if not found.time.whole:
             reasons = dict.fromkeys(whole.short_reason for whole in found.wholes if whole.reason)
@@ -539,14 +543,10 @@ def _side(session: Session, text: str, known: dict[str, _Operator]) -> _Found:
     return _of_filters(session, parse(words), known)
 
 
-def _report(session: Session, job_id: str) -> Report:
+def _of_job(session: Session, job_id: str) -> _Found:
     from farm.report.report import build  # late: a comparison of filters seldom needs a report
 
-    return build(session, job_id)
-
-
-def _of_job(session: Session, job_id: str) -> _Found:
-    built = _report(session, job_id)
+    built = build(session, job_id)
     rows = []
     for row in built.tuples:
         time = None if row.time_us is None else Figure(row.time_us, row.time_half_width_us or 0.0)

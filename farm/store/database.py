@@ -53,10 +53,7 @@ UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock durin
 
 
 class database_now(FunctionElement[float]):
-    """SQL function: the database's clock at the start of the statement (not the transaction). Unit: s since 1970.
-
-    It is the same in the whole statement, so that PostgreSQL uses indexes for conditions on it.
-    """
+    """SQL function: the database's clock at the start of the statement (not the transaction). Unit: s since 1970."""
 
     type = Float(53)
     inherit_cache = True
@@ -69,7 +66,7 @@ def _sqlite_now(element: Any, compiler: Any, **kw: Any) -> str:
 
 @compiles(database_now, "postgresql")
 def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
-    return "extract(epoch from statement_timestamp())::double precision"
+    return "extract(epoch from statement_timestamp())::double precision"  # `clock_timestamp` would prevent indexes
 
 
 def read_clock_s(session: Session) -> float:

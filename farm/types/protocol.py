@@ -270,8 +270,7 @@ class Software(ContentAddressed):
 
 
 def software_values(of: Iterable[Any], name: str) -> set[str]:
-    """Return the values of a field in software whose readings are to be compared. Only readings on several cards have a
-    communication library: they are compared with the readings on one card."""
+    """The values of a field that readings differ in. Only readings on several cards have a communication library."""
     return {str(getattr(one, name)) for one in of} - ({""} if name == "communication" else set())
 
 
