@@ -404,7 +404,10 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     )
     about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
     loops = [one.details.looped_us or {} for one in readings]
-    about["looped_us"] = {key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0]} or None
+    shared = set.intersection(*map(set, loops))
+    about["looped_us"] = {
+        key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0] if key in shared
+    } or None
     for name in ("places", "added"):
         about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]

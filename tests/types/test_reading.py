@@ -2,7 +2,7 @@
 
 import json
 
-from farm.types.reading import Burst, CanaryNote, Details, InContext, Reading, Verification, of_ranks
+from farm.types.reading import Burst, CanaryNote, Details, InContext, InOrder, Place, Reading, Verification, of_ranks
 
 STORED = {
     "method": 4,
@@ -69,11 +69,23 @@ def test_an_older_record_names_the_launches_of_a_kernel():
     }
 
 
-def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():
-    def of(burst):
-        figures = dict.fromkeys(("time_us", "time_half_width_us", "time_median_us", "time_trimmed_us"), 100.0)
-        return Reading(**figures, passes=9, window_s=1.0, warm_up_s=1.0, details=Details(burst=burst))
+def of(burst=None, **details):
+    figures = dict.fromkeys(("time_us", "time_half_width_us", "time_median_us", "time_trimmed_us"), 100.0)
+    return Reading(**figures, passes=9, window_s=1.0, warm_up_s=1.0, details=Details(burst=burst, **details))
 
+
+def test_ranks_replay_in_order_together_and_wait_for_each_other():
+    one = of(in_order=InOrder(50.0, 1.0, 20.0, 3.0), places={"a": Place(2.0, 0.3, 4)}, looped_us={"a": 5.0})
+    other = of(in_order=InOrder(51.0, 1.0, 22.0, 4.0), places={"a": Place(1.0, 0.4, 4)}, looped_us={"a": 6.0})
+    details = of_ranks([one, other], ["a", "b"]).details
+    assert (details.in_order.time_us, details.in_order.energy_mj) == (51.0, 42.0)
+    assert details.in_order.energy_half_width_mj == 5.0
+    assert details.places == {"a": Place(1.5, 0.25, 4)}
+    assert details.looped_us == {"a": 5.5}
+    assert of_ranks([one, of()], ["a", "b"]).details.in_order is None
+
+
+def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():
     one = Burst(80.0, power_w=300.0, energy_mj=24.0, energy_half_width_mj=3.0, pause_power_w=100.0)
     other = Burst(90.0, power_w=400.0, energy_mj=36.0, energy_half_width_mj=4.0, pause_power_w=120.0)
     burst = of_ranks([of(one), of(other)], ["a", "b"]).details.burst

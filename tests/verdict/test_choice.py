@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from farm.types.reading import Burst, Details, InContext, InOrder, Place
+from farm.types.reading import Burst, Details, InContext, InOrder, Place, RankFigures
 from farm.verdict.aggregate import (
     BETWEEN_JOBS,
     BUILD_UNSURE_US,
@@ -190,6 +190,31 @@ def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
         for name, share in (("conv", 1), ("conv", 0.5), ("relu", 1))
     ]
     assert times == pytest.approx([80 + 5, 80 + 8.5, 80 + 2])
+
+
+def test_in_a_split_model_a_tuple_takes_as_long_as_in_a_loop_of_the_ranks():
+    details = Details(
+        found_again=0.0,
+        places={"conv": Place(12.0, 0.3, calls=2)},
+        looped_us={"conv": 80.4},
+        added={"sum": Place(130.0, 0.2, calls=4)},
+    )
+    copied = reading(details=Details(context=CONTEXT, copies=9))
+    assert choose(copied, [reading(details=details)], "conv").time.value == pytest.approx(80.4 + 12)
+    chosen = choose(reading(details=Details(context=CONTEXT)), [reading(details=details)], "sum")
+    assert chosen.time.value == pytest.approx(130)  # what the collective adds to a pass
+    assert chosen.context_us == pytest.approx(30)
+
+
+def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
+    ranks = (RankFigures("GPU-1", 115.0), RankFigures("GPU-2", 115.0))
+    context = InContext(alone_us=10.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
+    each = reading(10.0, energy_mj=4.0, energy_half_width_mj=0.001, details=Details(context=context))
+    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=each)
+    replay, places = InOrder(105.0, 0.1, 44.0, 0.01), {"relu": Place(0.5, 0.0, calls=10)}
+    whole = reading(105.0, details=Details(found_again=0.0, places=places, in_order=replay, ranks=ranks))
+    energy = aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").energy
+    assert energy.total.value == pytest.approx(44.0)
 
 
 @pytest.mark.parametrize(("clock", "unsure_us", "unsure_mj"), [(1400, 0, 0), (1690, 20 / 4, 12 / 4), (1980, 0, 0)])
