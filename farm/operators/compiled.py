@@ -20,14 +20,7 @@ from farm.operators.allow_list import ATEN_OVERLOADS
 from farm.operators.capture import Around, Recorder, WatchedOperators
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.compiler import CompiledModel, Kernel
-from farm.operators.encoding import (
-    NotEncodable,
-    TensorTable,
-    costs_something,
-    storage_key,
-    tensors_in,
-    written_tensors,
-)
+from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
 
 EAGER = "eager"  # `CapturedCall.owner` of an operator between two graphs
 
