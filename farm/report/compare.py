@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy
 from sqlmodel import Session, col
@@ -31,9 +31,6 @@ from farm.types.format import percent
 from farm.types.protocol import Variant, software_values
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
-
-if TYPE_CHECKING:
-    from farm.report.report import Report
 
 Weights = Literal["own calls", "calls of A", "calls of B", "once"]
 
@@ -136,17 +133,18 @@ class ComparedKernels:
         return data | {"saved_time_us": self.saved(self.row.time), "saved_energy_mj": self.saved(self.row.energy)}
 
 
+@dataclass(frozen=True)
 class Made(Sequence[ComparedRow]):
     """Compared rows, each of them made when it is used: a table shows few of thousands."""
 
-    def __init__(self, rows: Sequence[Any], make: Callable[[Any], ComparedRow]) -> None:
-        self._rows, self._make = rows, make
+    rows: Sequence[Any]
+    make: Callable[[Any], ComparedRow]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return [*map(self._make, self._rows[place])] if isinstance(place, slice) else self._make(self._rows[place])
+        return [*map(self.make, self.rows[place])] if isinstance(place, slice) else self.make(self.rows[place])
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,7 @@ class _Found:
     every: Sequence[SideTuple]
     models: Sequence[_Model]
     fields: frozenset[str]
-    report: Report | None = None  # of a job
+    report: Any = None  # of a job: its `Report`
 
     @cached_property
     def tuples(self) -> list[SideTuple]:
@@ -296,9 +294,6 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 
         return Made(sorted(rows, key=lambda row: -found.time_of([row])), made)
 
-    def order(pair: Pair) -> tuple[bool, float, str, str]:
-        return *_difference("time", pair[:1], pair[1:]).order, pair[0].label, pair[0].data
-
     models = _models(a, b)
     compared = [_compared(session, *pair) for pair in models]
     return SideComparison(
@@ -309,7 +304,10 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         total,
         weights,
         tuple(sorted(types, key=lambda row: (*row.time.order, row.name))),
-        Made(sorted(alike, key=order), lambda pair: _of_one(a, b, pair[:1], pair[1:])),
+        Made(
+            sorted(alike, key=lambda pair: (*_difference("time", pair[:1], pair[1:]).order, pair[0].label)),
+            lambda pair: _of_one(a, b, pair[:1], pair[1:]),
+        ),
         alone(a, True, only_a, b),
         alone(b, False, only_b, a),
         _kernels(session, a, b),
@@ -520,7 +518,6 @@ def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
 
 
 def _side(session: Session, text: str, known: dict[str, _Operator]) -> _Found:
-    """Read a side. `known`: operator id -> operator, of the other side; this side's are added."""
     try:
         words = shlex.split(text)
     except ValueError:
