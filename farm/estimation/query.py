@@ -27,7 +27,7 @@ from farm.prediction.dataset import (
     measured_models,
     stored_card_model,
 )
-from farm.prediction.stored_predictor import NeededTuple, Predictor, RooflinePredictor, StoredPredictor
+from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.prediction.tile_roofline import card_model
 from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from farm.settings import settings
@@ -36,6 +36,7 @@ from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
+from farm.types.tuple import NeededTuple
 
 FILLS = ("auto", "none", "roofline")
 LEAST_OF_CARD = 20  # readings of one card from which its power is predicted apart from that of its model
