@@ -1,10 +1,11 @@
 """Add readings of farms to the packaged readings: ``python benchmarks/package_readings.py h200.db``.
 
-Existing rows stay. The script adds valid readings of real cards by the current method, without rough ones, from each
-database, with their jobs, captures and verdicts, without traces. It does not change the databases. Adding the same
-database again changes nothing, so run the script after every measurement. All verdicts are computed again from their
-readings. At the end the script writes the compressed database of all packaged readings. Run it without a database after
-a change of the database's schema, and with ``--verdicts`` after a change of the verdicts' arithmetic.
+Existing rows stay. The script adds valid readings of real cards by the current method, without rough ones (except those
+of collectives), from each database, with their jobs, captures and verdicts, without traces. It does not change the
+databases. Adding the same database again changes nothing, so run the script after every measurement. All verdicts are
+computed again from their readings. At the end the script writes the compressed database of all packaged readings. Run
+it without a database after a change of the database's schema, and with ``--verdicts`` after a change of the verdicts'
+arithmetic.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
 from farm.store.database import Database
 from farm.store.tables import ImportedVerdict, Job, VerdictRow
+from farm.types.collective import COLLECTIVES
 from farm.types.reading import METHOD
 from farm.verdict.evidence import Evidence
 
@@ -44,10 +46,11 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
         if target.exists():
             import_export(merged, target, origin=target.name)
         for number, path in enumerate(databases):
-            exported = Path(made) / str(number) / target.name
-            _export(path, Path(made) / f"{number}.db", exported)
-            for taken in import_export(merged, exported, origin=target.name):
-                new[taken.table] = new.get(taken.table, 0) + taken.new
+            for chosen in ("flag!=rough", f"operator={','.join(COLLECTIVES)}"):
+                exported = Path(made) / f"{number} {chosen[:8]}" / target.name
+                _export(path, Path(made) / f"{number}.db", exported, chosen)
+                for taken in import_export(merged, exported, origin=target.name):
+                    new[taken.table] = new.get(taken.table, 0) + taken.new
         if any(new.values()) or not databases:
             judge_again(merged)
             written = Path(made) / "written" / target.name
@@ -93,7 +96,7 @@ def compress() -> Path:
     return target
 
 
-def _export(path: Path, copy: Path, target: Path) -> None:
+def _export(path: Path, copy: Path, target: Path, chosen: str) -> None:
     """Export the rows to add from a copy of a database, upgraded to the current schema."""
     with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source, sqlite3.connect(copy) as sink:
         source.backup(sink)  # includes the write-ahead log
@@ -101,9 +104,7 @@ def _export(path: Path, copy: Path, target: Path) -> None:
     try:
         database.upgrade()
         with database.read() as session:
-            export(
-                session, target, filters=parse([f"method={METHOD}", "simulated=false", "card_kind=cuda", "flag!=rough"])
-            )
+            export(session, target, filters=parse([f"method={METHOD}", "simulated=false", "card_kind=cuda", chosen]))
     finally:
         database.close()
 

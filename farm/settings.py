@@ -45,9 +45,7 @@ def _lock_dir() -> Path:
 class Settings(BaseSettings):
     """The settings. Environment variables override the file named by ``FARM_CONFIG``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FARM_", extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
+    model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid", hide_input_in_errors=True)
 
     broker_url: str = ""
     """Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.compiler import compiles
+from sqlmodel import SQLModel
 
 from farm.store import database as module
 from farm.store.database import Database, database_now
@@ -41,6 +42,8 @@ class Clock:
         for dialect, real in _REAL.items():
             compiles(database_now, dialect)(change(real))
         self._database.engine.clear_compiled_cache()
+        for mapper in SQLModel._sa_registry.mappers:  # they keep compiled statements of their own
+            mapper._compiled_cache.clear()
 
 
 def _set_forward(real: Callable[..., str]) -> Callable[..., str]:

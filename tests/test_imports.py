@@ -257,6 +257,12 @@ def test_the_command_line_loads_nothing_heavy_before_a_verb_runs():
     assert done.stdout.strip() == "[]"
 
 
+def test_look_ups_and_reports_load_no_arithmetic():
+    """To load numpy takes a sixth of the time of a short command."""
+    code = "import sys, farm.report.gate, farm.report.lookup, farm.report.report; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_the_list_of_commands_loads_no_database():
     listed = "from cli import main; main.app(['--help'], standalone_mode=False)"
     code = f"import sys; {listed}; sys.exit('sqlalchemy' in sys.modules or 'pydantic' in sys.modules)"

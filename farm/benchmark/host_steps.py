@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from farm.benchmark.torch_device import synchronize
 from farm.errors import Unmeasurable
@@ -25,6 +26,8 @@ from farm.operators.capture import WatchedOperators
 from farm.operators.encoding import storage_key, tensors_in, written_tensors
 
 _aten: Any = torch.ops.aten
+#: The same values in other tensors: autograd attaches the graph of a pass to what an operator returns.
+_alias = functools.partial(tree_map_only, torch.Tensor, torch.Tensor.detach)
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
 
@@ -92,13 +95,20 @@ class _Pass:
         self.found, self.recording, self.card = found, recording, found.device.type
         self.left = [] if recording else list(found.steps)  # the steps that are still to repeat
         self.inside = False  # True while an operator runs that is left out
-        self.left_out: set[int] = set()  # addresses of outputs that were not computed
+        self.left_out: dict[int, torch.Tensor] = {}  # outputs that were not computed, by address
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         tensor = functools.partial(self._constant, torch.tensor)  # a mode for functions would change what models run
         new = lambda like, data, **kwargs: tensor(data, **{"dtype": like.dtype, "device": like.device, **kwargs})  # noqa: E731
-        with replaced(torch, "tensor", tensor), replaced(torch.Tensor, "new_tensor", new), WatchedOperators(self.run):
+        with (
+            replaced(torch, "tensor", tensor),
+            replaced(torch.Tensor, "new_tensor", new),
+            _lists_replaced("__getitem__", tensor),
+            _lists_replaced("__setitem__", tensor),
+            torch.autograd.set_multithreading_enabled(False),  # host steps of a backward keep their order
+            WatchedOperators(self.run),
+        ):
             yield
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -115,10 +125,10 @@ class _Pass:
             elif func is _aten._local_scalar_dense.default and here[0]:
                 return self._read(func, functools.partial(func, *args), args[0])
             elif func in _INDEXING and here[0]:
-                args = (args[0], self._places(*args, **kwargs), *args[2:])
+                args = (args[0], self._places(*args), *args[2:])
             elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
                 return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
-            if self.left_out and self.left_out & set(map(storage_key, written_tensors(func, args, kwargs))):
+            if self.left_out and self.left_out.keys() & set(map(storage_key, written_tensors(func, args, kwargs))):
                 raise _refused(f"{func} writes to the output of an operator that is left out")
             self.found.launches |= any(here) and not func.is_view
             return func(*args, **kwargs)
@@ -156,7 +166,7 @@ class _Pass:
             return run()
         return self._leave_out("torch.tensor", run)
 
-    def _places(self, values: Any, indices: Any, new: Any = None, accumulate: bool = False) -> list[Any]:
+    def _places(self, values: Any, indices: Any, new: Any = None, *_: Any) -> list[Any]:
         """The indices as integers on the card, as PyTorch itself makes them."""
         if new is not None and not self._is_card(new.device) and sum(index is not None for index in indices) == 1:
             return list(indices)  # PyTorch fills the places of one mask with a number without knowing how many
@@ -173,8 +183,8 @@ class _Pass:
 
     def _leave_out(self, operator: str, run: Callable[[], Any]) -> Any:
         if not self.recording:
-            value = self._next(operator).value
-            self.left_out.update(map(storage_key, tensors_in(value)))
+            value = _alias(self._next(operator).value)
+            self.left_out.update((storage_key(tensor), tensor) for tensor in tensors_in(value))
             return value
         self.inside = True
         run()  # the first run may load libraries
@@ -184,7 +194,24 @@ class _Pass:
         synchronize(self.found.device)
         self.inside = False
         self.found.steps.append(_Step(operator, value, took_us=(time.perf_counter() - begin_s) * 1e6))
-        return value
+        return _alias(value)
+
+
+def _lists_replaced(name: str, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """While active, a method that indexes a tensor gets tensors of the card instead of lists of numbers."""
+    original = getattr(torch.Tensor, name)
+
+    @functools.wraps(original)
+    def call(tensor: Any, index: Any, *value: Any) -> Any:
+        def placed(part: Any) -> Any:
+            listed = isinstance(part, list | tuple) and part and all(isinstance(number, int) for number in part)
+            return make(part, device=tensor.device) if listed else part
+
+        if not torch._C._is_torch_function_mode_enabled():  # otherwise the mode calls again, below itself
+            index = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
+        return original(tensor, index, *value)
+
+    return replaced(torch.Tensor, name, call)
 
 
 def _refused(text: str) -> Unmeasurable:

@@ -426,11 +426,12 @@ class Bench:
         return dataclasses.replace(reading, flags=tuple(flag for flag in reading.flags if flag != "rough"))
 
     def _with_figures(self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None) -> Reading:
-        """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing` is None."""
+        """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing` is None, or if
+        other ranks do not fail."""
         try:
             return reading.noting(**figures())
         except Exception as error:
-            if missing is None:
+            if missing is None or not ranks.failed_everywhere():
                 raise
             torch.cuda.synchronize(self.torch_device)
             return reading.noting(**{missing: f"{type(error).__name__}: {error}".split("\n")[0][:200]})

@@ -242,12 +242,13 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     memory = _memory_of_step(step.run, elsewhere_bytes, device)
     details = _working_set(step.run, step.model, protocol, device)
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
+    steps = _host_steps(step.run, protocol, device)
     return Passes(
-        first=step.run,
+        first=steps.around(step.run),
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
-        details=dataclasses.replace(details, **memory),
+        details=dataclasses.replace(details, **memory, **steps.details()),
         written=[local_part(tensor) for tensor in step.model.parameters()],
-        order=lambda: as_launched(observe, protocol, device),
+        order=lambda: as_launched(steps.around(observe), protocol, device),
     )
 
 

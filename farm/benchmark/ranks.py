@@ -7,6 +7,8 @@ memory is decided together: `largest` returns the largest value of all ranks. A 
 from __future__ import annotations
 
 import datetime
+import itertools
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +19,8 @@ from farm.devices.host import nccl_of, packaged_version
 from farm.errors import Unmeasurable
 
 T = TypeVar("T")
+FAILURE_S = 10.0  # longest time between the failures of two ranks that fail for the same reason
+_failures = itertools.count()
 
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
@@ -76,3 +80,20 @@ def together(make: Callable[[], T]) -> T:
     if largest(failure is not None):
         raise failure or RuntimeError("Another rank failed; see its log.")
     return made  # type: ignore[return-value]
+
+
+def failed_everywhere(wait_s: float = FAILURE_S) -> bool:
+    """True if all ranks call this within `wait_s`. If not, another rank may wait in a collective for this one, for
+    ever, and the group must end."""
+    if world() == 1:
+        return True
+    store, key, until_s = (
+        dist.distributed_c10d._get_default_store(),
+        f"failure {next(_failures)}",
+        time.monotonic() + wait_s,
+    )
+    failed = store.add(key, 1)
+    while failed < world() and time.monotonic() < until_s:
+        time.sleep(0.05)
+        failed = store.add(key, 0)
+    return failed == world()

@@ -90,7 +90,7 @@ def verify(
     one_stream(device)
     variant, not_captured = Variant.from_json(subject.spec), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
-        record = functools.partial(_as_graph, device=device, waits=not (variant.compile or variant.step))
+        record = functools.partial(_as_graph, device=device, waits=not variant.compile)
     try:
         with numeric_flags(protocol):
             if ranks.world() > 1:

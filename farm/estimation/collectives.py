@@ -22,13 +22,13 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import NoReadings
-from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue
+from farm.prediction.stored_predictor import CallPrediction, PredictedValue
 from farm.store.columns import OPERATOR, READING
 from farm.store.content import sound_readings, stored_software
 from farm.types.collective import COLLECTIVES
 from farm.types.format import plural
 from farm.types.protocol import Software
-from farm.types.tuple import DTYPES
+from farm.types.tuple import DTYPES, NeededTuple
 
 EXTRAPOLATED = 2.0  # factor between the ends of the interval and the value for another number of cards
 

@@ -26,7 +26,7 @@ from farm.estimation.readings import (
     select_for_model,
     tuples_of,
 )
-from farm.prediction.stored_predictor import CallPrediction, NeededTuple, PredictedValue, Predictor
+from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
 from farm.store.content import stored_software
@@ -35,6 +35,7 @@ from farm.types.collective import COLLECTIVES
 from farm.types.format import ENERGY, TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
+from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Figure, PerToken, figure_json
 

@@ -27,15 +27,16 @@ from farm.prediction.dataset import (
     measured_models,
     stored_card_model,
 )
-from farm.prediction.stored_predictor import NeededTuple, Predictor, RooflinePredictor, StoredPredictor
+from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.prediction.tile_roofline import card_model
 from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
 from farm.settings import settings
 from farm.store import tables
-from farm.store.columns import PROTOCOL, READING
+from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
+from farm.types.tuple import NeededTuple
 
 FILLS = ("auto", "none", "roofline")
 LEAST_OF_CARD = 20  # readings of one card from which its power is predicted apart from that of its model
@@ -205,7 +206,7 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
 
 
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
-    """Return a note if the database has readings of tuples that the predictor was not trained with."""
+    """Return a note if the database has readings of many tuples that the predictor was not trained with: over 1 %."""
     conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: fields that differ between calls
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
@@ -214,13 +215,16 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
         READING.software_id == conditions.software.id,
         READING.protocol_id.in_([row.id for row in eager if {**(row.spec or {}), **of_calls} == like]),
         READING.subject_kind == "operator",
+        READING.subject_id.not_in(sqlalchemy.select(OPERATOR.id).where(OPERATOR.kind == "collective")),
         READING.method == conditions.method,
     )
     rows = sound_readings(session, found.card.model, ("subject_id", "flags"), *chosen)
     stored = sorted({row.subject_id for row in rows})
     new = len(stored) - int(found.has_learned(stored).sum())
     learned = f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings of {new} more"
-    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."] if new else []
+    return (
+        [f"{learned}. Fit the predictor to all of them: `farm predict fit`."] if new > len(found.learned) / 100 else []
+    )
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:

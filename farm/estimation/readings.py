@@ -17,8 +17,6 @@ from sqlmodel import Session
 from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.exchange.filters import NO_READINGS
 from farm.operators.roofline import Roofline, roofline_of
-from farm.prediction.stored_predictor import NeededTuple
-from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import classes, sound_readings, stored_software
@@ -26,12 +24,12 @@ from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
+from farm.types.tuple import NeededTuple, OperatorTuple
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
     from farm.training.extract import Extraction
-    from farm.types.tuple import OperatorTuple
 
 
 def card_model_named(session: Session, word: str) -> str:
@@ -76,6 +74,8 @@ def tuples_of(
     if stored := stored_tuples(session, variant, device_type, launch, card_model):
         return stored
     if variant.compile:
+        from farm.requests.partial_request import command_of
+
         command = command_of(Request(variant=variant, protocol=Protocol(data="copied"))).partition(" --launch")[0]
         raise NoReadings(
             f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",

@@ -21,7 +21,6 @@ from sqlmodel import Session
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.exchange import columns
 from farm.exchange.columns import Column
-from farm.prediction.kernel_rules import matrix_product
 from farm.store import tables
 from farm.store.columns import CALL, CAPTURE, ITEM, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.database import among, in_batches
@@ -341,6 +340,8 @@ OPERATOR_ROW = tuple(
 
 def operator_values(row: Any) -> dict[str, Any]:
     """Column -> value, from a row of the table of operators, without `operator_spec`."""
+    from farm.prediction.kernel_rules import matrix_product  # late: most filters need no rule
+
     spec: Mapping[str, Any] = row.spec or {}
     given: Mapping[str, Any] = row.parameters or {}
     inputs, outputs = shapes_passed(spec), row.output_shapes

@@ -10,17 +10,18 @@ from __future__ import annotations
 import bisect
 import heapq
 import statistics
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlmodel import Session, col, func, select
+import sqlalchemy
+from sqlmodel import Session, and_, case, col, func, select
 
 from farm.store.database import among, database_now
-from farm.store.tables import OPEN, Item, ItemState, Job, JobState
+from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState
 
-#: Items that `slowness` uses: ended within RECENT_S seconds, about NEWEST per card, MOST in all, and at least FEWEST.
-RECENT_S, NEWEST, MOST, FEWEST = 900.0, 200, 10_000, 3
+#: Items that `slowness` uses: begun within RECENT_S seconds, the NEWEST of each card, MOST in all, and at least FEWEST.
+RECENT_S, NEWEST, MOST, FEWEST = 900.0, 100, 10_000, 3
 #: A pause between two items counts as work up to this length. After a longer pause the card was idle. Unit: s.
 LONGEST_PAUSE_S = 1.0
 
@@ -182,28 +183,18 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
 
     Balancing and `time_left_s` both use this definition. Cards with too few items are left out.
     """
-    query = (
-        select(Item.card_id, Item.expected_s, Item.started_at_s, Item.ended_at_s)
-        .where(
-            col(Item.card_id).in_(card_ids),
-            Item.state == ItemState.DONE,
-            col(Item.reused).is_(False),
-            Item.role == "tuple",
-            Item.cards == 1,
-            col(Item.started_at_s).is_not(None),
-            col(Item.ended_at_s) > database_now() - RECENT_S,
-        )
-        .order_by(col(Item.ended_at_s).desc())
-        .limit(min(NEWEST * len(card_ids), MOST))
-    )
-    expected_s: dict[str, float] = defaultdict(float)
-    taken_s: dict[str, float] = defaultdict(float)
-    number: Counter[str] = Counter()
-    free_s: dict[str, float] = {}  # when the card ended its last item
-    for card_id, expected, started_s, ended_s in reversed(session.execute(query).all()):
-        begun_s = free_s.get(card_id, 0.0)
-        taken_s[card_id] += ended_s - (begun_s if 0 <= started_s - begun_s < LONGEST_PAUSE_S else started_s)
-        expected_s[card_id] += expected
-        number[card_id] += 1
-        free_s[card_id] = ended_s
-    return {card: max(0.001, taken_s[card] / expected_s[card]) for card in number if number[card] >= FEWEST}
+    # A subquery for each card: the database reads its newest items by the index of what it began, and no others.
+    started = col(Item.started_at_s)
+    names = ("expected_s", "started_at_s", "ended_at_s", "state", "reused", "role", "cards")
+    begun: Any = sqlalchemy.select(*(getattr(Item, name) for name in names))
+    begun = begun.where(Item.card_id == CardRow.id, started > database_now() - RECENT_S).order_by(started.desc())
+    one = begun.limit(max(1, min(NEWEST, MOST // max(1, len(card_ids))))).correlate(CardRow).subquery().c
+    free_s = func.lag(one.ended_at_s).over(order_by=one.ended_at_s)  # when the card ended the item before
+    pause_s = one.started_at_s - free_s
+    work_s = one.ended_at_s - case((and_(pause_s >= 0, pause_s < LONGEST_PAUSE_S), free_s), else_=one.started_at_s)
+    done = (one.state == ItemState.DONE, one.reused.is_(False), one.role == "tuple", one.cards == 1)
+    taken = select(one.expected_s, work_s.label("work_s")).where(*done).correlate(CardRow).subquery().c
+    ratio = func.sum(taken.work_s) / func.nullif(func.sum(taken.expected_s), 0.0)
+    of_card = select(case((func.count() >= FEWEST, ratio))).select_from(taken.work_s.table).scalar_subquery()
+    found = session.execute(select(CardRow.id, of_card).where(col(CardRow.id).in_(card_ids)))
+    return {card_id: max(0.001, slow) for card_id, slow in found if slow is not None}

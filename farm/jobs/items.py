@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Connection, update
+from sqlalchemy import ColumnElement, Connection, case, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -462,16 +462,21 @@ def renew_together(database: Database, held: Mapping[str, Collection[int]], leas
     """
 
     def free(table: Any, *which: Any) -> ColumnElement[bool]:
-        return col(table.id).in_(select(table.id).where(*which).with_for_update(key_share=True, skip_locked=True))
+        # As a common table expression, PostgreSQL evaluates it once, and not for each item in work of all cards.
+        locked = select(table.id).where(*which).with_for_update(key_share=True, skip_locked=True).cte()
+        return col(table.id).in_(select(locked.c.id))
 
     ids = sorted({item_id for its in held.values() for item_id in its})
-    own = (col(Item.id).in_(ids), col(Item.holder).in_(held), item_state.in_work(), col(Item.lease_until_s) > 0)
+    # The index of states would lead to the items in work of all cards; an expression has no index.
+    in_work = case((and_(item_state.in_work(), col(Item.lease_until_s) > 0), 1), else_=0) == 1
+    own = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
     seen = update(tables.CardRow).where(free(tables.CardRow, col(tables.CardRow.worker).in_(held)))
     with database.write() as session:
         found = session.execute(seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker)))
         holders = set(found.scalars())
         if ids:
-            session.exec(item_state.RENEW.update(free(Item, *own), lease_until_s=database_now() + lease_s))
+            renewed = item_state.RENEW.values(lease_until_s=database_now() + lease_s)
+            session.execute(update(Item).where(free(Item, *own)).values(renewed))
         return holders
 
 

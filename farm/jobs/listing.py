@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy
@@ -26,9 +26,9 @@ from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Jo
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: The busy share of a card is computed over this last span of time. Unit: s.
 BUSY_SPAN_S = 300.0
-#: Monitoring counts items again that ended in the last `LATE_S` before the last full count: late results change them. A
+#: Monitoring counts an item again until `LATE_S` after its end: late results change it, and its transaction may last. A
 #: full count reads all items, so there is one in `RECOUNT_S`. Unit: s.
-LATE_S, RECOUNT_S = 600.0, 3600.0
+LATE_S, RECOUNT_S = 120.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class CardCounts:
     duration_s: float = 0.0
     busy_share: float = 0.0
 
-    def add(self, state: str, reused: bool, reason: str, sums: Sequence[float | None]) -> None:
+    def add(self, state: str, reused: bool, reason: str, *sums: float | None) -> None:
         """Add items. ``sums``: their number, attempts after the first, late results, seconds, numbers within bounds."""
         number, again, repeated, duration_s, *within = (one or 0 for one in sums)
         self.begun_again += int(again)
@@ -174,15 +174,14 @@ class CardCounts:
 
 @dataclass
 class EndedCounts:
-    """Counts of the done and cancelled items of some cards that ended before a time, as rows of the database.
+    """Counts of the done and cancelled items of each card that ended before a time.
 
-    They are read again after `RECOUNT_S`. Until then, a cancelled item that is tried again is still among them.
+    All are counted again after `RECOUNT_S`. Until then, a cancelled item that is tried again is still among them.
     """
 
     before_s: float = 0.0
     read_at_s: float = -math.inf
-    cards: frozenset[str] = frozenset()
-    rows: Sequence[Any] = ()
+    of_cards: dict[str, CardCounts] = field(default_factory=dict)
 
 
 def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None) -> list[CardCounts]:
@@ -194,11 +193,11 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
         ended: the counts of an earlier call, which are used and kept up to date. With them, the cost does not grow with
             the number of ended items.
     """
-    found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
-    now = database_now()
+    views = {view.card.id: view for view in cards.views(session, heartbeat_s) if view.card.host == host}
+    now, ended = database_now(), ended or EndedCounts()
 
     def per_card(*columns: Any, where: Any, by: Sequence[Any] = ()) -> Sequence[Any]:
-        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(found), *where)
+        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(views), *where)
         return session.execute(query.group_by(col(Item.card_id), *by)).all()
 
     again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
@@ -210,15 +209,20 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
         return per_card(*sums, where=where, by=(col(Item.state), col(Item.reused), col(Item.reason)))
 
     over = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
-    ended = ended or EndedCounts()
-    if time.monotonic() - ended.read_at_s > RECOUNT_S or ended.cards != found.keys():
-        ended.before_s = read_clock_s(session) - LATE_S
-        ended.rows = counted(over, col(Item.ended_at_s) < ended.before_s)
-        ended.read_at_s, ended.cards = time.monotonic(), frozenset(found)
+    if time.monotonic() - ended.read_at_s > RECOUNT_S or ended.of_cards.keys() != views.keys():
+        ended.before_s, ended.read_at_s = 0.0, time.monotonic()
+        ended.of_cards = {card_id: CardCounts(view) for card_id, view in views.items()}
+    until_s = read_clock_s(session) - LATE_S
+    for card_id, *of in counted(over, col(Item.ended_at_s) >= ended.before_s, col(Item.ended_at_s) < until_s):
+        ended.of_cards[card_id].add(*of)
+    ended.before_s = until_s
+    found = {
+        card_id: replace(counts, view=views[card_id], failed=Counter(), open=Counter())
+        for card_id, counts in ended.of_cards.items()
+    }
     since = and_(over, col(Item.ended_at_s) >= ended.before_s)
-    others = counted(or_(since, col(Item.state).in_((*OPEN, ItemState.FAILED))))
-    for card_id, state, reused, reason, *numbers in (*ended.rows, *others):
-        found[card_id].add(state, reused, reason, numbers)
+    for card_id, *of in counted(or_(since, col(Item.state).in_((*OPEN, ItemState.FAILED)))):
+        found[card_id].add(*of)
     # The waiting time of an item begins with its newest message.
     waited_s = now - func.min(func.coalesce(col(Item.published_at_s), col(Item.created_at_s)))
     for card_id, oldest_s in per_card(waited_s, where=(Item.state == ItemState.WAITING,)):

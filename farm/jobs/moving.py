@@ -17,7 +17,7 @@ from sqlmodel import Session, col, func, or_, select
 
 from farm.jobs import item_state
 from farm.jobs.balance import MovableItem, balance_groups, slowness
-from farm.jobs.rounds import card_for_each, wait_on_card
+from farm.jobs.rounds import card_for_each, wait_on_card, wholes_of
 from farm.store.database import (
     Database,
     database_now,
@@ -145,7 +145,7 @@ def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Se
     for item in items:
         item_state.GIVE_UP.apply(item)
     session.flush()
-    wholes = session.exec(select(Item).where(Item.job_id == job.id, Item.role == "whole")).all()
+    wholes = wholes_of(session, job.id)
     # If a whole failed for another reason, it would fail on another card as well.
     if not wholes or any(item.reason != item_state.CARD_LEFT for item in wholes):
         return ()

@@ -270,21 +270,27 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     The wholes and canaries of the card that ended with `card_left` or `kernels_listed` are opened again and returned
     too.
     """
-    its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
     # Use the rows of given-up items again: a new row would violate the unique key.
     reopened = col(Item.reason).in_((item_state.CARD_LEFT, item_state.KERNELS_LISTED))
-    given_up = (*its, col(Item.card_id) == card_id, reopened)
+    given_up = (col(Item.job_id) == job.id, col(Item.role) != "tuple", col(Item.card_id) == card_id, reopened)
     again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
-    in_order = select(Item).where(*its).order_by(col(Item.id))
-    bound = session.exec(in_order.execution_options(populate_existing=True)).all()
-    wanted = [item for item in bound if item.id in again]
-    wholes = [item for item in bound if item.role == "whole"]
+    wanted, wholes = _fresh(session, col(Item.id).in_(again)), wholes_of(session, job.id)
     if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
         subject = wholes[0].model_dump(include=_SUBJECT)
         wanted.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
     session.add_all(wanted)
     session.flush()
     return wanted
+
+
+def wholes_of(session: Session, job_id: str) -> list[Item]:
+    """Return the whole models of a job. Only they measure a variant: the database reads few entries of an index."""
+    return _fresh(session, Item.job_id == job_id, Item.subject_kind == "variant")
+
+
+def _fresh(session: Session, *which: Any) -> list[Item]:
+    found = select(Item).where(*which).order_by(col(Item.id)).execution_options(populate_existing=True)
+    return list(session.exec(found))
 
 
 #: The columns of an item that describe what is measured.

@@ -18,7 +18,6 @@ from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.roofline import KNOWN_CARDS, roofline_of, sheet_of
-from farm.prediction.stored_predictor import NeededTuple
 from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
@@ -31,7 +30,7 @@ from farm.types.label import label_of
 from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
-from farm.types.tuple import DTYPES, OperatorTuple
+from farm.types.tuple import DTYPES, NeededTuple, OperatorTuple
 from farm.verdict.aggregate import choose
 
 if TYPE_CHECKING:

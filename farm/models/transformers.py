@@ -149,6 +149,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
         model = made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
         if variant.phase == "decode":
             size, cards = (variant.batch, variant.cache), variant.tensor_parallel
+            if kind == "growing":  # the mask for a static cache is always made
+                model.forward = _masked_by_padding_alone(model.forward, padded=False)
             return Decoding(model, *size, entry.depth, cards, growing=kind == "growing")
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()

@@ -57,6 +57,8 @@ FUNCTION_NAMES: dict[Any, str] = {
 ALLOWED_OPERATORS: dict[str, Any] = {name: function for function, name in FUNCTION_NAMES.items()} | {
     f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES
 }
+# As models call them: `farm.benchmark.host_steps` replaces the methods.
+ALLOWED_OPERATORS |= {f"torch.Tensor.__{name}__": getattr(operator, name) for name in ("getitem", "setitem")}
 
 #: Operators that return a value to the host. On meta there is no value to return; only the bytes that the operator
 #: reads count as moved.

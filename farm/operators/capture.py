@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.operators.fake_pass import PLACED, STANDS_FOR_A_CARD, RepeatedCalls, fake_pass
+from farm.operators.fake_pass import PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
@@ -59,8 +60,11 @@ class Recorder:
     """Records one pass of ``model``. Subclasses decide which call gets the slot and which calls are recorded. Their
     functions ``call_module``, ``call_function`` and ``call_aten`` intercept each call and run it."""
 
-    def __init__(self, model: nn.Module, device_type: str, around: Around | None = None) -> None:
-        self.device_type = device_type
+    def __init__(
+        self, model: nn.Module, device_type: str, around: Around | None = None, fakes: FakeTensors | None = None
+    ) -> None:
+        self.device_type, self.fakes = device_type, fakes
+        self.on_host = fakes.on_host if fakes else lambda one: one.device.type == "cpu" != device_type
         self.around = around or (lambda number: contextlib.nullcontext())
         self.path = ""  # path of the module that runs
         self.paths = {id(module): name for name, module in model.named_modules()}
@@ -71,6 +75,15 @@ class Recorder:
         self.overlaps: list[str] = []
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
+
+    def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+        """False also for an operator that only uses memory of the host, or only brings values from there."""
+        tensors = list(tensors_in((args, kwargs))) or list(tensors_in(out))
+        return not (tensors and all(map(self.on_host, tensors))) and costs_something(func, args, kwargs, out)
+
+    def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a function; in a fake pass, on the device of the pass."""
+        return self.fakes.placed(func, args, kwargs) if self.fakes and func in PLACED else func(*args, **kwargs)
 
     def describe(
         self,
@@ -172,10 +185,19 @@ class WatchedOperators(TorchDispatchMode):
         return self.call(func, args, kwargs or {})
 
 
-def watched_modules(call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """While active, passes each call of a module to ``call(original, module, args, kwargs)``."""
-    original = nn.Module.__call__
-    return replaced(nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs))
+@contextlib.contextmanager
+def watched_modules(call: Callable[..., Any]) -> Iterator[None]:
+    """While active, passes each call of a module to ``call(original, module, args, kwargs)``, and runs the Python code
+    of scripted functions, which hide the public functions that they call."""
+    scripted: Any = torch.jit.ScriptFunction
+    original, run = nn.Module.__call__, scripted.__call__
+
+    def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(function, "_torchdynamo_inline", functools.partial(run, function))(*args, **kwargs)
+
+    watched = replaced(nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs))
+    with watched, replaced(scripted, "__call__", inlined):
+        yield
 
 
 class FunctionAsModel(nn.Module):
@@ -245,19 +267,15 @@ def predict(
 
 
 def run_with_owners(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    *,
-    device_type: str,
-    grad_enabled: bool = False,
-    around: Around,
+    model: nn.Module, args: tuple[Any, ...], *, device_type: str, grad_enabled: bool = False, around: Around
 ) -> None:
     """Runs one pass and enters ``around(number)`` around every call that gets the slot, in order.
 
     Calls are not recorded and aten operators are not watched, so a call takes about as long as in an unwatched pass.
     The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
-    recorder = ForwardRecorder(model, device_type, around=around)
+    recorder = ForwardRecorder(model, device_type)
+    recorder.around = around
     # In this order: set_grad_enabled is a watched function, too.
     with torch.set_grad_enabled(grad_enabled), recorder.watching_calls():
         model(*args)
@@ -283,10 +301,7 @@ def _captured(
             "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
     return recorder.captured_pass(
-        grad_enabled=grad_enabled,
-        training=model.training,
-        operators=recorder.operators,
-        traces=recorder.traces,
+        grad_enabled=grad_enabled, training=model.training, operators=recorder.operators, traces=recorder.traces
     )
 
 
@@ -316,16 +331,10 @@ class _OpenCall:
 
 class ForwardRecorder(Recorder):
     def __init__(
-        self,
-        model: nn.Module,
-        device_type: str,
-        watch: Watch | None = None,
-        repeated: RepeatedCalls | None = None,
-        around: Around | None = None,
+        self, model: nn.Module, device_type: str, watch: Watch | None = None, repeated: RepeatedCalls | None = None
     ) -> None:
-        super().__init__(model, device_type, around)
+        super().__init__(model, device_type, fakes=repeated.fakes if repeated else None)
         self.watch, self.repeated = watch, repeated
-        self.on_host = repeated.fakes.on_host if repeated else lambda one: one.device.type == "cpu" != device_type
         self.thread = threading.get_ident()
         self.open_calls: list[_OpenCall] = []
         self.operators: Counter[str] = Counter()
@@ -339,15 +348,7 @@ class ForwardRecorder(Recorder):
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
-        scripted: Any = torch.jit.ScriptFunction
-        original = scripted.__call__
-
-        def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-            # A scripted function hides the public functions that it calls: run the Python function instead.
-            return getattr(function, "_torchdynamo_inline", functools.partial(original, function))(*args, **kwargs)
-
-        functions = WatchedFunctions(self.call_function)
-        with watched_modules(self.call_module), replaced(scripted, "__call__", inlined), functions:
+        with watched_modules(self.call_module), WatchedFunctions(self.call_function):
             yield
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -377,9 +378,8 @@ class ForwardRecorder(Recorder):
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
-        name, run = FUNCTION_NAMES.get(func), functools.partial(func, *args, **kwargs)
-        if self.repeated is not None and func in PLACED:
-            run = functools.partial(self.repeated.fakes.placed, func, args, kwargs)
+        name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(inspect.unwrap(func))  # if it is replaced
+        run = functools.partial(self.placed, func, args, kwargs)
         with self._slot(
             name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
         ) as call:
@@ -428,9 +428,7 @@ class ForwardRecorder(Recorder):
         with torch._C.DisableTorchFunction():
             if name == _READ_VALUE and self.open_calls:
                 self.open_calls[-1].values_read.append((args[0], out))
-            # An operator that only uses memory of the host, or only brings values from there, costs a card nothing.
-            tensors = list(tensors_in((args, kwargs))) or list(tensors_in(out))
-            if (tensors and all(map(self.on_host, tensors))) or not costs_something(func, args, kwargs, out):
+            if not self.costs_something(func, args, kwargs, out):
                 return out
             self.operators[name] += 1
             if not self.open_calls:

@@ -17,10 +17,10 @@ from typing import Any
 
 from farm.operators.roofline import Roofline
 from farm.pages import COLOURS, GREY
-from farm.report.breakdowns import by_key
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.safe_text import printable
+from farm.store.database import by_key
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
 from farm.verdict.figures import Figure
 from farm.verdict.verdict import Comparison

@@ -27,7 +27,7 @@ from sqlmodel import Session, col, func, select
 from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
-from farm.report.breakdowns import OF_OWNERS, OwnerGroup, by_key, grouped
+from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import SERIES
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
@@ -35,7 +35,7 @@ from farm.requests.partial_request import command_of
 from farm.safe_text import printable
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
-from farm.store.database import fetch_values
+from farm.store.database import by_key, fetch_values
 from farm.types import format
 from farm.types.protocol import Protocol
 from farm.types.request import Request

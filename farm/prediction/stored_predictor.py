@@ -12,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import zipfile
@@ -36,31 +35,7 @@ from farm.settings import make_private, settings
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Software
-from farm.types.tuple import DTYPES
-
-
-@dataclass(frozen=True)
-class NeededTuple:
-    """One operator tuple of a model with its counted cost."""
-
-    operator_id: str
-    short_name: str
-    label: str
-    flops: int
-    bytes_moved: int
-    calls: Mapping[str, int]  # how often the model calls it in each class of data ("" if unknown)
-    spec: Mapping[str, Any]  # its description (`farm.types.tuple.OperatorTuple.to_json`)
-    outputs: Sequence[Sequence[int]] | None = None  # their shapes
-
-    @property
-    def all_calls(self) -> int:
-        return sum(self.calls.values())
-
-    @property
-    def held_bytes(self) -> int:
-        """Size of all parameters and buffers that one call uses. Unit: bytes."""
-        held = [one for one in self.spec["tensors"] if one["role"] != "activation"]
-        return sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in held)
+from farm.types.tuple import NeededTuple
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from farm.prediction.call_features import CallDescription
 from farm.prediction.dataset import TrainingRow
 from farm.prediction.predictors import CallCosts
 from farm.prediction.regressors import Floats, Names
-from farm.prediction.stored_predictor import NeededTuple, Predictions, StoredPredictor
+from farm.prediction.stored_predictor import Predictions, StoredPredictor
 from farm.prediction.tile_roofline import CardModel, card_model
 from farm.types.format import plural
+from farm.types.tuple import NeededTuple
 
 NORMAL_90 = 1.645  # half-width of a 90 % interval / standard deviation
 

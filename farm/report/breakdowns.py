@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,13 +12,12 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
 from farm.estimation.readings import stored_tuples
-from farm.models import catalog
 from farm.operators.roofline import Roofline
-from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
-from farm.store.database import fetch_values
+from farm.store.database import by_key, fetch_values
 from farm.types.protocol import Placement, Variant
+from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
@@ -54,14 +53,6 @@ class OwnerGroup:
     time_us: float | None
     time_share: float | None
     energy_mj: float | None
-
-
-def by_key(key: Callable[[Any], Any], rows: Iterable[Any]) -> dict[Any, list[Any]]:
-    """Group rows by a key, in the order of its first occurrence."""
-    groups: dict[Any, list[Any]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return dict(groups)
 
 
 def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
@@ -243,6 +234,8 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole. None if
     there is no capture of the complete model, which is made when the job is planned. The cost of a call is its cost in
     the job's own sum. The gap of the measured layers shows how accurate this sum is."""
+    from farm.models import catalog
+
     whole = replace(variant, layers=0)
     wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch, capture.card_model)
     if not wanted:

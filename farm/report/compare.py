@@ -15,23 +15,20 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy
 from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
-from farm.report import operators as kernels
-from farm.report.breakdowns import by_key
-from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.content import counts, placed_calls
-from farm.store.database import fetch, fetch_values, values
+from farm.store.database import by_key, fetch, fetch_values, values
 from farm.types.fields import names_of
 from farm.types.format import percent
-from farm.types.protocol import Variant
+from farm.types.protocol import Variant, software_values
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
@@ -70,6 +67,12 @@ class Difference:
         if self.a is None or self.b is None:
             return False
         return abs(self.b.value - self.a.value) > self.a.half_width + self.b.half_width
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """A key that sorts the largest difference first, and those with overlapping intervals last."""
+        a, b = (figure.value if figure else 0.0 for figure in (self.a, self.b))
+        return self.verdict == "same", -abs(b - a)
 
     @property
     def verdict(self) -> Literal["faster", "slower", "same", "unknown"]:
@@ -131,6 +134,20 @@ class ComparedKernels:
 
 
 @dataclass(frozen=True)
+class Made(Sequence[ComparedRow]):
+    """Compared rows, each of them made when it is used: a table shows few of thousands."""
+
+    rows: Sequence[Any]
+    make: Callable[[Any], ComparedRow]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return [*map(self.make, self.rows[place])] if isinstance(place, slice) else self.make(self.rows[place])
+
+
+@dataclass(frozen=True)
 class SideComparison:
     """The comparison, largest changes of time first. `weights` says by which number of calls a tuple is multiplied."""
 
@@ -141,9 +158,9 @@ class SideComparison:
     total: ComparedRow | None  # the sum over common tuples; None: no tuple is on both sides
     weights: Weights
     types: tuple[ComparedRow, ...]
-    tuples: tuple[ComparedRow, ...]
-    tuples_only_a: tuple[ComparedRow, ...]  # tuples only on side A, the largest share first
-    tuples_only_b: tuple[ComparedRow, ...]
+    tuples: Sequence[ComparedRow]
+    tuples_only_a: Sequence[ComparedRow]  # tuples only on side A, the largest share first
+    tuples_only_b: Sequence[ComparedRow]
     kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
 
     def __repr__(self) -> str:
@@ -159,27 +176,27 @@ class SideComparison:
         return {**about, **rows, **only}
 
 
-@dataclass(frozen=True)
-class SideTuple:
-    """One tuple of a side. Figures are for one call."""
+class SideTuple(NamedTuple):
+    """One tuple of a side. Figures are for one call. There are thousands: a dataclass is made four times as slowly."""
 
     operator_id: str
     short_name: str
     label: str
     data: str
-    calls: int
+    own_calls: int  # of the side
+    calls: int  # with which it is compared
     time: Figure | None  # None: no reading
     energy: Figure | None
     estimated_us: float = 0.0
     reading_id: str | None = None  # of a job
 
-    @cached_property
+    @property
     def key(self) -> tuple[str, str]:
         return self.operator_id, self.data
 
     def called(self, calls: int) -> SideTuple:
-        """The tuple with another number of calls."""
-        return self if calls == self.calls else replace(self, calls=calls)
+        """The tuple, compared with another number of calls."""
+        return self if calls == self.calls else self._replace(calls=calls)
 
 
 @dataclass(frozen=True)
@@ -201,7 +218,7 @@ class _Found:
     every: Sequence[SideTuple]
     models: Sequence[_Model]
     fields: frozenset[str]
-    report: Report | None = None  # of a job
+    report: Any = None  # of a job: its `Report`
 
     @cached_property
     def tuples(self) -> list[SideTuple]:
@@ -214,19 +231,13 @@ class _Found:
         return by_key(lambda row: row.short_name, self.every)
 
     @cached_property
-    def own_us(self) -> dict[tuple[str, str], float]:
-        """Tuple's key -> time of all its calls in µs, for tuples with a reading."""
-        return {row.key: row.calls * row.time.value for row in self.every if row.time}
-
-    @cached_property
     def sum_us(self) -> float:
         """The time of all calls of all tuples with a reading, in µs."""
         return self.time_of(self.tuples)
 
     def time_of(self, rows: Rows) -> float:
         """The time of all calls of the tuples `rows` in µs, with the side's own number of calls."""
-        own_us = self.own_us
-        return math.fsum([own_us[row.key] for row in rows])
+        return math.fsum([row.own_calls * row.time.value for row in rows if row.time])
 
     def covered(self, rows: Rows, every: Rows) -> float | None:
         """The share of `rows` in the time of `every`; in the estimated time if a tuple of `every` has no reading."""
@@ -238,6 +249,7 @@ class _Found:
         return share_of(math.fsum(us for us, inside in estimated if inside), math.fsum(us for us, _ in estimated))
 
 
+_Operator = tuple[str, str, str | None]  # short name, label, dtype
 Pair = tuple[SideTuple, SideTuple]
 Rows = Sequence[SideTuple]
 
@@ -245,7 +257,8 @@ Rows = Sequence[SideTuple]
 def compare(session: Session, first: str, second: str) -> SideComparison:
     """Compare two sides: each is a job's id or its beginning, or filters (``card=H200 torch=2.11``). Raises `NoSuchJob`
     or `UsageError` if nothing matches a side, or if its readings cannot be summed."""
-    a, b = _side(session, first), _side(session, second)
+    known: dict[str, _Operator] = {}
+    a, b = _side(session, first, known), _side(session, second, known)
     if bool(a.side.job_id) != bool(b.side.job_id):
         a, b = (_measured_alone(session, side) if side.side.job_id else side for side in (a, b))
     texts: dict[str, str] = {}
@@ -270,19 +283,16 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
     types = [_row(a, b, of_types.get(name, []), name, name, own=own) for name in names]
     types = [row for row in types if row.tuples or row.b_tuples]
 
-    def largest_first(row: ComparedRow) -> tuple[bool, float, str]:
-        time_a, time_b = (figure.value if figure else 0.0 for figure in (row.time.a, row.time.b))
-        return row.time.verdict == "same", -abs(time_b - time_a), row.name
-
-    def alone(found: _Found, of_a: bool, rows: Rows, others: _Found) -> tuple[ComparedRow, ...]:
+    def alone(found: _Found, of_a: bool, rows: Rows, others: _Found) -> Made:
         """Return the tuples that are only on side `found`, the largest share first."""
         unread = {key(row, others.side) for row in others.every if not row.time}
-        made = []
-        for row in rows:
+
+        def made(row: SideTuple) -> ComparedRow:
             covers = f"no reading in {'AB'[of_a]}" if key(row, found.side) in unread else f"only in {'BA'[of_a]}"
             pair = ([row], []) if of_a else ([], [row])
-            made.append(replace(_summed(a, b, *pair, _name(row, row), row.short_name), covers=covers))
-        return tuple(sorted(made, key=lambda row: -((row.a_share if of_a else row.b_share) or 0.0)))
+            return replace(_of_one(a, b, *pair), covers=covers)
+
+        return Made(sorted(rows, key=lambda row: -found.time_of([row])), made)
 
     models = _models(a, b)
     compared = [_compared(session, *pair) for pair in models]
@@ -293,8 +303,11 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         tuple(both for _, both in compared),
         total,
         weights,
-        tuple(sorted(types, key=largest_first)),
-        tuple(sorted((_summed(a, b, [x], [y], _name(x, y), x.short_name) for x, y in alike), key=largest_first)),
+        tuple(sorted(types, key=lambda row: (*row.time.order, row.name))),
+        Made(
+            sorted(alike, key=lambda pair: (*_difference("time", pair[:1], pair[1:]).order, pair[0].label)),
+            lambda pair: _of_one(a, b, pair[:1], pair[1:]),
+        ),
         alone(a, True, only_a, b),
         alone(b, False, only_b, a),
         _kernels(session, a, b),
@@ -310,6 +323,8 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
     modes = [variant.pop("compile", "") for variant in variants]
     if not any(modes) or variants[0] != variants[1]:
         return ()
+    from farm.report import operators as kernels
+
     calls = []
     for report in (a.report, b.report):
         capture_id = session.get_one(tables.Round, (report.job_id, report.round)).capture_id
@@ -346,10 +361,12 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
     return tuple(sorted(made, key=order))
 
 
-def _name(one: SideTuple, other: SideTuple) -> str:
-    """The label of a tuple, with the data class of each side if it is not the usual one."""
-    data = [one.data] if one.data == other.data else [one.data, other.data]
-    return one.label if data in (["normal"], ["copied"]) else f"{one.label}, {' against '.join(data)}"
+def _of_one(a: _Found, b: _Found, of_a: Rows, of_b: Rows) -> ComparedRow:
+    """Compare one tuple. Its name has the data class of each side if it is not the usual one."""
+    one = [*of_a, *of_b][0]
+    data = list(dict.fromkeys(row.data for row in (*of_a, *of_b)))
+    name = one.label if data in (["normal"], ["copied"]) else f"{one.label}, {' against '.join(data)}"
+    return _summed(a, b, of_a, of_b, name, one.short_name)
 
 
 def _matched(
@@ -396,23 +413,29 @@ def _row(
 def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: str) -> ComparedRow:
     """Compare the sum over the tuples `of_a` with the sum over the tuples `of_b`."""
 
-    def total(rows: Rows, quantity: Literal["time", "energy"]) -> Figure | None:
-        if len(rows) == 1 and rows[0].calls == 1:  # of thousands of tuples
-            return getattr(rows[0], quantity)  # type: ignore[no-any-return]
-        return total_of([(getattr(row, quantity), row.calls) for row in rows]) if rows else None
-
     return ComparedRow(
         name=name,
         operator=operator,
         calls=sum(row.calls for row in of_a),
         tuples=len(of_a),
-        time=Difference(total(of_a, "time"), total(of_b, "time")),
-        energy=Difference(total(of_a, "energy"), total(of_b, "energy")),
+        time=_difference("time", of_a, of_b),
+        energy=_difference("energy", of_a, of_b),
         b_calls=sum(row.calls for row in of_b),
         b_tuples=len(of_b),
         a_share=share_of(a.time_of(of_a), a.sum_us) if of_a else None,
         b_share=share_of(b.time_of(of_b), b.sum_us) if of_b else None,
     )
+
+
+def _difference(quantity: Literal["time", "energy"], *sides: Rows) -> Difference:
+    """Compare the sums of a quantity over the tuples of each side."""
+
+    def total(rows: Rows) -> Figure | None:
+        if len(rows) == 1 and rows[0].calls == 1:  # of thousands of tuples
+            return getattr(rows[0], quantity)  # type: ignore[no-any-return]
+        return total_of([(getattr(row, quantity), row.calls) for row in rows]) if rows else None
+
+    return Difference(*map(total, sides))
 
 
 def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
@@ -448,8 +471,12 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
         found = model.verdict
         if isinstance(found, int):
             details = session.get_one(tables.VerdictRow, found).details
-            stored = details.get("schema") == VERDICT_SCHEMA
-            found = Verdict.from_json(details) if stored else build(session, model.job_id).verdict
+            if details.get("schema") == VERDICT_SCHEMA:
+                found = Verdict.from_json(details)
+            else:
+                from farm.report.report import build
+
+                found = build(session, model.job_id).verdict
         verdicts.append(found)
         if not found.time.whole:
             reasons = dict.fromkeys(whole.short_reason for whole in found.wholes if whole.reason)
@@ -490,7 +517,7 @@ def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
     return sum(counts(session, captured[-1]).values()) - sum(entry.count for entry in verdict.unmeasured)
 
 
-def _side(session: Session, text: str) -> _Found:
+def _side(session: Session, text: str, known: dict[str, _Operator]) -> _Found:
     try:
         words = shlex.split(text)
     except ValueError:
@@ -507,19 +534,21 @@ def _side(session: Session, text: str) -> _Found:
             return _of_job(session, jobs.find(session, words[0]).id)
         except NoSuchJob as error:
             try:
-                return _of_filters(session, parse(words))
+                return _of_filters(session, parse(words), known)
             except UnknownOperator:
                 raise error from None
-    return _of_filters(session, parse(words))
+    return _of_filters(session, parse(words), known)
 
 
 def _of_job(session: Session, job_id: str) -> _Found:
+    from farm.report.report import build  # late: a comparison of filters seldom needs a report
+
     built = build(session, job_id)
     rows = []
     for row in built.tuples:
         time = None if row.time_us is None else Figure(row.time_us, row.time_half_width_us or 0.0)
         energy = None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
-        label = (row.operator_id, row.short_name, row.label, row.data, row.calls)
+        label = (row.operator_id, row.short_name, row.label, row.data, row.calls, row.calls)
         rows.append(SideTuple(*label, time, energy, row.estimated_us, row.reading_id))
     measured = sum(row.time is not None for row in rows)
     if not measured and not built.verdict.time.whole:
@@ -547,7 +576,7 @@ def _measured_alone(session: Session, found: _Found) -> _Found:
         if (reading := readings.get(row.reading_id)) is None:
             return row
         energy = None if reading.energy_mj is None else Figure(reading.energy_mj, reading.energy_half_width_mj or 0.0)
-        return replace(row, time=Figure(reading.time_us, reading.time_half_width_us), energy=energy)
+        return row._replace(time=Figure(reading.time_us, reading.time_half_width_us), energy=energy)
 
     return replace(found, every=[alone(row) for row in found.every])
 
@@ -556,7 +585,7 @@ def _fields(variant: tables.ModelVariant) -> dict[str, Any]:
     return {name: getattr(variant, name) for name in names_of(Variant)}
 
 
-def _of_filters(session: Session, filters: Filters) -> _Found:
+def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator]) -> _Found:
     """Build a side from filters. A tuple has the mean of its readings; the half-width includes their spread."""
     selection = select_readings(session, filters, placed=False, kind="operator")
     key = (READING.card_model, READING.software_id, READING.protocol_id, READING.subject_id, READING.method)
@@ -586,17 +615,17 @@ def _of_filters(session: Session, filters: Filters) -> _Found:
     data, torches = _compatible(session, filters, [*found, *wholes])
     text = sqlalchemy.cast(OPERATOR.spec, sqlalchemy.Text).label("spec")
     wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.label, text)
-    operators = fetch_values(session, wanted, (row.subject_id for row in found))
-    rows = []
+    new = fetch_values(session, wanted, (row.subject_id for row in found if row.subject_id not in known))
+    known |= {id_: (row.short_name, row.label, _dtype(row.spec)) for id_, row in new.items()}
+    rows, dtypes = [], {model.variant["dtype"] for model in models}
     for row in found:
-        operator = operators[row.subject_id]
+        short_name, label, dtype = known[row.subject_id]
+        dtypes |= {dtype} if dtype else set()
         energy = None
         if row.with_energy == row.readings:
             energy = Figure(row.energy_mj, (row.energy_half_width_mj or 0.0) + row.energy_spread_mj / 2)
         time = Figure(row.time_us, row.time_half_width_us + row.time_spread_us / 2)
-        rows.append(SideTuple(operator.id, operator.short_name, operator.label, data[row.protocol_id], 1, time, energy))
-    dtypes = {dtype for operator in operators.values() if (dtype := _dtype(operator.spec))}
-    dtypes |= {model.variant["dtype"] for model in models}
+        rows.append(SideTuple(row.subject_id, short_name, label, data[row.protocol_id], 1, 1, time, energy))
     card_model = [*found, *wholes][0].card_model
     cards = {row.card_id for row in (*found, *wholes)} | {row.other_card_id for row in found}
     about = Side(
@@ -647,9 +676,7 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
         values = {str(spec.get(name)) for spec in specs.values()}
         fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))
     for name in (column.name for column in SOFTWARE if column.name != "id"):
-        values = {str(getattr(row, name)) for row in software}
-        if name == "communication":
-            values.discard("")  # only readings on several cards have it
+        values = software_values(software, name)
         example = f"{name}={max(values, default='')}" if name != "platform" else "the id of a card, card=GPU-..."
         fields.append((f"versions of {name}", values, example))
     fields.append(("card models", {row.card_model for row in found}, "card=H200"))

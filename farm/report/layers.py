@@ -21,13 +21,12 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
-from farm.report.breakdowns import by_key
 from farm.report.report import Report
 from farm.safe_text import printable
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
-from farm.store.database import fetch_values
+from farm.store.database import by_key, fetch_values
 from farm.types.label import call_of
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.figures import share_of

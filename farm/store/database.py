@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock durin
 
 
 class database_now(FunctionElement[float]):
-    """SQL function: the database's clock when the statement (not the transaction) runs. Unit: s since 1970."""
+    """SQL function: the database's clock at the start of the statement (not the transaction). Unit: s since 1970."""
 
     type = Float(53)
     inherit_cache = True
@@ -66,7 +66,7 @@ def _sqlite_now(element: Any, compiler: Any, **kw: Any) -> str:
 
 @compiles(database_now, "postgresql")
 def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
-    return "extract(epoch from clock_timestamp())::double precision"
+    return "extract(epoch from statement_timestamp())::double precision"  # `clock_timestamp` would prevent indexes
 
 
 def read_clock_s(session: Session) -> float:
@@ -434,6 +434,14 @@ def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]
     wanted = list(dict.fromkeys(values))
     for start in range(0, len(wanted), size):
         yield wanted[start : start + size]
+
+
+def by_key(key: Callable[[Any], Any], rows: Iterable[Any]) -> dict[Any, list[Any]]:
+    """Group rows by a key, in the order of its first occurrence."""
+    groups: dict[Any, list[Any]] = collections.defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return dict(groups)
 
 
 def among(session: Session, query: Any, column: Any, values: Iterable[Any]) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from farm.errors import CaptureError, FarmError, told
 from farm.models.building import replaced
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.capture import Around, Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
+from farm.operators.capture import Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.collectives import COPIES_FIRST, collective_tuple, collectives_of, inside, local_part
 from farm.operators.cost import flop_counter
@@ -46,13 +46,13 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 @torch.enable_grad()
 def capture_step(
-    step: TrainingStep | ForwardPass, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
+    step: TrainingStep | ForwardPass, *, device_type: str = "cpu", warmed_up: bool = False, **about: Any
 ) -> CapturedPass:
     """Runs two steps, or two forward passes of a split model, and records the second; the tensors may be fake.
 
     Args:
         warmed_up: the first step has already run; FLOPs are then not counted.
-        around: returns the context to enter around each aten operator.
+        about: of a `Recorder`; ``around`` returns the context to enter around each aten operator.
 
     Raises:
         CaptureError: the step raises an error, or changes the model's structure.
@@ -67,7 +67,7 @@ def capture_step(
                 flops = counter.get_total_flops()
             step.count_from_one()
             before = _structure(step.model)
-            recorder = StepRecorder(step, device_type, around)
+            recorder = StepRecorder(step, device_type, **about)
             with recorder.watching_step():
                 step.run(recorder.stage)
         after = _structure(step.model)
@@ -107,8 +107,8 @@ def _structure(model: nn.Module) -> dict[str, int]:
 class StepRecorder(Recorder):
     """Records one training step; each aten operator that runs a kernel becomes a call."""
 
-    def __init__(self, step: TrainingStep | ForwardPass, device_type: str, around: Around | None = None) -> None:
-        super().__init__(step.model, device_type, around)
+    def __init__(self, step: TrainingStep | ForwardPass, device_type: str, **about: Any) -> None:
+        super().__init__(step.model, device_type, **about)
         self.step = step
         self.now = "zero_grad"  # the stage
         self.owners: list[Owner] = []
@@ -175,7 +175,7 @@ class StepRecorder(Recorder):
         with self.owner(name.rpartition(".")[2]):
             if func is _ATTENTION and isinstance(self.step, ForwardPass):
                 return self.call_aten(func, args, kwargs)
-            return func(*args, **kwargs)
+            return self.placed(func, args, kwargs)
 
     @contextlib.contextmanager
     def owner(self, what: str) -> Iterator[None]:
@@ -257,8 +257,13 @@ class StepRecorder(Recorder):
                 out = func(*args, **kwargs)
             self.in_attention = False
             out = _as_computed(func, args, out)
-            # The host reads the optimizer's step counts.
+            # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
+            # A card gets numbers beside a mask, but not for an assignment; the device of a fake pass does not say so.
+            scalar = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
+            user = self.owners[self.open].what if scalar and self.open is not None else ""
+            everywhere = user in ("where", _ATTENTION.__name__) or self.now == "optimizer"
+            costs = costs_something if everywhere else self.costs_something
             calls = len(self.calls)
             if func is _ATTENTION:
                 self._record(func, args, kwargs, out)
@@ -266,7 +271,7 @@ class StepRecorder(Recorder):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
-            elif not counter and costs_something(func, args, kwargs, out):
+            elif not counter and user != "__setitem__" and costs(func, args, kwargs, out):
                 self._record(func, args, kwargs, out)
             if len(self.calls) > calls:
                 self.slots[number] = calls

@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
+from farm.models.building import replaced
+from farm.operators import fake_pass as fake_passes
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
-from farm.operators.fake_pass import fake_pass
+from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.split import build, completed_works, fake_group, split
@@ -31,6 +33,7 @@ from farm.types.label import label_of
 from farm.types.protocol import Variant
 
 MOST_PLACES = 3  # places listed per reason
+MOST_MASK_BYTES = 2**28  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
 _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -119,8 +122,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         try:
-            flops = model_flops(model, inputs)
-            captured = predict(model, inputs, device_type=device_type, grad_enabled=grad)
+            flops, captured = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
         except CaptureError as error:
             if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
                 raise
@@ -135,6 +137,14 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             flops = model_flops(model, inputs, computed=True)
             captured = capture(model, inputs, grad_enabled=grad)
     return Extraction(captured, _costs(captured), flops)
+
+
+def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) -> tuple[int, CapturedPass]:
+    """The FLOPs and the operators of a model. If it reads a value of a large mask, masks are computed."""
+    with contextlib.suppress(CaptureError):
+        return model_flops(model, inputs), predict(model, inputs, **about)
+    with replaced(fake_passes, "MOST_MADE_BYTES", MOST_MASK_BYTES):
+        return model_flops(model, inputs), predict(model, inputs, **about)
 
 
 def _costs(captured: CapturedPass) -> dict[str, Cost]:
@@ -176,10 +186,11 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
         raise UsageError(text, "Give --phase prefill.")
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-        on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
+        on = device_type if torch.cuda.is_initialized() else "cpu"
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
-            fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, on))
+            there = STANDS_FOR_A_CARD if on != device_type and variant.cards == 1 else on
+            fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, there))
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             forward: Callable[..., Any] = model
             if variant.cards > 1:
@@ -202,7 +213,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
             if variant.cards > 1:
                 step.forward, step.split = forward, True
                 step.run()  # DDP forms its buckets anew in the second run
-            return capture_step(step, device_type=on)
+            return capture_step(step, device_type=on, fakes=fakes)
 
 
 @torch.enable_grad()

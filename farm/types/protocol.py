@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -267,6 +267,11 @@ class Software(ContentAddressed):
     def of_one_card(self) -> Self:
         """The software of readings on one card."""
         return dataclasses.replace(self, communication="")
+
+
+def software_values(of: Iterable[Any], name: str) -> set[str]:
+    """The values of a field that readings differ in. Only readings on several cards have a communication library."""
+    return {str(getattr(one, name)) for one in of} - ({""} if name == "communication" else set())
 
 
 # ---- placement in memory tiers

@@ -24,7 +24,7 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -259,6 +259,30 @@ class Cost:
     flops: int
     bytes: int
     output_shapes: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class NeededTuple:
+    """One operator tuple of a model with its counted cost."""
+
+    operator_id: str
+    short_name: str
+    label: str
+    flops: int
+    bytes_moved: int
+    calls: Mapping[str, int]  # how often the model calls it in each class of data ("" if unknown)
+    spec: Mapping[str, Any]  # its description (`OperatorTuple.to_json`)
+    outputs: Sequence[Sequence[int]] | None = None  # their shapes
+
+    @property
+    def all_calls(self) -> int:
+        return sum(self.calls.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of all parameters and buffers that one call uses. Unit: bytes."""
+        held = [one for one in self.spec["tensors"] if one["role"] != "activation"]
+        return sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in held)
 
 
 def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:

@@ -22,7 +22,7 @@ from farm.store.content import classes, counts, sound
 from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
 from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows
@@ -259,11 +259,11 @@ class Evidence:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
         of_cards = {row.value.of_one_card.id for row in found.values()}
-        if len(of_cards) == 1 and len({row.communication for row in found.values()} - {""}) < 2:
-            return verdict  # only readings on several cards have a communication library
+        if len(of_cards) == 1 and len(software_values(found.values(), "communication")) < 2:
+            return verdict
         rows = [(found[software_id], number) for software_id, number in numbers.most_common()]
         names = [*_SOFTWARE, "python", "platform", "communication"]
-        differ = [name for name in names if len({getattr(row, name) for row, _ in rows}) > 1]
+        differ = [name for name in names if len(software_values(found.values(), name)) > 1]
         each = " and ".join(
             f"{number} with "
             + ", ".join(f"{_SOFTWARE.get(name, name)} {getattr(row, name) or 'none'}" for name in differ)

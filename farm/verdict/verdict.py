@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from farm.types.collective import COLLECTIVES
+from farm.types.fields import adapter
 from farm.types.reading import Verification
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, Part, ReadingView, Used, Whole, figure_json
 
@@ -215,7 +214,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are fractions."""
-        plain = _VERDICT.dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
+        plain = adapter(Verdict).dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
         plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
         for name in (entry.name for entry in fields(self) if entry.name not in _NOT_SHOWN[bool(self.types) :]):
@@ -231,11 +230,10 @@ class Verdict:
             "wholes": [_whole_from_json(entry) for entry in data["wholes"]],
             "tuples": [dict(zip(stored, cells, strict=True)) for cells in zip(*stored.values(), strict=True)],
         }
-        return _VERDICT.validate_python({**data, **made})
+        return adapter(Verdict).validate_python({**data, **made})
 
 
 _NOT_SHOWN = ("types", "tuples")  # the first one is shown if there are any
-_VERDICT, _READING = TypeAdapter(Verdict), TypeAdapter(ReadingView)
 _UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # quantity -> unit
 #: The columns of a whole's reading that a verdict stores.
 _OF_WHOLE = (
@@ -275,13 +273,13 @@ def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | No
 def _whole_to_json(whole: Whole) -> dict[str, Any]:
     read: dict[str, Any] = {"throttle_reasons": [], "flags": []}
     if whole.reading:
-        read = _READING.dump_python(whole.reading, mode="json", include=set(_OF_WHOLE))
+        read = adapter(ReadingView).dump_python(whole.reading, mode="json", include=set(_OF_WHOLE))
     about = {"card_id": whole.card_id, "launch": whole.launch, "reason": whole.reason}
     return {**about, **{name: read.get(name) for name in _OF_WHOLE}}
 
 
 def _whole_from_json(data: Mapping[str, Any]) -> Whole:
-    reading = None if data["time_us"] is None else _READING.validate_python(data)
+    reading = None if data["time_us"] is None else adapter(ReadingView).validate_python(data)
     return Whole(data["card_id"], reading, data["reason"], data["launch"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -53,8 +54,11 @@ class PretendCard(TorchDispatchMode):
         plain_args, plain_kwargs = tree_map_only(OnCard, lambda one: one.inner, (args, kwargs))
         with torch._C._DisableTorchDispatch():
             out = func(*plain_args, **plain_kwargs)
-        if self.nodes is not None:
-            self.nodes.append((func, plain_args, plain_kwargs, out))
+        if self.nodes is not None and torch.Tag.inplace_view not in func.tags:  # such a change of a shape is no node
+            with torch._C._DisableTorchDispatch():  # of their present shapes
+                self.nodes.append(
+                    (func, *tree_map_only(torch.Tensor, torch.Tensor.detach, (plain_args, plain_kwargs, out)))
+                )
         wrap = lambda one: inner.get(id(one)) if id(one) in inner else OnCard(one)  # noqa: E731
         if func is _aten.copy_.default:
             return args[0]
@@ -110,7 +114,21 @@ def present() -> Iterator[None]:
     def new_tensor(self: torch.Tensor, data: Any, device: Any = None) -> torch.Tensor:
         return tensor(data, dtype=self.dtype, device=device or self.device)
 
+    def indexing(name: str) -> Any:
+        indexed = getattr(torch.Tensor, name)
+
+        @functools.wraps(indexed)
+        def call(one: torch.Tensor, index: Any, *value: Any) -> Any:
+            if isinstance(one, OnCard) and not torch._C._is_torch_function_mode_enabled():
+                parts = index if isinstance(index, tuple) else (index,)
+                index = tuple(tensor(part, device=CARD) if isinstance(part, list) else part for part in parts)
+            return indexed(one, index, *value)
+
+        return mock.patch.object(torch.Tensor, name, call)
+
     with (
+        indexing("__getitem__"),
+        indexing("__setitem__"),
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(torch.Tensor, "new_tensor", new_tensor),
         mock.patch.object(torch.cuda, "synchronize"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections import Counter
 from typing import Any
 
@@ -12,9 +14,15 @@ from torch import nn
 from farm.benchmark.host_steps import HostSteps
 from farm.errors import Unmeasurable
 from farm.models import catalog
+from farm.operators.capture import FunctionAsModel, predict
 from farm.operators.capture import capture as capture_calls
+from farm.operators.captured import CapturedPass
 from farm.operators.cost import cost
+from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
+from farm.operators.rebuild import rebuild
+from farm.training.capture import capture_step
 from farm.training.extract import extract
+from farm.training.step import Loss, TrainingStep
 from tests.benchmark import pretend_card
 from tests.benchmark.pretend_card import CARD, capture, on_card, present
 
@@ -33,9 +41,37 @@ class Waiting(nn.Module):
             x = x * 2
         rows = torch.nonzero(x[:, 0] > 0)[:, 0]
         x[x[:, 1] < 0] = x.mean(0)[None].expand(int((x[:, 1] < 0).sum()), 8)
+        x[:, [1, 3]] = x[:, [3, 1]] + x[[0, 1]].sum() + x[:, [True, False] * 4].sum()
         on_host = x.cpu().mean()
         some = x[x[:, 0] > 0.1].sum(0) + x.masked_select(x > 0.5).sum() + x[rows].sum(0)
         return some + on_host.to(x.device) + x[torch.arange(2)].sum()
+
+
+class Trained(nn.Module):
+    """A model and its loss that wait for the card in a training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x) * torch.tensor(-2.0, device=x.device)
+        some = x[x[:, 0] > 0.1].sum() + x.masked_select(x > 0.5).sum() + x[:, [0, 2]].sum()
+        return some + x.sin().cpu().mean().to(x.device) * x.sum().item()
+
+
+@torch.jit.script
+def rectified(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+class OnBoth(Trained):
+    """Its scale is computed on the host, its positions on the card, and the rest in a scripted function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.arange(4).sum().sqrt()
+        x = self.linear(x) + torch.arange(8, device=x.device)
+        return rectified(x / scale).sum()
 
 
 @pytest.fixture
@@ -71,6 +107,34 @@ def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
             out.inner.zero_()
         replay()
         assert all(torch.equal(out.inner, expected) for out in found)
+
+
+def test_a_training_step_with_host_steps_computes_the_same_gradients_in_each_replay():
+    torch.manual_seed(0)
+    x, expected = torch.randn(6, 8), Trained()
+    found = copy.deepcopy(expected)
+    about: dict[str, Any] = {"optimizer": "sgd-foreach", "make_loss": lambda _: Loss("sum", (), lambda out, _: out)}
+    TrainingStep(expected, (x,), **about).run()
+    with present():
+        pretend_card.moved(found).requires_grad_()
+        step = TrainingStep(found, (on_card(x),), **about)
+        step.run()
+        steps = HostSteps.of(step.run, CARD)
+        replay = capture([steps.around(step.run)] * 2)
+        gradients = [parameter.grad.inner for parameter in found.parameters()]
+        observed: list[CapturedPass] = []
+        observe = functools.partial(capture_step, step, device_type="cuda", warmed_up=True)
+        capture([steps.around(lambda: observed.append(observe()))])
+    details = steps.details()
+    # Also in the backward: the gradient on the host is copied to it.
+    assert details["host_copies"] == {"aten._local_scalar_dense.default": 1, "aten._to_copy.default": 2}
+    assert {"aten.nonzero.default", "aten.masked_select.default"} <= set(details["left_out_us"])
+    assert not observed[0].gaps
+    for gradient in gradients:
+        gradient.zero_()
+    replay()
+    for gradient, parameter in zip(gradients, expected.parameters(), strict=True):
+        assert torch.equal(gradient, parameter.grad)
 
 
 def test_a_pass_without_host_steps_is_not_changed():
@@ -119,6 +183,55 @@ def test_what_runs_on_the_host_costs_a_card_nothing():
         found = capture_calls(Scaled(), (on_card(torch.randn(3)),), device_type="cuda")
     assert [spec.operator for spec in found.tuples.values()] == ["torch.div"]
     assert not found.gaps
+
+
+def test_a_list_in_an_index_is_part_of_the_tuple():
+    class Listed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x[0, [1]] = 2.0
+            return x[:, [0, 2]] + x[[1, 0]].sum()
+
+    x = torch.randn(2, 3)
+    predicted = predict(Listed(), (x,), device_type="cuda")
+    found: list[Any] = []
+    with present():
+        given = on_card(x)
+        steps = HostSteps.of(lambda: Listed()(given), CARD)
+        capture([steps.around(lambda: found.append(capture_calls(Listed(), (given,), device_type="cuda")))])
+    assert Counter(found[0].counts) == Counter(predicted.counts)
+    assert not found[0].gaps
+    assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
+
+
+def test_a_tuple_with_a_list_in_its_index_is_a_graph():
+    (spec,) = predict(FunctionAsModel(lambda x: x[:, [0, 2]]), (torch.randn(2, 3),)).tuples.values()
+    with present():
+        one, given = rebuild(spec, "cpu"), on_card(torch.randn(2, 3))
+        steps = HostSteps.of(lambda: one.run_on(given), CARD)
+        replay = capture([steps.around(lambda: one.run_on(given))])
+    replay()
+    assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
+
+
+def test_a_training_step_on_a_card_leaves_out_what_the_host_computes():
+    about: dict[str, Any] = {"optimizer": "sgd-foreach", "make_loss": lambda _: Loss("sum", (), lambda out, _: out)}
+    x = torch.randn(3, 8)
+    with fake_pass(model := OnBoth(), (x,), None, STANDS_FOR_A_CARD) as (fakes, inputs, _):
+        predicted = capture_step(TrainingStep(model, inputs, **about), fakes=fakes)
+    with present():
+        moved = pretend_card.moved(OnBoth()).requires_grad_()
+        ran = capture_step(TrainingStep(moved, (on_card(x),), **about), device_type="cuda")
+    for found in (predicted, ran):
+        assert not found.gaps
+        names = [found.tuples[call.tuple_id].short_name for call in found.calls if call.stage == "forward"]
+        assert [one for one in names if one not in ("t", "view", "detach")] == [
+            "addmm",
+            "arange",
+            "add",
+            "div",
+            "relu",
+            "sum",
+        ]
 
 
 def test_a_number_that_is_read_on_the_host_is_part_of_the_tuple():

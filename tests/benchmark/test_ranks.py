@@ -66,6 +66,14 @@ def test_a_failure_of_one_rank_is_a_failure_of_all(pair):
     assert second["error"].startswith("MemoryError")
 
 
+def test_a_rank_knows_if_it_failed_alone(pair):
+    assert pair("fail_twice") == [{"together": True, "alone": None}, {"together": True, "alone": False}]
+
+
+def fail_twice(rank: int) -> dict[str, object]:
+    return {"together": ranks.failed_everywhere(), "alone": ranks.failed_everywhere(0.2) if rank else None}
+
+
 def fail(rank: int) -> dict[str, object]:
     def make() -> None:
         if rank:

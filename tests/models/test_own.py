@@ -49,6 +49,12 @@ class Gate(nn.Linear):
     def forward(self, x):
         return super().forward(x) if x.mean().item() < 100 else x
 
+class Marked(nn.Linear):
+    def forward(self, x):
+        marks = torch.ones(1100, 1100, dtype=torch.bool, device=x.device)  # more than a small result
+        return super().forward(x) if marks.all().item() else x
+
+def marked(): return Marked(4, 4), torch.ones(2, 4)
 def gate(): return Gate(4, 4), torch.ones(2, 4)
 def no_name(): return Text(), {1: WORDS}
 """
@@ -66,7 +72,9 @@ def user_models(monkeypatch):
 def text_models(user_models, tmp_path, monkeypatch):
     (tmp_path / "text_models.py").write_text(TEXT)
     monkeypatch.syspath_prepend(tmp_path)
-    user_models(**{name: f"text_models:{name}" for name in ("by_name", "both_ways", "unmasked", "no_name", "gate")})
+    user_models(
+        **{name: f"text_models:{name}" for name in ("by_name", "both_ways", "unmasked", "no_name", "gate", "marked")}
+    )
 
 
 @pytest.mark.parametrize("name", ["by_name", "both_ways"])
@@ -87,6 +95,12 @@ def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text
     monkeypatch.setattr(extraction, "MOST_RUN_BYTES", 79)
     with pytest.raises(CaptureError, match="real values is not possible: parameters and buffers take"):
         extract(Variant("gate", batch=2, input_size=224))
+
+
+def test_a_model_that_reads_a_large_mask_computes_it_without_running(text_models, monkeypatch):
+    monkeypatch.setattr(extraction, "MOST_RUN_BYTES", 0)
+    apart = extract(Variant("marked", batch=2, input_size=224))
+    assert [spec.short_name for spec in apart.capture.tuples.values()] == ["ones", "all", "item", "linear"]
 
 
 def test_keyword_arguments_give_what_the_model_itself_gives(text_models):

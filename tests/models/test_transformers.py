@@ -1,5 +1,6 @@
 """transformers' models by name: what each takes, what it refuses in one line, and that it runs as it says."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from farm.errors import UnsupportedModel, UsageError
 from farm.models import catalog, transformers
 from farm.requests.measurement_file import load
+from farm.settings import settings
+from tests.benchmark.asking import capturing
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -150,6 +153,18 @@ def test_a_token_beside_a_growing_cache_gets_what_it_gets_at_the_end_of_the_text
         first, again = decoding(text[:, -1:]), decoding(text[:, -1:])
     assert torch.allclose(first[:, -1], expected, atol=1e-4)
     assert torch.equal(first, again)  # the cache of a pass is not that of the next
+
+
+def test_a_token_beside_a_growing_cache_needs_no_mask_while_a_graph_is_captured(tmp_path, monkeypatch):
+    from farm.training.extract import extract
+
+    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 16, "dff": 32, "n_layer": 1, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["CTRLLMHeadModel"]} | sizes))
+    monkeypatch.setattr(settings(), "models", {"small_ctrl": str(tmp_path)})
+    variant = catalog.variant("small_ctrl", phase="decode", cache=16)
+    eager = extract(variant).capture.counts
+    with capturing():
+        assert extract(variant).capture.counts == eager
 
 
 def test_a_decode_of_a_few_layers_makes_the_calls_of_all():

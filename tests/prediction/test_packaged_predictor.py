@@ -11,8 +11,7 @@ import pytest
 
 from farm.operators.cost import cost
 from farm.prediction import stored_predictor
-from farm.prediction.stored_predictor import NeededTuple
-from farm.types.tuple import parse
+from farm.types.tuple import NeededTuple, parse
 
 ROOT = Path(__file__).parents[2]
 #: A tuple of each operator family in float32 and in half precision, with predictions of the code that fitted the
@@ -54,7 +53,7 @@ import sys
 
 sys.modules["sklearn"] = sys.modules["scipy"] = None
 from farm.prediction import stored_predictor
-from farm.prediction.stored_predictor import NeededTuple
+from farm.types.tuple import NeededTuple
 
 predictor = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11")
 tensor = {"role": "activation", "shape": [32, 64, 56, 56], "dtype": "float32", "storage": 0}

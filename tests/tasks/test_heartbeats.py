@@ -58,7 +58,7 @@ class Host:
         event.listen(self.database.engine, "before_cursor_execute", note)
         self.workers[number].beat(self.database, [self.items[number]])
         event.remove(self.database.engine, "before_cursor_execute", note)
-        return sum(one.startswith("UPDATE") for one in said)
+        return sum(one.startswith(("UPDATE", "WITH")) for one in said)
 
     def later(self, periods: float) -> None:
         """Let the notes be so old."""

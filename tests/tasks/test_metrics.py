@@ -121,7 +121,9 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
     assert [(one.measured, one.duration_s, one.within) for one in twice] == [
         (entry.measured, entry.duration_s, entry.within)
     ] * 2
-    assert [row[4] for row in ended.rows] == [1], "only the item that ended 900 s ago is not counted again"
+    assert [one.measured for one in ended.of_cards.values()] == [2], (
+        "only the item that ended 30 s ago is counted again"
+    )
     # Of the last 300 s: 30 of the second, 30 of the third, 10 of the one in work.
     assert entry.busy_share == pytest.approx(70 / 300, abs=0.01)
     assert entry.measured == 3
