@@ -445,8 +445,7 @@ def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | N
         job = session.get(Job, job_id)
         if job is None or job.state != JobState.OPEN or number != job.round or not _is_complete(session, job):
             return None
-        evidence = Evidence(session, job, number)
-        return evidence.verdict() if evidence.spans else None
+        return evidence.verdict() if (evidence := Evidence(session, job, number)).spans else None
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:

@@ -186,8 +186,7 @@ def added(a: Verdict, b: Verdict, most: int) -> Verdict:
         power=both["energy"] and Comparison(_power(both["energy"].total, both["time"].total)),
         coverage=math.fsum((one.coverage or 0.0) * weight for one, weight in parts) / total,
         systematic_note="The intervals of a large sweep do not include differences of the canary.",
-        parts=a.parts + b.parts,
-        measured=a.measured + b.measured,
+        **{name: getattr(a, name) + getattr(b, name) for name in ("parts", "measured")},
         unmeasured=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))[:most]),
         adjustments=tuple(sorted(a.adjustments + b.adjustments, key=lambda entry: -abs(entry.effect_time_us))[:most]),
         flags=dict((Counter(a.flags) + Counter(b.flags)).most_common()),
@@ -290,18 +289,17 @@ def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
     for part, chosen in choices:
         figures: dict[str, Any] = figure_json("time", "us", chosen.time if chosen else None)
         figures |= figure_json("energy", "mj", chosen.energy if chosen else None)
-        rows.append(
-            TupleRow(
-                **{name: getattr(part, name) for name in _OF_PART.split()},
-                calls=part.count,
-                **figures,
-                used=chosen.used if chosen else "",
-                reading_id=part.reading.reading_id if part.reading else None,
-                flags=part.reading.flags if part.reading else (),
-                context_us=chosen.context_us if chosen else None,
-                bus=_bus(part.reading.details) if part.reading else "",
-            )
+        row = TupleRow(
+            **{name: getattr(part, name) for name in _OF_PART.split()},
+            calls=part.count,
+            **figures,
+            used=chosen.used if chosen else "",
+            reading_id=part.reading.reading_id if part.reading else None,
+            flags=part.reading.flags if part.reading else (),
+            context_us=chosen.context_us if chosen else None,
+            bus=_bus(part.reading.details) if part.reading else "",
         )
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.total_us))
 
 

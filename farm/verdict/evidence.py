@@ -52,9 +52,8 @@ class Evidence:
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
         sweep = job.kind == "sweep" and not span and not job.asked.get("placements")
-        number_of_items = select(func.count()).where(ITEM.job_id == job.id)
-        large = sweep and session.exec(number_of_items).one() > MOST_TUPLES
-        self.spans = id_ranges(session, job.id, IN_PART) if large else ()
+        items = select(func.count()).where(ITEM.job_id == job.id)
+        self.spans = id_ranges(session, job.id, IN_PART) if sweep and session.exec(items).one() > MOST_TUPLES else ()
 
     def chunks(self) -> Iterator[Evidence]:
         """Yield the evidence of each span of a large sweep; else this evidence."""

@@ -217,7 +217,7 @@ class Verdict:
         plain = adapter(Verdict).dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
         plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
-        for name in (entry.name for entry in fields(self) if entry.name not in _NOT_SHOWN[bool(self.types) :]):
+        for name in (entry.name for entry in fields(self) if entry.name not in ("types", "tuples")[bool(self.types) :]):
             data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: plain[name]}
         return data
 
@@ -233,7 +233,6 @@ class Verdict:
         return adapter(Verdict).validate_python({**data, **made})
 
 
-_NOT_SHOWN = ("types", "tuples")  # the first one is shown if there are any
 _UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # quantity -> unit
 #: The columns of a whole's reading that a verdict stores.
 _OF_WHOLE = (
