@@ -202,8 +202,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     rows = []
     for one in found:
         *cells, measured_share = _row(str(one.variant), one, level)
-        per_token = one.per_token.tokens_per_s
-        tokens = [count_of(per_token, "").strip()] if one.per_token.tokens else []
+        tokens = [count_of(one.per_token.tokens_per_s, "").strip()] if one.per_token.tokens else []
         cards = [str(one.memory.cards) if one.memory else NOTHING] if too_large else []
         predicted_share = percent(1 - _measured(one)) if one.shares or one.whole_time else NOTHING
         rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
@@ -256,8 +255,7 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
 
     def errors(group: str, scores: Iterable[tuple[str, Score]]) -> RenderableType:
         heads = (f"error of time by {group}, predictor {best.predictor}", ">tuples", ">mean", ">median")
-        rows = ((name, str(one.count), percent(one.mean), percent(one.median)) for name, one in scores)
-        return ruled(heads, rows)
+        return ruled(heads, ((name, str(one.count), percent(one.mean), percent(one.median)) for name, one in scores))
 
     shown = [
         Text(about, style="bold"),

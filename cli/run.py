@@ -154,8 +154,7 @@ def measure(
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    embedded = EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held)
-    with embedded as farm, ending.uncut():
+    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm, ending.uncut():
 
         def tend() -> None:
             ending.check()

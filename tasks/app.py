@@ -119,8 +119,7 @@ _CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code fr
 def broker_unreachable(url: str, error: BaseException, *, about: str = "", then: str = "") -> BrokerUnreachable:
     """Return the error that says what an error of the broker's client means, and what to do. ``about`` replaces the
     error's own text; ``then`` is added to the next step."""
-    errors = (error, error.__cause__)
-    found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in errors))
+    found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in (error, error.__cause__)))
     reason = str(error).rpartition("caused error: ")[2]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
     code = next(found, reason.partition(" ")[0])
     code = "READONLY" if code == "UNBLOCKED" else code  # a BRPOP ends so if its server becomes a replica

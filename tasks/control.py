@@ -240,8 +240,7 @@ def _move_stranded(
         if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
             log.warning("%s items of card %s (%s) move to cards of the same model", len(moved), card.id, view.state)
             to_publish += moved
-    present = [view.card for view in views if view.card.id not in away]
-    to_publish += groups.move_stranded(store, present, away, farm)
+    to_publish += groups.move_stranded(store, [view.card for view in views if view.card.id not in away], away, farm)
     if away and working:
         to_publish += give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
     return to_publish
@@ -300,8 +299,7 @@ def _unpublished(session: Session, farm: str, after_s: float, again_s: float) ->
     """
     this, idle_s = tables.Round, database_now() - col(tables.Round.progress_at_s)
     due = or_(idle_s > after_s, and_(col(this.publisher).is_(None), idle_s > again_s))
-    planned = col(this.planned_at_s).is_not(None)
-    return _newest_rounds(session, farm, planned, col(this.published_at_s).is_(None), due)
+    return _newest_rounds(session, farm, col(this.planned_at_s).is_not(None), col(this.published_at_s).is_(None), due)
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:

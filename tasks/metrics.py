@@ -101,8 +101,7 @@ class FarmCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        host = [self._settings.host]
-        yield _metric("farm_spooled_readings", ["host"], [(host, len(self._spool))])
+        yield _metric("farm_spooled_readings", ["host"], [([self._settings.host], len(self._spool))])
         problems = (([check], number) for check, number in self._problems_now().items())
         yield _metric("farm_doctor_problems", ["check"], problems)
         try:
@@ -195,6 +194,5 @@ def _items(entries: list[CardCounts]) -> Iterator[Metric]:
     took = _metric("farm_item_seconds", CARD)
     for card, entry in of_cards:
         bounds: list[Any] = [f"{bound:g}" for bound in listing.DURATION_BOUNDS_S]
-        counts = [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)]
-        took.add_metric(card, counts, entry.duration_s)
+        took.add_metric(card, [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)], entry.duration_s)
     yield took

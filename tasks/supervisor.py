@@ -85,8 +85,7 @@ class Supervisor:
                 continue
             if child.process is not None:
                 child.last_exit = child.process.returncode
-                steady = now - child.started_s > STEADY_AFTER_S
-                child.deaths = 1 if steady else child.deaths + 1
+                child.deaths = 1 if now - child.started_s > STEADY_AFTER_S else child.deaths + 1
                 pause_s = BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
                 child.not_before_s, child.process = now + pause_s, None
                 found.append(child)

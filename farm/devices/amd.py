@@ -180,5 +180,4 @@ class AmdDevice(QueriedDevice):
     def _is_lacking(self, error: Exception) -> bool | None:
         if not isinstance(error, self._handle.smi.AmdSmiException):
             return None
-        code = getattr(error, "err_code", None)
-        return code in (NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERMISSION)
+        return getattr(error, "err_code", None) in (NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERMISSION)

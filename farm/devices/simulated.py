@@ -61,8 +61,7 @@ class SimulatedDevice(Device):
 
 
 def _fraction(word: str, subject_id: str) -> float:
-    digest = hashlib.sha256(f"{word} {subject_id}".encode()).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48
+    return int.from_bytes(hashlib.sha256(f"{word} {subject_id}".encode()).digest()[:6], "big") / 2**48
 
 
 def measure(

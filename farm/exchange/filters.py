@@ -364,5 +364,4 @@ def _parameter(column: Column, value: Any) -> Any:
     if column.kind == "integers":
         values = value if isinstance(value, list) else [value]
         return values if values and all(type(size) is int for size in values) else None
-    wanted = {"integer": int, "boolean": bool}[column.kind]
-    return value if type(value) is wanted else None
+    return value if type(value) is {"integer": int, "boolean": bool}[column.kind] else None

@@ -331,8 +331,7 @@ def _reading(row: Row, origin: str) -> Checked:
         "method": row["details"].get("method"),
         "origin": row["origin"] or origin,
     }
-    model_flops = row["model_flops"] if of_model else None
-    return Checked(found, subject, _cost(row), model_flops, (software, protocol, card))
+    return Checked(found, subject, _cost(row), row["model_flops"] if of_model else None, (software, protocol, card))
 
 
 def _capture(row: Row, origin: str) -> Checked:
@@ -359,8 +358,7 @@ def _call(row: Row, origin: str) -> Checked:
     if spec.id != row["operator_id"]:
         raise ValueError("operator_id is not the hash of operator_spec")
     same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
-    found = {**_columns(row, same), "data": row["seen"]}
-    return Checked(found, spec, _cost(row), refers_to=row["capture_id"])
+    return Checked({**_columns(row, same), "data": row["seen"]}, spec, _cost(row), refers_to=row["capture_id"])
 
 
 def _cost(row: Row) -> Cost:

@@ -179,8 +179,7 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
     """Return tuple id -> (card model, torch, numeric flags, kernels as JSON), from verified captures."""
     models = {row.id: row.model for row in session.execute(sqlalchemy.select(CARD.id, CARD.model))}
     found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
-    query = sqlalchemy.select(CAPTURE.torch, CAPTURE.verification).order_by(CAPTURE.id)
-    for torch, seen in session.execute(query):
+    for torch, seen in session.execute(sqlalchemy.select(CAPTURE.torch, CAPTURE.verification).order_by(CAPTURE.id)):
         if not isinstance(seen, dict) or seen.get("card") not in models:
             continue
         for operator_id, kernels in (seen.get("tuple_kernels") or {}).items():
@@ -192,8 +191,7 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return operator id -> its columns. JSON values are texts."""
     found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
-    query = sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW))
-    for row in among(session, query, OPERATOR.id, ids):
+    for row in among(session, sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW)), OPERATOR.id, ids):
         values = operator_values(row) | {"operator_spec": row.spec}
         found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
     return found
@@ -294,8 +292,7 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
     rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
     ids = [of.id for _, of in rows]
     models: dict[str, set[str]] = {}
-    on = sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct()
-    for job_id, model in among(session, on, ITEM.job_id, ids):
+    for job_id, model in among(session, sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct(), ITEM.job_id, ids):
         models.setdefault(job_id, set()).add(model)
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
     for found_verdict, of in rows:

@@ -204,8 +204,7 @@ def read_slow(
     if best is None or not best.added_us:
         return None
     stored = fetch_values(session, (OPERATOR.id, OPERATOR.spec), best.fast_us)
-    tuples = {id_: parse(row.spec) for id_, row in stored.items()}
-    return replace(best, rates=_input_rates(tuples, best.added_us))
+    return replace(best, rates=_input_rates({id_: parse(row.spec) for id_, row in stored.items()}, best.added_us))
 
 
 def _input_rates(tuples: Mapping[str, OperatorTuple], added: Mapping[tuple[str, str], float]) -> dict[str, list[float]]:

@@ -76,8 +76,7 @@ class ByPosition(nn.Module):
         self.model, self.positional, self.names = model, positional, names
 
     def forward(self, *values: Any) -> Any:
-        named = dict(zip(self.names, values[self.positional :], strict=True))
-        return self.model(*values[: self.positional], **named)
+        return self.model(*values[: self.positional], **dict(zip(self.names, values[self.positional :], strict=True)))
 
 
 class Decoding(nn.Module):

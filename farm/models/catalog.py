@@ -84,8 +84,7 @@ def matching(name: str) -> list[str]:
     if not is_pattern(name):
         return [own.register(name)]
     prefix, _, pattern = name.rpartition("/")
-    groups = [(source_named(prefix),)] if prefix else [_PREFERRED, SOURCES]
-    for group in groups:
+    for group in [(source_named(prefix),)] if prefix else [_PREFERRED, SOURCES]:
         entries = [(one, model) for one in group for model in _entries(one)]
         if found := [pair for pair in entries if fnmatch.fnmatchcase(pair[1].lower(), pattern.lower())]:
             return sorted(_shortest(*pair) for pair in found)

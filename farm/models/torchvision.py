@@ -53,8 +53,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
 
     if entry.task != "video":
         return (images(variant, device),)
-    shape = (variant.batch, 3, 16, variant.input_size, variant.input_size)
-    return (random_normal(shape, dtype_of(variant), device),)
+    return (random_normal((variant.batch, 3, 16, variant.input_size, variant.input_size), dtype_of(variant), device),)
 
 
 @functools.cache

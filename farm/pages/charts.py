@@ -85,8 +85,7 @@ def sum_and_whole(report: Report) -> list[Chart]:
     time = {in_sum: [row.time_us for row in types], in_model: [row.in_model_us for row in types]}
     charts = [_stacked(report, time, verdict.time, "time", TIME)] if verdict.measured else []
     if verdict.energy is not None:
-        energy = {in_sum: [row.energy_mj for row in types]}
-        charts.append(_stacked(report, energy, verdict.energy, "energy", ENERGY))
+        charts.append(_stacked(report, {in_sum: [row.energy_mj for row in types]}, verdict.energy, "energy", ENERGY))
     return charts
 
 
@@ -150,14 +149,13 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
             )
         )
     named = [(name, colours[name]) for name in groups if colours[name] != GREY]
-    others = [("other types", GREY)] * (len(named) < len(groups))
     return page_chart(
         data,
         430,
         "arithmetic intensity, FLOP/B",
         "arithmetic rate, TFLOP/s",
         axes=(_log_axis(intensities), _log_axis(rates)),
-        legend=[("peaks of the card", GREY), *named, *others],
+        legend=[("peaks of the card", GREY), *named, *[("other types", GREY)] * (len(named) < len(groups))],
     )
 
 
@@ -269,7 +267,6 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
     members = by_key(lambda point: point[0], sorted(points, key=lambda point: point[0]))
     for group, found in members.items():
         _, titles, totals, of_group, gaps, links = zip(*found, strict=True)
-        half_widths = [total.half_width / 1e3 for total in totals]
         data.append(
             _points(
                 group,
@@ -277,7 +274,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
                 [total.value / 1e3 for total in totals],
                 [f"{_text(title)}<br>gap {gap(by)}" for title, by in zip(titles, gaps, strict=True)],
                 f"sum %{{y:.4g}} {unit}, whole model %{{x:.4g}} {unit}",
-                error_y={"type": "data", "array": half_widths, "thickness": 1},
+                error_y={"type": "data", "array": [total.half_width / 1e3 for total in totals], "thickness": 1},
                 customdata=list(links),
                 marker={"color": colours[group], "size": 9, "opacity": 0.85},
             )

@@ -231,11 +231,10 @@ def _check_folder(folder: Path) -> None:
 
 def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage]:
     """Yield the models by name, with the newest job that has a verdict for each request and card model."""
-    judged = sqlalchemy.select(VERDICT.job_id)
     found = session.execute(
         sqlalchemy.select(JOB.id, VARIANT.model, JOB.request_id, JOB.request)
         .join(tables.ModelVariant, VARIANT.id == JOB.variant_id)
-        .where(JOB.id.in_(judged), JOB.state == tables.JobState.DONE)
+        .where(JOB.id.in_(sqlalchemy.select(VERDICT.job_id)), JOB.state == tables.JobState.DONE)
         .order_by(JOB.created_at_s.desc(), JOB.id)
     ).all()
     cards = sqlalchemy.select(ITEM.job_id, func.min(ITEM.card_model)).where(ITEM.role == "whole").group_by(ITEM.job_id)
@@ -266,8 +265,7 @@ def _operators(session: Session) -> tuple[list[Row], int]:
     ours = (READING.subject_kind == "operator", READING.simulated.is_(False))
     placed = sqlalchemy.select(READING.id, place).where(*ours).subquery()
     newest = placed.c.place == 1
-    names = ("card_model", "time_us", "energy_mj", "power_w", "flags", "created_at_s")
-    of_reading = [READING[name] for name in names]
+    of_reading = [READING[name] for name in ("card_model", "time_us", "energy_mj", "power_w", "flags", "created_at_s")]
     of_operator = OPERATOR.label, OPERATOR.short_name, OPERATOR.flops, OPERATOR.bytes_moved
     query = (
         sqlalchemy.select(*of_reading, *of_operator, OPERATOR.spec, SOFTWARE.torch, PROTOCOL.spec.label("conditions"))

@@ -114,8 +114,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **opti
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, list(axes.flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
 def _label_logs(*axes: Any) -> None:
@@ -251,8 +250,7 @@ def _draw_bars(axis: Any, chart: Chart) -> None:
     draw = axis.barh if chart.horizontal else axis.bar
     for number, name in enumerate(series):
         places = [index + (number - (len(series) - 1) / 2) * width for index in range(len(chart.bars))]
-        values = [row.get(name, math.nan) for row in chart.bars.values()]
-        draw(places, values, width, color=_colour(number), label=name)
+        draw(places, [row.get(name, math.nan) for row in chart.bars.values()], width, color=_colour(number), label=name)
     (axis.set_yticks if chart.horizontal else axis.set_xticks)(range(len(chart.bars)), list(chart.bars), fontsize=7)
     if chart.horizontal:
         axis.set_ylim(len(chart.bars) - 0.4, -0.6)  # the first bar is at the top

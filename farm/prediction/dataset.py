@@ -254,8 +254,7 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
     found = []
     for row in session.execute(sqlalchemy.select(*VARIANT).where(VARIANT.id.in_(list(chosen)), VARIANT.compile == "")):
         variant = Variant(**{name: getattr(row, name) for name in names})
-        query = sqlalchemy.select(CALL.operator_id).where(CALL.capture_id == chosen[row.id])
-        numbers = Counter(session.scalars(query))
+        numbers = Counter(session.scalars(sqlalchemy.select(CALL.operator_id).where(CALL.capture_id == chosen[row.id])))
         specs_of = sorted(stored_specs(session, numbers).items())
         calls = tuple(_described(card, spec, tf32=protocol.tf32) for _, spec in specs_of)
         counts = tuple(numbers[id_] for id_, _ in specs_of)

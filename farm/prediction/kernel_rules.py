@@ -286,8 +286,7 @@ def _of_module(name: str, first: Sequence[int], given: Mapping[str, Any]) -> Pro
         return Products(batch * math.prod(first[-rank:]), n * window, k, groups)
     if given["padding"] != "same":
         padding = [0] * rank if given["padding"] == "valid" else given["padding"]
-        kernel = (1, 1, *given["kernel_size"])
-        output = _sizes_out((1, 1, *output), kernel, given["stride"], padding, given["dilation"])
+        output = _sizes_out((1, 1, *output), (1, 1, *given["kernel_size"]), given["stride"], padding, given["dilation"])
     return Products(batch * math.prod(output), n, k * window, groups)
 
 

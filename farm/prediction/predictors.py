@@ -237,8 +237,7 @@ class FittedPredictor:
 
     def _times(self, inputs: Inputs) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
         """Return times, spreads, and for each call True if the fallback predicts it."""
-        roofline_us = inputs.column(self.over) if self.over else None
-        times, spreads, failed = _raw(self.time.predict(inputs), roofline_us)
+        times, spreads, failed = _raw(self.time.predict(inputs), inputs.column(self.over) if self.over else None)
         unanswered = ~np.isin(inputs.families, self.typical.families) | failed
         fallback, fallback_spreads, _ = _raw(self.fallback_time.predict(inputs), inputs.column("roofline_us"))
         return np.where(unanswered, fallback, times), np.where(unanswered, fallback_spreads, spreads), unanswered

@@ -261,10 +261,9 @@ class TransferredPredictor(StoredPredictor):
         log_ratio = _log_ratio(card, self.card, calls, costs.time_us) + correction
         correction, power_deviation = self.power.at(points)
         powers = _powers_of_properties(card, self.card, costs.power_w, log_ratio) * np.exp(correction)
-        times = {name: getattr(costs, name) * np.exp(log_ratio) for name in ("time_us", "neighbours_us", "fetching_us")}
         return replace(
             costs,
-            **times,
+            **{name: getattr(costs, name) * np.exp(log_ratio) for name in ("time_us", "neighbours_us", "fetching_us")},
             time_spread=NORMAL_90 * np.hypot(time_deviation, costs.time_spread),
             power_w=np.minimum(powers, self.card.power_limit_w),
             power_spread=NORMAL_90 * np.hypot(power_deviation, costs.power_spread),

@@ -510,8 +510,7 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
 def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
     """The number of calls in the sum of a verdict."""
     rounds = sqlalchemy.select(col(tables.Round.capture_id)).where(col(tables.Round.job_id) == job_id)
-    captures = rounds.order_by(col(tables.Round.number))
-    captured = [id_ for id_ in session.scalars(captures) if id_ is not None]
+    captured = [id_ for id_ in session.scalars(rounds.order_by(col(tables.Round.number))) if id_ is not None]
     if not captured:  # a sweep
         return verdict.measured
     return sum(counts(session, captured[-1]).values()) - sum(entry.count for entry in verdict.unmeasured)
@@ -603,11 +602,10 @@ def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator])
         of.min(READING.card_id).label("card_id"),
         of.max(READING.card_id).label("other_card_id"),
     )
-    of_tuples = READING.subject_kind == "operator"
     found = [
         row
         for conditions in selection.where()
-        for row in values(session, columns, of_tuples, *conditions, grouped_by=key)
+        for row in values(session, columns, READING.subject_kind == "operator", *conditions, grouped_by=key)
     ]
     models, wholes = _models_of(session, filters)
     if not found and not models:
@@ -631,8 +629,7 @@ def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator])
     about = Side(
         str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards))
     )
-    fields = frozenset(entry.column.name for entry in filters.filters)
-    return _Found(about, rows, models, fields)
+    return _Found(about, rows, models, frozenset(entry.column.name for entry in filters.filters))
 
 
 def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[Any]]:

@@ -240,8 +240,7 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     of = sqlalchemy.func
     key = (READING.subject_id, READING.protocol_id, READING.software_id, READING.method)
     means = (of.avg(READING.time_us).label("time"), of.avg(READING.energy_mj).label("energy"))
-    cards = sqlalchemy.select(*key, *means).where(READING.card_model == model).group_by(*key, READING.card_id)
-    card = cards.subquery()
+    card = sqlalchemy.select(*key, *means).where(READING.card_model == model).group_by(*key, READING.card_id).subquery()
     ratios = [of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)]
     grouped = (
         sqlalchemy.select(*ratios, of.max(card.c.time))
@@ -380,8 +379,7 @@ def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
         count, mean = len(found), fmean(changes)
         wide = student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
         low, high = math.expm1(mean - wide), math.expm1(mean + wide)
-        columns = zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True)
-        share, a, b = map(median, columns)
+        share, a, b = map(median, zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True))
         rows.append(JudgedRow(*key, share, a, b, math.expm1(mean), low, high, count, _fails(low, gate)))
     return Judgement(gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds.")
 

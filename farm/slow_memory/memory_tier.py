@@ -155,8 +155,7 @@ class FarNode(SlowMemory):
         region = mmap.mmap(-1, size_bytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(region))
         mask = ctypes.byref(ctypes.c_ulong(1 << self._node))
-        size = ctypes.c_ulong(size_bytes)
-        if self._mbind(ctypes.c_void_p(address), size, _MPOL_BIND, mask, ctypes.c_ulong(64), 0):
+        if self._mbind(ctypes.c_void_p(address), ctypes.c_ulong(size_bytes), _MPOL_BIND, mask, ctypes.c_ulong(64), 0):
             why = os.strerror(ctypes.get_errno())
             raise Unmeasurable("not_available", f"The system refuses to allocate memory on {self.name}: {why}.")
         return torch.frombuffer(region, dtype=torch.uint8).untyped_storage()  # it keeps the region alive

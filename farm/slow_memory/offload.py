@@ -323,8 +323,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
         return output
 
     alone = allocations == number_of_outputs or len(sizes) == allocations
-    workspaces = "fast" if alone else "may be with the output"
-    return Outputs(lambda one: functools.partial(run, one), workspaces, pool.pool)
+    return Outputs(lambda one: functools.partial(run, one), "fast" if alone else "may be with the output", pool.pool)
 
 
 def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:

@@ -284,8 +284,7 @@ class StepRecorder(Recorder):
             for (name, sent, received, parameters), new in itertools.zip_longest(
                 found, tensors_in(out) if found else ()
             ):
-                dtype = str(sent.dtype).removeprefix("torch.")
-                spec = collective_tuple(name, sent.numel(), dtype, **parameters)
+                spec = collective_tuple(name, sent.numel(), str(sent.dtype).removeprefix("torch."), **parameters)
                 if func._schema.name in COPIES_FIRST:
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
                     sent = new

@@ -246,8 +246,7 @@ def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))
-    masked = bool(variant.length) and not entry.generates
-    return loss_of(output, causal=entry.generates, masked=masked, device=device)
+    return loss_of(output, causal=entry.generates, masked=bool(variant.length) and not entry.generates, device=device)
 
 
 def implementation(optimizer: str, device_type: str) -> str:

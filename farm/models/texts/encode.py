@@ -61,8 +61,7 @@ def main() -> None:
     except ImportError:
         answer = {"error": "", "absent": True}
     except BaseException as error:  # a panic of the library is not an Exception
-        lines = (str(error).strip() or type(error).__name__).splitlines()
-        answer = {"error": lines[0][:200]}
+        answer = {"error": (str(error).strip() or type(error).__name__).splitlines()[0][:200]}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + ids.tobytes())
     sys.stdout.buffer.flush()
 

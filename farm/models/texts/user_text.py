@@ -147,5 +147,4 @@ def _encode(
     if "error" in answer:
         raise UsageError(f"The tokenizer.json in {folder} cannot be read: {answer['error']}.", _TOKENIZER_STEP)
     ends = np.cumsum([count for count in answer["counts"] if count], dtype=np.int64)
-    found = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
-    return found, ends, tuple(answer["first"]), tuple(answer["last"])
+    return np.frombuffer(ids, dtype=np.int32).astype(np.int64), ends, tuple(answer["first"]), tuple(answer["last"])
