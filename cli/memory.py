@@ -1,5 +1,4 @@
-"""``farm memory``: the memory of a training step over time. Needs no broker; a database only for --job; a card only
-for --run."""
+"""``farm memory``: the memory of a training step over time. Only --job needs a database, only --run a card."""
 
 from __future__ import annotations
 

@@ -173,8 +173,7 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
 
 @dataclass(frozen=True)
 class CliOptions:
-    """The options of `run` and `submit`; `options.toml` has their texts. `given` has the fields of a request that were
-    given, by name."""
+    """The options of `run` and `submit` (texts: `options.toml`). `given`: names of the given fields of a request."""
 
     models: list[str] | None = None
     files: list[Path] | None = None

@@ -130,8 +130,7 @@ def broker_unreachable(url: str, error: BaseException, *, about: str = "", then:
 
 @contextlib.contextmanager
 def broker_client(current: Settings) -> Iterator[Any]:
-    """Connect to the broker and provide a Redis client, with time limits for its answers. Raises `BrokerUnreachable` if
-    the broker does not answer."""
+    """Provide a Redis client of the broker, with time limits. Raises `BrokerUnreachable` if it does not answer."""
     try:
         with app.connection_for_write(current.broker_url) as connection:
             connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}

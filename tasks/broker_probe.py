@@ -66,8 +66,7 @@ def _refused(client: Any) -> dict[str, redis.ResponseError]:
 
 
 def _transaction(name: str) -> Iterator[list[str]]:
-    """Yield the commands that the farm needs, with arguments for a test. ``name`` is a part of all names that are
-    written."""
+    """Yield the commands that the farm needs, with arguments for a test. ``name`` is a part of all written names."""
     for line in Path(__file__).with_name("broker_commands.txt").read_text("utf-8").splitlines():
         if command := shlex.split(line.format(name=name), comments=True):
             yield command

@@ -116,8 +116,7 @@ class EmbeddedFarm:
             time.sleep(0.1)
 
     def _ready(self) -> set[str]:
-        """Return the ids of the cards whose workers have registered. Raises `NoWorker` if all cards are in
-        quarantine."""
+        """Return the ids of the cards whose workers have registered. Raises `NoWorker` if all are in quarantine."""
         assert self.supervisor is not None
         workers = self.supervisor.holders(self.settings.host)
         with self.database.read() as session:

@@ -65,8 +65,7 @@ _IDS = ("id", "root_id", "parent_id", "group")
 def refusal(message: Any, queue: str) -> str:
     """Return why a message is not a task of the farm or a valid remote command; '' if it is one. Never raises.
 
-    Messages in other queues are not checked. A queue of remote commands (`tasks.worker`) is, for example,
-    'control@gpu1.celery.pidbox'.
+    Messages in other queues, such as that of remote commands ('control@gpu1.celery.pidbox'), are not checked.
     """
     of_commands = queue.endswith(".celery.pidbox") and "@" in queue
     if not of_commands and not carries_tasks(queue):

@@ -57,8 +57,7 @@ class PairedRounds:
         self, database: Database, measured: Callable[[int, str, str], None] = lambda number, a, b: None
     ) -> Iterator[list[PlannedJob]]:
         """Yield the jobs that are missing, one at a time. The caller measures each before it takes the next. Call
-        ``measured`` after each round with its number and its jobs. Raises `FarmError` if a job ended without a
-        result."""
+        ``measured`` after each round with its number and its jobs. Raises `FarmError` if a job ends without result."""
         with database.read() as session:
             serial, done = _newest(session, self)
         self.jobs.update(done)

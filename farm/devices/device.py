@@ -104,8 +104,7 @@ class Device(ABC):
 class QueriedDevice(Device):
     """A device whose getters are `queries` of a driver's library: getter -> a function of the library's handle.
 
-    If the first query of a sensor fails for any reason, or a later one because the card lacks the sensor, the farm does
-    not query it again.
+    If the first query of a sensor fails for any reason, or a later one for lack of the sensor, it is not queried again.
     """
 
     queries: ClassVar[Mapping[str, Callable[[Any], Any]]]

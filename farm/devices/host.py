@@ -43,8 +43,7 @@ def discover(settings: Settings) -> list[Card]:
 
 
 def find_card(card_id: str, settings: Settings) -> Card:
-    """The card of this host with that id. Raises `NoSuchCard`, with the reason, if there is none or it cannot be
-    measured."""
+    """The card of this host with that id. Raises `NoSuchCard` with the reason if it is missing or not measurable."""
     if card_id.startswith("SIM-"):
         candidates = simulated.simulated_cards(settings)
     elif card_id.startswith("CPU-"):
@@ -60,8 +59,7 @@ def find_card(card_id: str, settings: Settings) -> Card:
 
 
 def open_device(card: Card) -> Device:
-    """Open the device of a card, which provides its sensors. Raises `NoSuchCard` if the card has a refusal, or no
-    longer responds."""
+    """Open the device of a card. Raises `NoSuchCard` if the card has a refusal, or no longer responds."""
     gpu: type[Device] = amd.AmdDevice if for_rocm() else nvidia.NvidiaDevice
     devices: dict[str, type] = {"cuda": gpu, "cpu": CpuDevice, "simulated": simulated.SimulatedDevice}
     return devices[_measurable(card).kind](card)
@@ -236,8 +234,7 @@ class _Package:
 class CpuDevice(Device):
     """A CPU as a device. Its energy counter is the sum over RAPL's package domains.
 
-    Virtual machines have no RAPL, and reading it needs permission. Other processes always use a CPU, so the device does
-    not list them.
+    Virtual machines have no RAPL, and reading it needs permission. It lists no processes: all processes use a CPU.
     """
 
     def __init__(self, card: Card, powercap: Path = POWERCAP) -> None:

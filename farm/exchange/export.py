@@ -170,8 +170,7 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
 
 
 def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a table (`columns`: if it is not part of an export). Its metadata contains `about`,
-    which describes the file."""
+    """Return the Arrow schema of a table (`columns`: if not part of an export). Its metadata contains `about`."""
     metadata = {METADATA: json.dumps({"table": table, **(about or {"format": FORMAT})})}
     return arrow_schema(columns or TABLES[table]).with_metadata(metadata)
 

@@ -266,8 +266,7 @@ def select_readings(
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
-    """True if a row (operator, card, software or protocol) matches a filter. ``card=...`` also matches a part of its
-    id."""
+    """True if a row (operator, card, software or protocol) matches. ``card=...`` also matches a part of its id."""
     if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
         return True
     return entry.holds(values.get(entry.column.name))

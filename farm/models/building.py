@@ -17,8 +17,7 @@ class EmptyOnMeta(TorchFunctionMode):
     """While active, ``torch.empty`` makes meta tensors.
 
     Modules create their parameters with it. Everything else (stochastic-depth schedules that read values, index
-    buffers) is computed on the CPU and moved afterwards. The context ``torch.device("meta")`` fails on 15 of 80 models
-    of torchvision, this class on none.
+    buffers) is computed on the CPU and moved later. ``torch.device("meta")`` fails on 15 of 80 models of torchvision.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

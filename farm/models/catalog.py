@@ -125,8 +125,7 @@ def usual_batch(name: str, default: int) -> int:
 
 
 def known(name: str) -> str:
-    """The name of a model of the catalog, or of a user's function given by its location (`own.register`). Raises as
-    `find`."""
+    """The name of a model of the catalog, or of a user's function given by its location. Raises as `find`."""
     return find(own.register(name)).name
 
 

@@ -295,8 +295,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
-    """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none. Raises
-    as `make`."""
+    """The model's own inputs in the variant's dtype and batch (`batched`), or images without them. Raises as `make`."""
     from farm.models.building import dtype_of, images
 
     if entry.own_name in transformers.folders():
@@ -307,8 +306,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[A
 
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
-    """The model's own example inputs: positional arguments of the module that `make` returns. None if it has none.
-    Raises as `make`."""
+    """The model's own example inputs: positional arguments of its module. None if it has none. Raises as `make`."""
     if name in transformers.folders():
         return None
     _, positional, keywords = _made(name)
@@ -330,8 +328,7 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 
 def own_batch(name: str) -> int:
-    """The batch of the model's own example inputs; 0 if they have none. Imports the module and torch. Raises as
-    `make`."""
+    """The batch of the model's own example inputs; 0 if none. Imports the module and torch. Raises as `make`."""
     return _batch(given_inputs(name) or ())
 
 

@@ -60,8 +60,7 @@ ALLOWED_OPERATORS: dict[str, Any] = {name: function for function, name in FUNCTI
 # As models call them: `farm.benchmark.host_steps` replaces the methods.
 ALLOWED_OPERATORS |= {f"torch.Tensor.__{name}__": getattr(operator, name) for name in ("getitem", "setitem")}
 
-#: Operators that return a value to the host. On meta there is no value to return; only the bytes that the operator
-#: reads count as moved.
+#: Operators that return a value to the host. On meta there is none; only the bytes that they read count as moved.
 RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
     f"torch.Tensor.{name}"
     for name in words("item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__")

@@ -31,8 +31,7 @@ def role_in_tuple(role: str) -> str:
 
 @dataclass(frozen=True)
 class Owner:
-    """A call of a leaf module or a function in the forward or the loss. ``what`` names its class or function
-    ('Conv2d')."""
+    """A call of a leaf module or a function in the forward or the loss. ``what``: its class or function ('Conv2d')."""
 
     index: int
     path: str

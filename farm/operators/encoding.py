@@ -100,8 +100,7 @@ class TensorTable:
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:
-    """The JSON tree of a value; tensors are added to ``table``. Raises `NotEncodable` if a tuple cannot contain the
-    value."""
+    """The JSON tree of a value; tensors are added to ``table``. Raises `NotEncodable` if a tuple cannot contain it."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -230,8 +229,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps the value under the new name.
 _SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
-# torch 2.13 added the argument `bias` to these. It is left out if it equals `affine`, so a tuple is the same in all
-# versions.
+# torch 2.13 added `bias` to these. It is left out if it equals `affine`, so a tuple is the same in all versions.
 _AFFINE = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _MOST_LAYERS = 256  # each is built in Python
 _RNN_ARGUMENTS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
@@ -252,14 +250,12 @@ def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
 
 
 def leaf_parameters(module: nn.Module) -> dict[str, Any]:
-    """As `describe_leaf`, for a module that is known to be a leaf. Raises `NotEncodable` if a tuple cannot contain an
-    argument."""
+    """As `describe_leaf`, for a known leaf. Raises `NotEncodable` if a tuple cannot contain an argument."""
     return {name: encode(value) for name, value in _constructor_values(module).items()}
 
 
 def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
-    """A module of class ``leaf`` on meta, in eval mode. Raises `TupleRejected` if the class does not accept the
-    parameters."""
+    """A module of class ``leaf`` on meta, in eval mode. Raises `TupleRejected` if it does not accept the parameters."""
     meta = torch.device("meta")
     try:
         values = {name: decode(tree, [], meta) for name, tree in parameters.items()}

@@ -439,8 +439,7 @@ class RepeatedCalls:
         self.functions: set[str] = set()
 
     def repeat(self, call: DescribedCall) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
-        """If an equal call ran before: the aten operators, the written storages and the output of this call; else
-        None."""
+        """The aten operators, written storages and output of this call, if an equal call ran before; else None."""
         if (effect := None if _has_real_tensors(call) else self.effects.get(_key(call))) is None:
             return None
         place = effect.output

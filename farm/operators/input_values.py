@@ -64,8 +64,7 @@ _POSITIVE = Fill("positive", shift=0.5)
 
 
 def settled(activation: str) -> Fill | None:
-    """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if all values become
-    constant after some calls."""
+    """Values that an in-place activation (`silu`) leaves unchanged; None if all become constant after some calls."""
     function = activation.rstrip("_").replace("_", "").lower()
     if function in _IDENTITY_IF_LARGE:
         return Fill("positive", shift=_LARGE)
@@ -156,8 +155,7 @@ _DIVIDING = names_listed("dividing")
 
 
 def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
-    """The values for tensor ``index`` of ``spec``; ``written`` are the indices of the tensors that the operator writes.
-    Raises as `aten_fills`."""
+    """The values for tensor ``index``; the operator writes the tensors ``written``. Raises as `aten_fills`."""
     if spec.kind == "aten":
         return aten_fills(spec)[index]
     tensor = spec.tensors[index]
@@ -184,8 +182,7 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
 
 
 def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
-    """True if the result is finite when tensor ``index`` contains zeros; False for divisors and inputs of
-    logarithms."""
+    """True if the result is finite if tensor ``index`` has zeros; False for divisors and inputs of logarithms."""
     if spec.kind == "aten":
         return aten_fills(spec)[index].form == "normal"
     name = spec.operator.rsplit(".", 1)[-1]

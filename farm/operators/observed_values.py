@@ -132,8 +132,7 @@ def _between_channels(tensor: torch.Tensor, spread: float) -> float:
 
 
 def describe_values(tensor: torch.Tensor) -> dict[str, float] | None:
-    """Statistics for `farm.types.value_profiles.class_of`; None for integers, empty tensors and values that are not
-    finite."""
+    """Statistics for `value_profiles.class_of`; None for integers, empty tensors and values that are not finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     values = _sample(tensor)

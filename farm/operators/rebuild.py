@@ -47,8 +47,7 @@ class Rebuilt:
         storages: list[torch.Tensor],
         elsewhere: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
-        """``elsewhere``: number of each storage outside the device's own memory -> the function that copies a tensor to
-        that memory."""
+        """``elsewhere``: number of a storage outside the device's memory -> the function that copies a tensor there."""
         self.spec = spec
         self.device = device
         self.storages = storages
@@ -115,8 +114,7 @@ class Rebuilt:
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """The indices of the inputs that it writes. Their values stay the same over millions of runs
-        (`farm.operators.input_values`)."""
+        """The indices of the inputs that it writes. Their values stay the same over millions of runs."""
         return written_inputs(self.spec)
 
     def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
@@ -235,8 +233,7 @@ def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
 
 
 def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
-    """Allocates each storage: in the layout of its tensor if that is alone, otherwise flat in its first tensor's
-    dtype."""
+    """Allocates each storage: in its tensor's layout if that is alone, otherwise flat in its first tensor's dtype."""
     made = []
     for storage, size_bytes in sorted(storage_bytes(spec).items()):
         users = [spec.tensors[index] for index in storage_users(spec)[storage]]
@@ -309,8 +306,7 @@ def _fresh(module: nn.Module) -> nn.Module:
 def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
     """Return the storages that can be in slow memory: (numbers of the input storages, count of the output storages).
 
-    Output storages are those that a call allocates and returns. Their count is 0 if the operator does not run on fake
-    tensors.
+    Output storages are allocated and returned by a call. Their count is 0 if it does not run on fake tensors.
     """
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
     inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)

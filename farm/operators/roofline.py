@@ -27,8 +27,7 @@ class Roofline:
             raise ValueError(f"peaks must be positive: {self}")
 
     def estimate_us(self, flops: float, bytes_moved: float) -> float:
-        """The estimated time of one call in µs, from its FLOPs (2 per multiply-add) and the bytes that it reads plus
-        writes."""
+        """The estimated time of one call in µs, from its FLOPs (2 per multiply-add) and the bytes that it moves."""
         return max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6 + self.launch_floor_us
 
 

@@ -64,8 +64,7 @@ class Expansion:
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """Yields batches of distinct tuples with their costs. No batch is empty.
 
-        Two batches may contain the same tuple. To prevent this, all ids would have to stay in memory: 110 MB for a
-        million tuples.
+        Two batches may contain the same tuple. To prevent it, 110 MB of ids would stay in memory for a million tuples.
 
         A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
         that a drift of the card does not correlate with a parameter of the sweep.

@@ -101,8 +101,7 @@ def check_page(path: Path) -> None:
 
 
 def write_page(path: Path, pages: Sequence[JobPage]) -> None:
-    """Write one page about one or several jobs. Raises `UsageError` and leaves no partial file if it cannot be
-    written."""
+    """Write one page about one or several jobs. Raises `UsageError` and leaves no partial file if that fails."""
     title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
     values = {"title": title, "pages": pages, "scatters": own_scatters(pages), "script": plotly_js()}
     write_whole(path, render("reports.html", **values))
@@ -121,8 +120,7 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it. Raises `UsageError` and leaves no partial file if that
-    fails."""
+    """Write a file under a temporary name and rename it. Raises `UsageError` and leaves none if that fails."""
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
         unfinished.write_text(text, encoding="utf-8")

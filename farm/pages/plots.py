@@ -290,8 +290,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
 
 
 def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
-    """Draw a model's time over a size (``batch`` or ``length``), with its interval. Raises the errors of
-    `check_path`."""
+    """Draw a model's time over a size (``batch`` or ``length``), with its interval. Raises as `check_path`."""
     check_path(path)
     level = min(one.level for one in found)
     sizes, rows = [getattr(one.variant, over) for one in found], []

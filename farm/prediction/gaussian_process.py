@@ -22,8 +22,7 @@ ROOT3 = float(np.sqrt(3))
 HYPER, INDUCING, NEAREST = 800, 4500, 24
 BATCH = 500  # calls predicted at once, which bounds the size of the matrices
 JITTER = 1e-6
-#: Mean and standard deviation of the prior of logarithmic weights. Without a prior, some features with few readings
-#: dominate.
+#: Mean and standard deviation of the prior of logarithmic weights. Without it, features with few readings dominate.
 PRIOR_WEIGHT, PRIOR_OTHER = (-5.0, 1.0), (0.0, 2.0)
 #: Least weight of a feature in `GaussianProcess.distances`. The training data do not show the effect of a feature that
 #: hardly varies in them, so its fitted weight can be too small for a call that is unlike them.

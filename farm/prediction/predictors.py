@@ -90,8 +90,7 @@ class CallCosts:
     def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
         """Return the cost of a model that makes each call `counts` times; for `cached_share` see `in_model`.
 
-        The spread assumes equal errors within an operator type and independent errors of different types. It is at
-        least `SUM_FLOOR`.
+        The spread assumes equal errors within a type and independent errors of types. It is at least `SUM_FLOOR`.
         """
         types = np.array([call.operator_type for call in calls])
 
@@ -217,8 +216,7 @@ class FittedPredictor:
         parts = self.time.parts if isinstance(self.time, Mean) else (self.time,)
         process = next((part for part in parts if isinstance(part, GaussianProcess)), None)
         distance = np.full(len(calls), np.nan) if process is None else process.distances(inputs)
-        # The regressors' spreads are too small for calls that are unlike all readings. Types without a reading have
-        # their own calibration.
+        # The spreads are too small for calls unlike all readings. Types without a reading have their own calibration.
         known = np.isin(inputs.types, self.typical.types)
         beyond = np.where(known, np.fmax(distance - NEAR, 0.0), 0.0)
         least = np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / times)

@@ -44,15 +44,13 @@ class SlowMemory(ABC):
 
     @abstractmethod
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        """Allocate uninitialized memory that the card's operators can use like fast memory. Raises `Unmeasurable`
-        (out_of_memory) with the limit."""
+        """Allocate uninitialized memory for operators. Raises `Unmeasurable` (out_of_memory) with the limit."""
 
     def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - optional
         """Raise `Unmeasurable` (out_of_memory) if there is no room for tensors of these sizes; allocate nothing."""
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        """Allocate slow memory as a tensor of bytes, for copies. Host memory gives a CPU tensor. Raises as
-        `storage`."""
+        """Allocate slow memory as bytes, for copies. Host memory gives a CPU tensor. Raises as `storage`."""
         return bytes_of(self.storage(size_bytes))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -197,8 +195,7 @@ class Mover:
         self.room = bytes_of(storage)[: self._host.nbytes]
 
     def actions(self) -> list[tuple[int, Callable[[], None]]]:
-        """Return (index of a call, action to run before that call). Actions that begin a copy come first, then actions
-        that wait for a copy."""
+        """Return (index of a call, action before that call); actions that begin a copy come before those that wait."""
         move = self.move
         return [(move.out, self.go), (move.back, self.come), (move.gone, self.wait_gone), (move.used, self.wait_back)]
 

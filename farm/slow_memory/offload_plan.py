@@ -223,8 +223,7 @@ class _Program:
         return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
-        """Return a constraint for each call that holds more than fast memory. Omit calls whose tensors are a subset of
-        another call's tensors."""
+        """Return a constraint for each call that holds more than fast memory, unless another call holds its tensors."""
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         rows = []
         for call, there in enumerate(self.held):

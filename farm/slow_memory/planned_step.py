@@ -70,8 +70,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
 
 def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
-    """Measure the bandwidth of copies without a step and during the extracted step, and the step's time with copies.
-    Raises as `extract_step`."""
+    """Measure the bandwidth of copies alone and during the extracted step, and its time. Raises as `extract_step`."""
     capture = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     with applied(protocol), _translated_out_of_memory():
         one_stream(device)

@@ -241,8 +241,7 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
-    """The loss of a variant: the loss that the user registered for the model, otherwise one chosen by the model's
-    output."""
+    """The loss of a variant: the one that the user registered for the model, else one chosen by its output."""
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))

@@ -1,5 +1,4 @@
-"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the choice of a model's
-loss."""
+"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the loss of a model."""
 
 from __future__ import annotations
 

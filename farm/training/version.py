@@ -41,8 +41,7 @@ def versioned(variant: Variant) -> Variant:
 
 
 def check_version(variant: Variant) -> None:
-    """Raise `Unmeasurable` if the version of the user's model on this host differs from the version in the submitted
-    job."""
+    """Raise `Unmeasurable` if the version of the user's model on this host differs from that in the submitted job."""
     if variant.version and (here := versioned(variant).version) != variant.version:
         raise Unmeasurable(
             "rejected",

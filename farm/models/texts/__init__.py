@@ -171,8 +171,7 @@ def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[
     return [(begin, min(end, begin + room)) for begin, end in itertools.pairwise(begins)]
 
 
-#: Content id -> token ids of a user's text. A variant stores only the content id. The token ids come from a new text,
-#: the database, or a request to measure.
+#: Content id -> token ids of a user's text, from a new text, the database or a request. A variant has only the id.
 _held: dict[str, Tokens] = {}
 
 
