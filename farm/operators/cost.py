@@ -153,7 +153,8 @@ def model_flops(
 
 
 def _on_meta(tree: Any) -> Any:
-    """The tree with its tensors on meta. Raises `TypeError` if an object of another kind may hold tensors."""
+    """The tree with its tensors on meta. Raises `TypeError` if another object than a list, a tuple or a dictionary may
+    hold tensors."""
     if isinstance(tree, torch.Tensor):
         return tree.to("meta")
     if type(tree) in (list, tuple):
