@@ -102,9 +102,7 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
     variant = versioned(variant)
     output.doing(f"farm is estimating {title_of(variant)}")
-    return output.first_that_knows(
-        lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0
-    )
+    return output.first_that_knows(lambda session: query.estimate(session, variant), lambda one: one.covered_tuples > 0)
 
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:

@@ -60,9 +60,8 @@ def find(text: str) -> tuple[list[Entry], list[str]]:
 def entries() -> dict[str, list[Entry]]:
     """Word in lower case -> its entries; a word may have several."""
     found: dict[str, list[Entry]] = defaultdict(list)
-    for entry in re.findall(
-        r"^- (.+?)(?=\n\n|\n- |\Z)", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    ):
+    glossary = GLOSSARY.read_text(encoding="utf-8")
+    for entry in re.findall(r"^- (.+?)(?=\n\n|\n- |\Z)", glossary, re.MULTILINE | re.DOTALL):
         head, _, text = " ".join(entry.split()).partition(": ")
         names = re.findall(r"\*\*(.+?)\*\*", head)
         for name in [*names, *re.findall(r"\*\*(.+?)\*\*", text)]:

@@ -174,9 +174,7 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width: its reader needs complete lines. COLUMNS, which Rich reads, sets a width.
     endless = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
-    return Console(
-        file=stream, width=_ENDLESS if endless else None, soft_wrap=False, highlight=False, quiet=stderr and _quiet
-    )
+    return Console(file=stream, width=_ENDLESS if endless else None, highlight=False, quiet=stderr and _quiet)
 
 
 def complain(message: str, next_step: str = "") -> None:

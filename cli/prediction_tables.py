@@ -72,9 +72,8 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     named = "" if found.complete else f" ({of_level})"  # else the first line names it
     lines["measured"] = f"{figures}{named}: {of_all}" if found.covered_tuples else of_all
     if found.predicted_us is not None and number:
-        figures = _both(
-            PredictedValue(found.predicted_us), PredictedValue(found.predicted_mj) if found.predicted_mj else None
-        )
+        energy = PredictedValue(found.predicted_mj) if found.predicted_mj else None
+        figures = _both(PredictedValue(found.predicted_us), energy)
         bound = "" if found.total_time and found.total_time.low else "at least "
         lines["predicted"] = f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
         shares = (f"{percent(share)} {_SHARES.get(name, name)}" for name, share in found.shares.items() if share)

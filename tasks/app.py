@@ -56,9 +56,8 @@ class Loader(AppLoader):  # type: ignore[misc]
 app = Celery(
     "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.control"]
 )
-app.conf.update(
-    tomllib.loads(Path(__file__).with_name("celery.toml").read_text("utf-8")), task_default_queue=CONTROL_QUEUE
-)
+_CONSTANT = tomllib.loads(Path(__file__).with_name("celery.toml").read_text("utf-8"))
+app.conf.update(_CONSTANT, task_default_queue=CONTROL_QUEUE)
 
 
 def hard_time_limit_s(current: Settings) -> float:

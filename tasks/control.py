@@ -90,9 +90,8 @@ def aggregate(round_id: str) -> dict[str, str]:
         if _raised[round_id] < TRIES and not unreadable:
             raise
         log.error("Job %s ends without a verdict: round %s could not be summed", job_id, number, exc_info=True)
-        why = (
-            str(error) if unreadable else f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
-        )
+        raised = f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
+        why = str(error) if unreadable else raised
         closed = close_round(database(), job_id, int(number), failed=why[:1000])
     _raised.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
@@ -305,8 +304,7 @@ def _unpublished(session: Session, farm: str, after_s: float, again_s: float) ->
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """Return (job id, number) of rounds without open items and without a verdict."""
     still_open = [query.scalar_subquery() for query in items.queries_of_open(tables.Job.id, tables.Job.round)]
-    judged = select(tables.VerdictRow.id).where(
-        tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round
-    )
+    verdict = tables.VerdictRow
+    judged = select(verdict.id).where(verdict.job_id == tables.Job.id, verdict.round == tables.Job.round)
     planned = col(tables.Round.planned_at_s).is_not(None)
     return _newest_rounds(session, farm, planned, *(one.is_(None) for one in still_open), ~judged.exists())

@@ -214,10 +214,8 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
         depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
         most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
-        one = (
-            select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)).order_by(col(Item.id))
-        )
-        needed = one.limit(1).scalar_subquery().is_not(None)
+        one = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
+        needed = one.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
         chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
         for (card_id,) in list(among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)):
             query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id).order_by(col(Item.id))

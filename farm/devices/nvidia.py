@@ -171,9 +171,8 @@ def _uncounted_id(settings: Settings) -> str:
 
 def _no_answer(error: pynvml.NVMLError) -> str:
     """The refusal of a card whose driver fails: the driver's message, and what to do."""
-    return (
-        f"the driver says '{str(error).rstrip('.')}'; {NEXT_STEPS.get(_code(error), 'read the output of `nvidia-smi`')}"
-    )
+    step = NEXT_STEPS.get(_code(error), "read the output of `nvidia-smi`")
+    return f"the driver says '{str(error).rstrip('.')}'; {step}"
 
 
 def _code(error: pynvml.NVMLError) -> int | None:

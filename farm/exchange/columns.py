@@ -89,9 +89,7 @@ def _read() -> dict[str, tuple[Column, ...]]:
     all columns of another group or of a record. A row without a kind repeats a column of its own group or of the
     readings. A later row replaces an earlier one with the same name.
     """
-    groups: dict[str, dict[str, Column]] = {
-        name: {one.name: one for one in columns} for name, columns in _of_records().items()
-    }
+    groups = {name: {one.name: one for one in columns} for name, columns in _of_records().items()}
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         group, name, accepts = groups.setdefault(row["table"], {}), row["column"], row["accepts"]

@@ -350,9 +350,8 @@ def _one(**values: Any) -> dict[str, Sequence[Any]]:
 def traces(session: Session, selection: Selection) -> Batches:
     trace = columns_of(tables.TraceRow)
     for conditions in selection.where():
-        query = sqlalchemy.select(trace.reading_id, trace.packed).join(
-            tables.ReadingRow, READING.id == trace.reading_id
-        )
+        of_reading = READING.id == trace.reading_id
+        query = sqlalchemy.select(trace.reading_id, trace.packed).join(tables.ReadingRow, of_reading)
         for rows in session.execute(query.where(*conditions), execution_options={"yield_per": 200}).partitions(200):
             unpacked = [(reading_id, Trace.unpack(packed)) for reading_id, packed in rows]
             found = [(id_, name, *one.window_s, *both) for id_, one in unpacked for name, both in one.series.items()]

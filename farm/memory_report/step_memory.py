@@ -368,11 +368,8 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
         readings = {part.operator_id: part.reading for part in taken.parts if part.reading}
         read_us = {id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()}
         software = session.get_one(tables.SoftwareRow, taken.software_id)
-        fingerprint = session.exec(
-            select(tables.CardRow.fingerprint).where(
-                tables.CardRow.model == model, col(tables.CardRow.fingerprint).is_not(None)
-            )
-        ).first()
+        fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)
+        fingerprint = session.exec(fingerprints.where(col(tables.CardRow.fingerprint).is_not(None))).first()
         about = f"{model}, torch {software.torch}, {protocol.launch} launch"
         times = CallTimes(model, kind, read_us, about, fingerprint=fingerprint)
         there = replace(best, times=times, life=_life(capture, found.costs, times))

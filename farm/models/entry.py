@@ -59,10 +59,9 @@ class ModelEntry:
             return self.input_size
         if not self.input_size:
             problem = f"takes no images, so --input-size {input_size} has no meaning."
-            other = (
-                "" if self.fixed_length else f" --length changes the length of the sequences (default {self.length})."
-            )
-            step = f"Omit --input-size.{other}"
+            step = "Omit --input-size."
+            if not self.fixed_length:
+                step += f" --length changes the length of the sequences (default {self.length})."
         elif self.fixed_size:
             problem = f"takes images of {self.input_size} px only, not {input_size} px."
             step = f"Omit --input-size, or give {self.input_size}."

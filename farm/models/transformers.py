@@ -96,9 +96,8 @@ def _of_config(text: str, folder: str) -> dict[str, Any]:
     if like is None:
         problem = f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has."
         raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
-    about: dict[str, Any] = {
-        key: like[key] for key in ("class", "kind", "tokenizer", "specials", "whole_layers") if key in like
-    }
+    keys = ("class", "kind", "tokenizer", "specials", "whole_layers")
+    about: dict[str, Any] = {key: like[key] for key in keys if key in like}
     # The vocabulary may be smaller than that of the catalog's model.
     if max(_specials(about).all, default=0) >= _vocabulary(config):
         about.pop("specials", None)
@@ -235,9 +234,8 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
             )
     else:
         specials = Specials() if variant.phase == "decode" else _specials(about)
-        found = token_ids(
-            about["tokenizer"], vocabulary, rows, variant.length, padded=variant.padded, specials=specials
-        )
+        kind, padded = about["tokenizer"], variant.padded
+        found = token_ids(kind, vocabulary, rows, variant.length, padded=padded, specials=specials)
     order = [row % found.batch for row in range(rows)]  # a larger batch starts a user's text again
     return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
 

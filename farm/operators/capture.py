@@ -380,9 +380,8 @@ class ForwardRecorder(Recorder):
             return func(*args, **kwargs)
         name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(inspect.unwrap(func))  # if it is replaced
         run = functools.partial(self.placed, func, args, kwargs)
-        with self._slot(
-            name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
-        ) as call:
+        called = name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
+        with self._slot(called) as call:
             given = None
             if self.repeated is not None and name in self.repeated.functions:
                 given = self._describe(call, name, args, kwargs)

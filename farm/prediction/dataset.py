@@ -128,9 +128,8 @@ def stored_card_model(session: Session, model: str) -> CardModel:
     # Cards that measured only compiled models do not change the peaks: their readings are not used.
     compiled = sqlalchemy.select(VARIANT.id).where(VARIANT.compile != "")
     copied = sqlalchemy.select(PROTOCOL.id).where(PROTOCOL.spec["data"].as_string() == "copied")
-    used = sqlalchemy.select(READING.card_id).where(
-        READING.subject_id.not_in(compiled), READING.protocol_id.not_in(copied)
-    )
+    used = sqlalchemy.select(READING.card_id).where(READING.subject_id.not_in(compiled))
+    used = used.where(READING.protocol_id.not_in(copied))
     about = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
     cards = session.execute(about.where(CARD.id.in_(used))).all() or session.execute(about).all()
     return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])

@@ -78,9 +78,8 @@ class GaussianProcess:
 
     @functools.cached_property
     def points(self) -> Floats:
-        return self._joined(
-            self.at.astype(np.float64), self.types[self.point_types], self.families[self.point_families]
-        )
+        types, families = self.types[self.point_types], self.families[self.point_families]
+        return self._joined(self.at.astype(np.float64), types, families)
 
     def _joined(self, at: Floats, types: Names, families: Names) -> Floats:
         of_type, of_family = np.sqrt(self.kernel[:2])
@@ -123,9 +122,8 @@ class GaussianProcess:
     def distances(self, inputs: Inputs) -> Floats:
         """Return the distance of each call to the nearest reading. Unit: length scales."""
         points = self._comparable(self.placed(inputs))
-        nearest = [
-            squared_distances(points[i : i + BATCH], self._readings).min(axis=1) for i in range(0, len(points), BATCH)
-        ]
+        batches = (points[begin : begin + BATCH] for begin in range(0, len(points), BATCH))
+        nearest = [squared_distances(batch, self._readings).min(axis=1) for batch in batches]
         return np.sqrt(np.maximum(np.concatenate([np.empty(0), *nearest]), 0.0))
 
 

@@ -75,9 +75,7 @@ class Kernel:
 
     def times(self, factor: float) -> Kernel:
         """For cards that are less alike: all parts but those of one card and of noise are `factor` times as large."""
-        return replace(
-            self, **{name: factor * getattr(self, name) for name in ("constant", "bound", "smooth", "family")}
-        )
+        return replace(self, **{one: factor * getattr(self, one) for one in ("constant", "bound", "smooth", "family")})
 
     def covariance(self, one: Points, other: Points) -> Floats:
         apart = ((one.at[:, None, :] - other.at[None, :, :]) ** 2).sum(axis=-1)

@@ -146,9 +146,7 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
             groups[item.subject_id].append((item, spec.get("placement") or "", spec.get("data")))
     weighted = []
     for id_, group in groups.items():
-        fast = {
-            data: readings[item.reading_id] for item, word, data in group if not word and item.reading_id in readings
-        }
+        fast = {data: readings[one.reading_id] for one, word, data in group if not word and one.reading_id in readings}
         most = max(len(Placement.parse(word)) for _, word, _ in group)
         tensors = operators[id_].spec.get("tensors", ()) if id_ in operators else ()
         rows = []

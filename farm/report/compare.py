@@ -448,9 +448,7 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
     for apart in (frozenset[str](), version, version | (a.fields & b.fields)):
 
         def kept(model: _Model, apart: frozenset[str] = apart) -> str:
-            return json.dumps(
-                {name: model.variant[name] for name in model.variant if name not in apart}, sort_keys=True
-            )
+            return json.dumps({key: model.variant[key] for key in model.variant if key not in apart}, sort_keys=True)
 
         of_a, of_b = (by_key(kept, models) for models in left)
         for key in of_a.keys() & of_b.keys():
@@ -626,10 +624,8 @@ def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator])
         rows.append(SideTuple(row.subject_id, short_name, label, data[row.protocol_id], 1, 1, time, energy))
     card_model = [*found, *wholes][0].card_model
     cards = {row.card_id for row in (*found, *wholes)} | {row.other_card_id for row in found}
-    about = Side(
-        str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards))
-    )
-    return _Found(about, rows, models, frozenset(entry.column.name for entry in filters.filters))
+    side = Side(str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards)))
+    return _Found(side, rows, models, frozenset(entry.column.name for entry in filters.filters))
 
 
 def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[Any]]:

@@ -152,9 +152,8 @@ class CompiledJob:
     def rule(self) -> str:
         """What the mark of a kernel and the column `roofline` mean."""
         rates = f"{count_of(self.peaks.bytes_per_s, 'B/s')}, {count_of(self.peaks.flops_per_s, 'FLOP/s')}"
-        limits = (
-            f"at least {percent(LEAST_SHARE, 0)} of the sum and below {percent(MOST_OF_ROOFLINE, 0)} of the roofline"
-        )
+        share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
+        limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
         return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
 
     def to_json(self) -> dict[str, Any]:

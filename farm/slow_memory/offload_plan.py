@@ -279,9 +279,7 @@ class _Program:
         self, fast_bytes: int, slow: Sequence[bool], moved: Sequence[bool], gap: float, ended_in_time: bool
     ) -> OffloadPlan:
         numbers = frozenset(tensor.number for tensor in itertools.compress(self.tensors, slow))
-        periods = tuple(
-            (self.tensors[place].number, index) for place, index, _ in itertools.compress(self.periods, moved)
-        )
+        periods = tuple((self.tensors[at].number, index) for at, index, _ in itertools.compress(self.periods, moved))
         time_us = self.life.step_us + sum(itertools.compress(self.slow_us, slow))
         peak = max(self._fast_pieces(call, slow, moved) for call in range(len(self.held)))
         return OffloadPlan(fast_bytes, numbers, periods, time_us, peak * ALLOCATED_BYTES, gap, ended_in_time)

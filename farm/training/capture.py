@@ -281,9 +281,8 @@ class StepRecorder(Recorder):
         """Record the collectives of a split model. They have no roles: their inputs are memory of this rank."""
         try:
             found = collectives_of(func, args, kwargs)
-            for (name, sent, received, parameters), new in itertools.zip_longest(
-                found, tensors_in(out) if found else ()
-            ):
+            outputs = tensors_in(out) if found else ()
+            for (name, sent, received, parameters), new in itertools.zip_longest(found, outputs):
                 spec = collective_tuple(name, sent.numel(), str(sent.dtype).removeprefix("torch."), **parameters)
                 if func._schema.name in COPIES_FIRST:
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
@@ -302,9 +301,8 @@ class StepRecorder(Recorder):
             return
         inputs, stored = list(tensors_in((args, kwargs))), self.storages
         places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
-        table = TensorTable(
-            {one: role_in_tuple("" if place is None else stored.tensors[place].role) for one, place in places.items()}
-        )
+        roles = {one: "" if place is None else stored.tensors[place].role for one, place in places.items()}
+        table = TensorTable({one: role_in_tuple(role) for one, role in roles.items()})
         try:
             spec = self.describe(name, kind, args, kwargs, table).spec
         except NotEncodable as error:
