@@ -142,10 +142,7 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
 
 
 def load_help() -> None:
-    """Import the module that prints the help, without Rich's Markdown and tracebacks.
-
-    Their import would take a third of the time.
-    """
+    """Import the module that prints the help without Rich's Markdown and tracebacks, a third of its time."""
     unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
     missing = [name for name in unused if name not in sys.modules]
     for name in missing:

@@ -124,10 +124,7 @@ class Submissions:
         return "\n".join([f"{len(lines)} of {done + len(lines)} requests cannot be measured:", *lines]) if lines else ""
 
     def check_refused(self, done: int) -> None:
-        """
-        Raises:
-            Refused: a request was refused; the message lists all refused requests.
-        """
+        """Raises `Refused` if a request was refused; the message lists all refused requests."""
         if lines := self.refusals(done):
             raise errors.Refused(lines, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
 

@@ -211,10 +211,7 @@ def evaluate(
     curve: bool = False,
     say: Say = lambda _: None,
 ) -> tuple[Evaluation, HeldOutPredictions]:
-    """
-    Raises:
-        UsageError: there are too few readings or families.
-    """
+    """Raises `UsageError` if there are too few readings or families."""
     held = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
     found = replace(

@@ -126,10 +126,7 @@ class PredictorSpec:
     in_model: Regressor = fit_medians  # for the effects of neighbours and of fetching weights
 
     def fit(self, data: Dataset) -> FittedPredictor:
-        """
-        Raises:
-            UsageError: there are too few readings, or scikit-learn is not installed.
-        """
+        """Raises `UsageError` if there are too few readings, or scikit-learn is not installed."""
         if len(data) < LEAST_ROWS:
             raise UsageError(
                 f"{data.card.model} has {len(data)} operator readings; fitting a predictor needs {LEAST_ROWS}.",
@@ -340,10 +337,7 @@ PREDICTORS: dict[str, PredictorSpec] = {
 
 
 def predictor_spec(name: str) -> PredictorSpec:
-    """
-    Raises:
-        UsageError: there is no such predictor.
-    """
+    """Raises `UsageError` if there is no such predictor."""
     if name not in PREDICTORS:
         near = did_you_mean(name, PREDICTORS)
         raise UsageError(f"There is no predictor '{name}'.", near or f"Choose one of {', '.join(PREDICTORS)}.")

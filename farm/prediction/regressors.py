@@ -75,10 +75,7 @@ Regressor = Callable[[Inputs, Floats], FittedRegressor]
 
 
 def needs_scikit_learn() -> None:
-    """
-    Raises:
-        UsageError: scikit-learn is not installed.
-    """
+    """Raises `UsageError` if scikit-learn is not installed."""
     try:
         import sklearn  # noqa: F401
     except ImportError as error:

@@ -178,10 +178,7 @@ class Judgement:
         return tostring(suite, encoding="unicode")
 
     def check(self) -> None:
-        """
-        Raises:
-            BelowTarget: a row fails, or none can be judged; one line for each finding.
-        """
+        """Raises `BelowTarget` if a row fails, or none can be judged; one line for each finding."""
         if self.gate.limit is None:
             return
         if self.unknown:
