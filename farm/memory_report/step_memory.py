@@ -405,7 +405,7 @@ def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = N
 
 
 def card_named(word: str) -> str:
-    """Return the card with a data sheet whose name contains `word`. Raises `UsageError` with the nearest name."""
+    """Return the card with a data sheet whose name is part of `word`. Raises `UsageError` with the nearest name."""
     if name := sheet_of(word):
         return name
     near = did_you_mean(word, KNOWN_CARDS)

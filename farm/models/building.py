@@ -75,7 +75,8 @@ class ByPosition(nn.Module):
         self.model, self.positional, self.names = model, positional, names
 
     def forward(self, *values: Any) -> Any:
-        return self.model(*values[: self.positional], **dict(zip(self.names, values[self.positional :], strict=True)))
+        named = dict(zip(self.names, values[self.positional :], strict=True))
+        return self.model(*values[: self.positional], **named)
 
 
 class Decoding(nn.Module):

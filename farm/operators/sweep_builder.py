@@ -212,7 +212,8 @@ class Builder:
         """All values that decide how the operator is captured; sizes are left out."""
         given = self.recipe.given(values)
         fixed = {name: value for name, value in given.items() if self.recipe.function or not _is_size(value)}
-        return values["dtype"], repr(sorted(fixed.items())), tuple(len(shape) for shape in self.recipe.shapes(values))
+        ranks = tuple(len(shape) for shape in self.recipe.shapes(values))
+        return values["dtype"], repr(sorted(fixed.items())), ranks
 
     def _combination(self, values: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         """The module of one combination and its inputs, on meta."""

@@ -149,13 +149,14 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
             )
         )
     named = [(name, colours[name]) for name in groups if colours[name] != GREY]
+    others = [("other types", GREY)] * (len(named) < len(groups))
     return page_chart(
         data,
         430,
         "arithmetic intensity, FLOP/B",
         "arithmetic rate, TFLOP/s",
         axes=(_log_axis(intensities), _log_axis(rates)),
-        legend=[("peaks of the card", GREY), *named, *[("other types", GREY)] * (len(named) < len(groups))],
+        legend=[("peaks of the card", GREY), *named, *others],
     )
 
 

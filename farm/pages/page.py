@@ -120,7 +120,7 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it. Raises `UsageError` and leaves none if that fails."""
+    """Write a file under a temporary name and rename it. Raises `UsageError` and leaves no part if that fails."""
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
         unfinished.write_text(text, encoding="utf-8")

@@ -90,7 +90,7 @@ class CallCosts:
     def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
         """Return the cost of a model that makes each call `counts` times; for `cached_share` see `in_model`.
 
-        The spread assumes equal errors within a type and independent errors of types. It is at least `SUM_FLOOR`.
+        The spread assumes equal errors in a type and independent errors between types. It is at least `SUM_FLOOR`.
         """
         types = np.array([call.operator_type for call in calls])
 
