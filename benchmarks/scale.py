@@ -12,7 +12,9 @@ resume, each with its slowest statement. `ask` does the latter with a waiting jo
 (`--report`: also its report). `begin` submits the same sweep to a running farm of one simulated card with
 `farm submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps
 of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
-repeated query (`cold` is the first one); `--plans` prints the database's query plans.
+repeated query (`cold` is the first one); `--plans` prints the database's query plans. `judge` writes a job with
+readings for all items but one, runs the callback of its chords (`close`), and reports it
+(`report`); both also accept a database and a job.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
         stack.callback(reconciler.wait)
         stack.callback(reconciler.kill)
         began_s, found = time.monotonic(), dict[str, Any](items=number)
-        planned: list[float] = []
+        planned: list[tuple[float, float, float]] = []  # per tenth: time, CPU time, load of the machine
 
         @contextlib.contextmanager
         def progress() -> Iterator[Callable[[str, int, int], None]]:
@@ -108,16 +110,18 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
                 if client.llen(f"card.{chosen[0]}"):
                     found.setdefault("first_message_s", round(time.monotonic() - began_s, 1))
                 if of and done * 10 >= of * (len(planned) + 1):
-                    planned.append(time.monotonic() - began_s)
-                    print(f"{done} of {of} planned after {planned[-1]:.0f} s, {_peak_mib()} MiB", file=sys.stderr)
+                    planned.append((time.monotonic() - began_s, time.process_time(), os.getloadavg()[0]))
+                    after = "{:.0f} s, {:.0f} s of a core, load {:.1f}".format(*planned[-1])
+                    print(f"{done} of {of} planned after {after}, {_peak_mib()} MiB", file=sys.stderr, flush=True)
 
             yield report
 
         with progress() as report:
             opened = submissions.submit(database, sweep_of(number), chosen, progress=report)
         found["submitted_s"] = round(time.monotonic() - began_s, 1)
-        ends_s = [0.0, *planned]
-        found["planned_per_s_by_tenth"] = [round(opened.new / 10 / (b - a)) for a, b in itertools.pairwise(ends_s)]
+        steps, tenth = itertools.pairwise([(0.0, 0.0, 0.0), *planned]), opened.new / 10
+        by_tenth = [(round(tenth / (b[0] - a[0])), round((b[1] - a[1]) / tenth * 1e3, 2), b[2]) for a, b in steps]
+        found["by_tenth: items per s, ms of a core per item, load"] = by_tenth
         found |= {"cpu_s": round(time.process_time(), 1), "submitter_mib": _peak_mib()}
         found["messages"] = sum(client.llen(f"card.{card}") for card in chosen)
         found["broker_peak_mib"] = client.info("memory")["used_memory_peak"] >> 20
@@ -183,7 +187,7 @@ def _slowest(database: Database, name: str, ask: Callable[[], Any]) -> dict[str,
         began[cursor] = time.monotonic()
 
     def end(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        slowest.append((time.monotonic() - began[cursor], " ".join(statement.split())[:60]))
+        slowest.append((time.monotonic() - began.pop(cursor), " ".join(statement.split())[:60]))
 
     event.listen(database.engine, "before_cursor_execute", begin)
     event.listen(database.engine, "after_cursor_execute", end)
@@ -254,13 +258,16 @@ def fill(database: Database, number: int) -> tuple[str, str, str]:
 
 
 def _job(
-    database: Database, cards: list[str], number: int, name: str, *, finished: bool = True, waiting: bool = False
+    database: Database,
+    cards: list[str],
+    number: int,
+    name: str,
+    *,
+    finished: bool = True,
+    waiting: bool = False,
+    judged: bool = True,
 ) -> str:
-    request = Request(
-        sweep=Sweep("Conv2d", {"in_channels": tuple(range(number))}, name),
-        protocol=Protocol(launch="eager"),
-        stopping=Stopping(),
-    )
+    request = sweep_of(number)
     first = _operators(database, name, 0, 1)
     job_id = jobs.create(database, request, cards, operator_ids=first).job_id
     with database.read() as session:
@@ -295,11 +302,12 @@ def _job(
                     for operator_id, c in placed
                 ],
             )
-    if not finished:
-        return job_id
-    with database.write() as session:
-        session.execute(update(tables.Item).where(col(tables.Item.id) == item_id).values(state="failed", reason="hung"))
-    rounds.close_round(database, job_id, 1)
+    if finished:
+        with database.write() as session:
+            failed = update(tables.Item).where(col(tables.Item.id) == item_id)
+            session.execute(failed.values(state="failed", reason="hung"))
+        if judged:
+            rounds.close_round(database, job_id, 1)
     return job_id
 
 
@@ -353,6 +361,43 @@ def look(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
     return found
 
 
+def judge(number: int, postgres: bool, cards: int) -> dict[str, Any]:
+    with fresh_database(postgres) as database:
+        job_id = _job(database, register(database, *range(cards)), number, "large", judged=False)
+        with database.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+        found: dict[str, Any] = {"items": number, "on_cards": cards, "database_mib": _size_mib(database)}
+        for what in ("close", "report"):  # each in its own process, whose memory is that of the action
+            command = [sys.executable, __file__, what, "--url", database.url.render_as_string(hide_password=False)]
+            found |= json.loads(subprocess.run([*command, "--job", job_id], check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
+def act(what: str, url: str, job_id: str) -> dict[str, Any]:
+    """Run the callback of a job's chords, which closes its first round, or report the job."""
+    os.environ["FARM_DATABASE_URL"] = url
+    settings.cache_clear()
+    from tasks import control
+
+    database = control.database()
+
+    def action() -> None:
+        if what == "close":
+            found[what]["closing"] = control.aggregate(f"{job_id}/1")["closing"]
+            return
+        with database.read() as session:
+            built = report.build(session, job_id)
+        found[what] |= {
+            "tuples": len(built.tuples),
+            "of": built.verdict.parts,
+            "json_mib": len(json.dumps(built.to_json())) >> 20,
+        }
+
+    found: dict[str, Any] = {what: {}}
+    found[what] |= _slowest(database, what, action)[what]
+    return {what: found[what] | {"cpu_s": round(time.process_time(), 1), "largest_mib": _peak_mib()}}
+
+
 def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
     """Print the query plan of each statement of a query."""
     asked: dict[str, Any] = {}
@@ -376,17 +421,23 @@ def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("submit", "ask", "begin", "look"))
+    parser.add_argument("what", choices=("submit", "ask", "begin", "look", "judge", "close", "report"))
     parser.add_argument("--items", type=int, default=20000)
     parser.add_argument("--cards", type=int, default=1, help="number of simulated cards of `submit`")
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--url", help="the database of `close` and `report`")
+    parser.add_argument("--job", help="the job of `close` and `report`")
     options = parser.parse_args()
     if options.what == "submit":
         print(json.dumps(submit(options.items, options.postgres, options.cards), indent=2))
     elif options.what == "ask":
         print(json.dumps(ask(options.items, options.postgres, options.cards, options.report), indent=2))
+    elif options.what == "judge":
+        print(json.dumps(judge(options.items, options.postgres, options.cards), indent=2))
+    elif options.what in ("close", "report"):
+        print(json.dumps(act(options.what, options.url, options.job), indent=2))
     elif options.what == "begin":
         print(json.dumps(begin(options.items, options.postgres), indent=2))
     else:

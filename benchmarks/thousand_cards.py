@@ -135,8 +135,9 @@ def reconciler() -> None:
     while True:
         began_s = time.monotonic()
         control.reconcile_now(control.database(), settings(), "")
-        print(round(time.monotonic() - began_s, 3), flush=True)
-        time.sleep(max(0.1, settings().reconcile_s - (time.monotonic() - began_s)))
+        took_s = time.monotonic() - began_s
+        print(round(took_s, 3), flush=True)
+        time.sleep(max(settings().reconcile_s - took_s, 4 * took_s))  # as a worker: a long pass has a long pause
 
 
 def _aggregations() -> None:

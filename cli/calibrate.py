@@ -12,11 +12,7 @@ from farm.errors import UsageError
 FILE = Path(__file__).parent.parent / "farm" / "data" / "calibration.yml"
 
 
-def calibrate(
-    card: Cards = None,
-    dry_run: bool = False,
-    as_json: AsJson = False,
-) -> None:
+def calibrate(card: Cards = None, dry_run: bool = False, as_json: AsJson = False) -> None:
     """Measure a short list of operators on this host's GPUs: `farm estimate` then predicts models on these cards.
 
     It takes about two minutes per card. If it is interrupted, the same command continues it. On a running farm, use

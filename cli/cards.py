@@ -14,11 +14,7 @@ from cli.output import answer, say
 from farm.errors import FarmUnavailable, NoSuchCard, UsageError
 
 
-def cards(
-    words: list[str] | None = None,
-    as_json: AsJson = False,
-    local: bool = False,
-) -> None:
+def cards(words: list[str] | None = None, as_json: AsJson = False, local: bool = False) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     if words and words[0] in ("drain", "resume", "release"):
         if len(words) != 2:

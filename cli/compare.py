@@ -88,13 +88,7 @@ def _model(side: str, text: str) -> PartialRequest:
 
 
 def _paired(
-    a: PartialRequest,
-    b: PartialRequest,
-    gate: Gate,
-    rounds: int,
-    card: list[str] | None,
-    shape: str,
-    ending: Ending,
+    a: PartialRequest, b: PartialRequest, gate: Gate, rounds: int, card: list[str] | None, shape: str, ending: Ending
 ) -> None:
     from cli.run import measure
     from farm.report.gate import Gate, judge_jobs, round_values

@@ -35,11 +35,7 @@ def check() -> None:
 
 
 @app.command(epilog="Example: farm db prune --older-than 90 --dry-run")
-def prune(
-    older_than: float = 30.0,
-    dry_run: bool = False,
-    yes: bool = False,
-) -> None:
+def prune(older_than: float = 30.0, dry_run: bool = False, yes: bool = False) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
     from farm.store import pruning
     from farm.types.format import count_of, plural
@@ -62,11 +58,7 @@ def prune(
 
 
 @app.command(epilog="Example: farm db significant --add Conv2d")
-def significant(
-    add: list[str] | None = None,
-    remove: list[str] | None = None,
-    as_json: AsJson = False,
-) -> None:
+def significant(add: list[str] | None = None, remove: list[str] | None = None, as_json: AsJson = False) -> None:
     """Show or edit the operator types that `--operators auto` measures first."""
     from sqlmodel import select
 

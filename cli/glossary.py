@@ -19,10 +19,7 @@ _SMALL_WORDS = re.compile("a|all|and|at|between|by|for|from|in|not|of|on|per|the
 GLOSSARY = Path(__file__).with_name("glossary.md")
 
 
-def help_(
-    context: typer.Context,
-    words: list[str] | None = None,
-) -> None:
+def help_(context: typer.Context, words: list[str] | None = None) -> None:
     """Explain a word of a report: accuracy, coverage, a flag, a state."""
     from farm.types.value_profiles import is_class
 

@@ -34,11 +34,7 @@ def jobs(
     answer(as_json, {"jobs": rows}, lambda: lists.jobs(rows, now_s, filtered=wanted != listing.JobFilter()))
 
 
-def status(
-    job: list[str] | None = None,
-    watch: bool = False,
-    as_json: AsJson = False,
-) -> None:
+def status(job: list[str] | None = None, watch: bool = False, as_json: AsJson = False) -> None:
     """Show the progress of jobs."""
     database = output.open_database()
     job_ids = _jobs(database, job or [])
@@ -98,11 +94,7 @@ def cancel(job: list[str]) -> None:
         say(f"Job {row.id} is cancelled.")
 
 
-def resume(
-    job: str,
-    failed: bool = False,
-    wait: bool = False,
-) -> None:
+def resume(job: str, failed: bool = False, wait: bool = False) -> None:
     """Continue a job that waits for nothing: send its open items to the workers again. Nothing is measured twice."""
     from farm.jobs import jobs as rows_of
     from farm.settings import settings

@@ -16,11 +16,7 @@ _FIELDS = "name task input_size smallest_size fixed_size origin parameters flops
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
-def models(
-    pattern: str | None = None,
-    source: str | None = None,
-    as_json: AsJson = False,
-) -> None:
+def models(pattern: str | None = None, source: str | None = None, as_json: AsJson = False) -> None:
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""
     from farm.errors import UnknownModel
     from farm.models import catalog
@@ -63,13 +59,7 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
     return row | {"note": ", ".join([*notes, *entry.phases])}
 
 
-def operators(
-    model: Model,
-    *,
-    batch: int | None = None,
-    given: VariantFields,
-    as_json: AsJson = False,
-) -> None:
+def operators(model: Model, *, batch: int | None = None, given: VariantFields, as_json: AsJson = False) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
     from farm.models import catalog

@@ -20,8 +20,7 @@ app = typer.Typer(
 )
 Card = Annotated[str, typer.Option(help="Part of the card model's name. Default: the only card model with readings.")]
 Torch = Annotated[
-    str,
-    typer.Option(help="Use readings of this PyTorch version, e.g. 2.11. Default: the version with most readings."),
+    str, typer.Option(help="Use readings of this PyTorch version, e.g. 2.11. Default: the version with most readings.")
 ]
 
 
@@ -33,12 +32,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
 
 
 @app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
-def dataset(
-    target: Path,
-    card: Card = "",
-    torch: Torch = "",
-    as_json: AsJson = False,
-) -> None:
+def dataset(target: Path, card: Card = "", torch: Torch = "", as_json: AsJson = False) -> None:
     """Write the training data of predictors: a row for each tuple."""
     from farm.estimation.query import write_dataset
 
@@ -52,11 +46,7 @@ def dataset(
 
 @app.command(epilog="Example: farm predict fit --card H200")
 def fit(
-    predictor: str = "best",
-    card: Card = "",
-    torch: Torch = "",
-    out: Path | None = None,
-    as_json: AsJson = False,
+    predictor: str = "best", card: Card = "", torch: Torch = "", out: Path | None = None, as_json: AsJson = False
 ) -> None:
     """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
     from farm.prediction import evaluation, stored_predictor

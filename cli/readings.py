@@ -10,13 +10,7 @@ from cli.output import emit, emit_json, say, show
 from farm.types.format import plural
 
 
-def lookup(
-    words: list[str],
-    card: Cards = None,
-    sort: str = "time",
-    limit: int = 20,
-    as_json: AsJson = False,
-) -> None:
+def lookup(words: list[str], card: Cards = None, sort: str = "time", limit: int = 20, as_json: AsJson = False) -> None:
     """Show the cost of an operator: time, energy and power from readings, with their card, software and age."""
     from farm.exchange.filters import parse
     from farm.report import lookup as lookups
@@ -65,11 +59,7 @@ def export(
         say(f"No readings match {selected}." if selected else "The database has no readings yet.")
 
 
-def import_(
-    paths: list[Path],
-    origin: str = "",
-    as_json: AsJson = False,
-) -> None:
+def import_(paths: list[Path], origin: str = "", as_json: AsJson = False) -> None:
     """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""
     from farm.exchange.importer import import_export
     from farm.exchange.packaged import export_at

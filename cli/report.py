@@ -105,11 +105,7 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
     emit(f"{'':>22}  (· marks the time before and after the window)")
 
 
-def history(
-    model: str,
-    html: Path | None = None,
-    as_json: AsJson = False,
-) -> None:
+def history(model: str, html: Path | None = None, as_json: AsJson = False) -> None:
     """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest first."""
     from cli import lists
     from farm.pages import page
@@ -125,9 +121,7 @@ def history(
         output.answer(as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found))
 
 
-def publish(
-    folder: Path,
-) -> None:
+def publish(folder: Path) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""
     from farm.pages import page
 

@@ -199,7 +199,9 @@ def _tuples(report: Report, most: int) -> RenderableType:
         *(energies if any(row.energy_mj is not None for row in report.tuples) else []),
         ("remarks", remarks_of),
     ]
-    return tables.filled(report.tuples, columns, drops=("power", "calls", "remarks", "energy"), most=most)
+    listed = f"the {len(report.tuples)} heaviest of {report.verdict.parts}" if report.verdict.types else "all"
+    drops = ("power", "calls", "remarks", "energy")
+    return tables.filled(report.tuples, columns, drops=drops, most=most, rest=f"; --json lists {listed}")
 
 
 def readings(report: Report) -> RenderableType:

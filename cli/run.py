@@ -169,10 +169,7 @@ def measure(
     ending.check()
 
 
-def submit(
-    options: CliOptions,
-    wait: bool = False,
-) -> None:
+def submit(options: CliOptions, wait: bool = False) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
     from farm.jobs.cards import serving_cards
     from farm.requests.card_selection import choose_cards

@@ -21,10 +21,7 @@ GPUS = ("gpu", "cuda")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def worker(
-    card: list[str] | None = None,
-    as_json: bool = False,
-) -> None:
+def worker(card: list[str] | None = None, as_json: bool = False) -> None:
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings
     from tasks import logs, supervisor
@@ -62,11 +59,7 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     return cards or usable
 
 
-def flower(
-    port: int | None = None,
-    address: str = "127.0.0.1",
-    writable: bool = False,
-) -> None:
+def flower(port: int | None = None, address: str = "127.0.0.1", writable: bool = False) -> None:
     """Show queues, workers and tasks in the browser."""
     from farm.settings import settings
     from tasks.app import check_broker

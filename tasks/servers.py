@@ -182,11 +182,7 @@ class BrokerServer(PrivateServer):
     """
 
     def __init__(
-        self,
-        *,
-        options: dict[str, str] | None = None,
-        config: Path | None = None,
-        ping_as: str | None = None,
+        self, *, options: dict[str, str] | None = None, config: Path | None = None, ping_as: str | None = None
     ) -> None:
         self.options = options or {}
         self.config = config

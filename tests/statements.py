@@ -56,8 +56,8 @@ def values_at_once(database: Database) -> Iterator[list[int]]:
     """Record the number of values of each executed statement."""
     numbers: list[int] = []
 
-    def before(_connection: Any, _cursor: Any, _text: str, parameters: Any, _context: Any, many: bool) -> None:
-        numbers.extend(len(one) for one in parameters) if many else numbers.append(len(parameters))
+    def before(_connection: Any, _cursor: Any, _text: str, parameters: Any, *_: Any) -> None:
+        numbers.extend(map(len, parameters if isinstance(parameters, list) else [parameters]))
 
     event.listen(database.engine, "before_cursor_execute", before)
     try:

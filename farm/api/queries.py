@@ -196,12 +196,7 @@ def compare(first: str, second: str, *, database: Database) -> SideComparison:
 
 
 def export(
-    target: str | Path,
-    *wanted: str,
-    database: Database,
-    card: str = "",
-    form: str | None = None,
-    traces: bool = False,
+    target: str | Path, *wanted: str, database: Database, card: str = "", form: str | None = None, traces: bool = False
 ) -> Exported:
     """Write readings to a file, or all tables to a folder, as `farm export`.
 

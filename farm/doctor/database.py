@@ -85,7 +85,7 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
 
 def card_checks(session: Session, current: Settings) -> Iterator[Check]:
     """Check the cards in the database: does a worker serve each card, and do all cards have the same software?"""
-    views = cards.views(session, current.heartbeat_s)
+    views = cards.views(session, current.heartbeat_s, silent=True)
     farms = {view.card.id: cards.farm_of(view.card.worker) for view in views}
     gone = {card_id for card_id, farm in farms.items() if cards.is_gone(farm, current.host)}
     present = [view for view in views if view.card.id not in gone]

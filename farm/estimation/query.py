@@ -19,14 +19,7 @@ from farm.estimation.readings import card_model_named, peaks_of
 from farm.exchange.packaged import database_of, packaged_database, packaged_files
 from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
-from farm.prediction.dataset import (
-    Dataset,
-    MeasuredModel,
-    TrainingRow,
-    datasets,
-    measured_models,
-    stored_card_model,
-)
+from farm.prediction.dataset import Dataset, MeasuredModel, TrainingRow, datasets, measured_models, stored_card_model
 from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.prediction.tile_roofline import card_model
 from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance

@@ -207,11 +207,7 @@ def _sets(
 
 
 def _parts(
-    needed: Sequence[NeededTuple],
-    rows: NewestReadings,
-    data_of: Mapping[str, str],
-    roofline: Roofline,
-    cards: int = 1,
+    needed: Sequence[NeededTuple], rows: NewestReadings, data_of: Mapping[str, str], roofline: Roofline, cards: int = 1
 ) -> tuple[list[Part], dict[str, list[Any]], int]:
     """Return the parts of a sum, tuple id -> readings, and the number of calls with a reading of another data class."""
     by_subject: dict[str, dict[str, Any]] = defaultdict(dict)

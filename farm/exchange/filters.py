@@ -206,11 +206,7 @@ class Selection:
 
 
 def select_readings(
-    session: Session,
-    filters: Filters,
-    *,
-    placed: bool = True,
-    kind: Literal["operator", "variant"] | None = None,
+    session: Session, filters: Filters, *, placed: bool = True, kind: Literal["operator", "variant"] | None = None
 ) -> Selection:
     """Select readings. Raises `UnknownOperator` (it suggests similar names), or `UsageError` if no card matches.
 

@@ -273,21 +273,21 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
     return row
 
 
-def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list[CardStatus]:
-    """Return the status of all registered cards. ``hourly``: also count the items of the last hour, closed ones."""
+def views(session: Session, heartbeat_s: float, *, hourly: bool = False, silent: bool = False) -> list[CardStatus]:
+    """Return the status of all registered cards. ``hourly``: also count the items of the last hour, closed ones.
+    ``silent``: also find silent cards, which may read all open items."""
     now = read_clock_s(session)
     own = select(CardRow).where(CardRow.origin == "")
-    # With the cards in the query, SQLite counts in the index instead of reading a million rows.
-    of_own = col(Item.card_id).in_(select(CardRow.id).where(CardRow.origin == ""))
+    rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
+    # With the ids in the query, both databases count in one pass over the index instead of reading a million rows.
+    of_own = col(Item.card_id).in_([row.id for row in rows])
     counted = _counts(session, of_own, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
     lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)
-    rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
     states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
-    silent_s = silent_times_s(
-        session, [row for row in rows if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted]
-    )
+    idle = [row for row in rows if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted]
+    silent_s = silent_times_s(session, idle if silent else ())
     return [
         CardStatus(
             card,
@@ -297,7 +297,7 @@ def views(session: Session, heartbeat_s: float, *, hourly: bool = False) -> list
             now - card.last_seen_at_s,
             counted.get((card.id, ItemState.DONE), 0),
             counted.get((card.id, ItemState.DEFERRED), 0),
-            silent if (silent := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
+            long_s if (long_s := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
         )
         for card in rows
     ]

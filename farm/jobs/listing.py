@@ -131,7 +131,7 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "links": view.card.links or {},
             "fingerprint": dict(view.card.fingerprint),
         }
-        for view in cards.views(session, heartbeat_s, hourly=True)
+        for view in cards.views(session, heartbeat_s, hourly=True, silent=True)
     ]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, func, select
@@ -34,7 +34,6 @@ from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import Part
 from farm.verdict.verdict import Verdict
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
@@ -134,10 +133,16 @@ def add_round(
         for card_id in sorted(busy.union(session.exec(listing))):
             extra += wait_on_card(session, job, card_id)
         _reuse(session, extra, request, cards)
-    items = tuples + extra
-    session.add_all(items)
+    _insert(session, tuples)
+    session.add_all(extra)
     session.flush()
-    return _planned(job, items)
+    return _planned(job, tuples + extra)
+
+
+def _insert(session: Session, items: Sequence[Item]) -> None:
+    """Insert new items. If they were objects of the session, half of the time of a plan would be the driver's."""
+    if items:
+        session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
 
 
 def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
@@ -158,17 +163,14 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
     request = Request.from_json(job.request)
     cards = chosen_cards(session, job.request["cards"])
     items = _tuples(session, job, request, cards, _operators(session, job, request, None, operator_ids))
-    session.add_all(items)
+    _insert(session, items)
     note_planning(session, job)
-    session.flush()
     return _planned(job, items)
 
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
     """Record progress in planning a job's newest round; with ``ended``, the end of the planning."""
-    values: dict[str, Any] = {"progress_at_s": database_now()}
-    if ended:
-        values["planned_at_s"] = database_now()
+    values = dict.fromkeys(("progress_at_s", "planned_at_s")[: 1 + ended], database_now())
     this = (col(Round.job_id) == job.id, col(Round.number) == job.round)
     session.execute(update(Round).where(*this).values(**values))
 
@@ -367,9 +369,8 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
             continue
         readings = find_readings(session, its, request, software_id, card_ids)
         for item, reading in zip(its, readings, strict=True):
-            if reading is None:
-                continue
-            item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
+            if reading is not None:
+                item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
@@ -427,13 +428,24 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
             readings are kept.
     """
     try:
+        known = None if failed else _of_large_sweep(database, job_id, number)
         with database.write() as session:
             job = locked(session, Job, job_id)
             if job is None or job.state != JobState.OPEN or number != job.round:
                 return ClosedRound(Closing.ALREADY)
-            return _end_without_sum(session, job, failed) if failed else _close(session, job)
+            return _end_without_sum(session, job, failed) if failed else _close(session, job, known)
     except IntegrityError:
         return ClosedRound(Closing.ALREADY)
+
+
+def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | None:
+    """Return the verdict of a large sweep without open items; None for other jobs. It takes minutes, too long for a
+    transaction that writes."""
+    with database.read() as session:
+        job = session.get(Job, job_id)
+        if job is None or job.state != JobState.OPEN or number != job.round or not _is_complete(session, job):
+            return None
+        return evidence.verdict() if (evidence := Evidence(session, job, number)).spans else None
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
@@ -447,20 +459,26 @@ def close_known_rounds(database: Database, job_id: str, number: int) -> int | No
     return None
 
 
-def _close(session: Session, job: Job) -> ClosedRound:
-    this = session.get_one(Round, (job.id, job.round))
-    if this.planned_at_s is None or open_items(session, job.id, job.round):
+def _is_complete(session: Session, job: Job) -> bool:
+    key = job.id, job.round
+    return session.get_one(Round, key).planned_at_s is not None and not open_items(session, *key)
+
+
+def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
+    if not _is_complete(session, job):
         return ClosedRound(Closing.OPEN)
     there = select(VerdictRow).where(VerdictRow.job_id == job.id, VerdictRow.round == job.round)
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, job.round)
-    verdict = evidence.verdict()
+    if evidence.spans and known is None:
+        return ClosedRound(Closing.OPEN)  # its last item has just ended, and another aggregation is on its way
+    verdict = known or evidence.verdict()
     row = _add_verdict(session, job, verdict)
     following, why = None, ""
     try:
-        following = _next_round(session, job, request, evidence.parts, verdict)
+        following = _next_round(session, job, request, evidence, verdict)
     except (NoSuchCard, UsageError) as error:  # the cards have changed; raised before anything is planned
         why = f"No further round could be planned: {error.message}"
     if request.operators == ("auto",) and verdict.too_large and following is None:
@@ -495,7 +513,7 @@ def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
     return _end(job, verdict)
 
 
-def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:
+def _next_round(session: Session, job: Job, request: Request, evidence: Evidence, verdict: Verdict) -> int | None:
     """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operators."""
     this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
@@ -512,7 +530,7 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
         return None
     remember_significant(session, this.operators, "loop")
     if verdict.outcome == "fail":
-        added = next_operators(parts, significant(session), target=request.target)
+        added = next_operators(evidence.parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)
             reason = f"accuracy or coverage below the target with {len(this.operators)} operator types"

@@ -557,7 +557,8 @@ def _of_job(session: Session, job_id: str) -> _Found:
     card_models = tuple(sorted({card.model for card in built.cards}))
     torches = tuple(sorted({str(software["torch"]) for software in built.software}))
     variant = session.get(tables.ModelVariant, session.get_one(tables.Job, job_id).variant_id or "")
-    note = "preliminary" if built.preliminary else ""
+    note = f"only the {len(rows)} heaviest of {built.verdict.parts} tuples" if built.verdict.types else ""
+    note = "preliminary" if built.preliminary else note
     model = _Model(job_id, built.title, _fields(variant) if variant else {}, built.verdict, note)
     cards = tuple(card.id for card in built.cards if card.readings)
     side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured, cards)

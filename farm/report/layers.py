@@ -129,9 +129,8 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
     times, energies = _costs(calls)
     # Without the energy of one measured call, there are no energy shares.
     totals = math.fsum(times), math.fsum(energies) if len(energies) == len(times) else None
-    row_of = functools.partial(_row, totals=totals)
+    row_of, rows = functools.partial(_row, totals=totals), list[LayerRow]()
     if by == "module":
-        rows = []
         for steps, group in _modules(calls):
             if depth is None or len(steps) <= depth:
                 alike = len({call.place.operator_id for call in group}) == 1 and group[0].steps == steps
@@ -141,12 +140,12 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
     else:
         of_type = by == "type"
         groups = by_key(lambda call: call.short_name if of_type else (call.place.operator_id, call.place.data), calls)
-        rows = []
         for group in groups.values():
             label = group[0].row.label if group[0].row and by == "tuple" else group[0].short_name
             rows.append(row_of(group, name=label, alike=by == "tuple"))
         rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.estimated_us))
-    return Layers(report.job_id, report.title, by, tuple(rows))
+    of = f", the {len(report.tuples)} heaviest of {report.verdict.parts} tuples" if report.verdict.types else ""
+    return Layers(report.job_id, report.title + of, by, tuple(rows))
 
 
 def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCall]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
@@ -22,6 +23,7 @@ from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import tables
+from farm.store.columns import ITEM
 from farm.store.database import by_key, fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity, span
@@ -31,7 +33,7 @@ from farm.types.request import Request
 from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import PerToken, ReadingView, share_of
-from farm.verdict.verdict import VERDICT_SCHEMA, Adjustment, KernelAudit, TupleRow, Verdict
+from farm.verdict.verdict import VERDICT_SCHEMA, Adjustment, KernelAudit, Sums, TupleRow, Verdict, sums_of
 
 SCHEMA = 1
 
@@ -197,25 +199,26 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
     known_us = {id_: [value for value in values if value is not None] for id_, values in calls_us.items()}
     tuples = _with_observed(verdict.tuples, known_us, seen.tuple_kernels or {})
+    sums = verdict.types or sums_of(tuples)
     capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
     imported = select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id)
-    software_ids = (row.software_id for row in evidence.origins_of_readings.values())
+    of_cards, software_ids, totals_s, within_s = _read(evidence)
     of_job: dict[str, Any] = {name: getattr(job, name) for name in _OF_JOB}
     return Report(
         **of_job,
         job_id=job.id,
         round=shown,
         protocol=protocol,
-        cards=_cards(evidence),
+        cards=_cards(evidence, of_cards),
         software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()),
-        flops=sum(row.calls * row.flops for row in tuples),
-        bytes_moved=sum(row.calls * row.bytes_moved for row in tuples),
-        types=_types(tuples, known_us),
+        flops=sum(one["flops"] for one in sums.values()),
+        bytes_moved=sum(one["bytes_moved"] for one in sums.values()),
+        types=_types(sums, tuples, known_us),
         tuples=tuples,
         verdict=verdict,
         preliminary=preliminary,
         rounds=_rounds(evidence, verdicts),
-        readings=_counts(evidence),
+        readings=_counts(evidence, totals_s, within_s),
         capture_origin=capture.origin.removeprefix(tables.IMPORTED) if capture else "",
         verification=replace(
             seen, tuple_kernels=None, in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None
@@ -240,10 +243,10 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
             # The other launch may be measured after the verdict. It does not affect the outcome.
             stored = replace(stored, launch_gap_us=launch_gap_us(evidence.wholes))
         return stored if stored.tuples else replace(stored, tuples=evidence.tuples), False
-    verdict, items = evidence.verdict(), evidence.items
+    verdict, states = evidence.verdict(), _number_by(evidence, "state")
     if evidence.job.state == JobState.CANCELLED:
-        begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
-        reason = f"Cancelled after {begun} of {len(items)} items. Run the same command again to continue the job."
+        begun = states[ItemState.DONE] + states[ItemState.FAILED]
+        reason = f"Cancelled after {begun} of {states.total()} items. Run the same command again to continue the job."
         verdict = verdict.withheld(reason)
     return verdict, True
 
@@ -261,40 +264,35 @@ def _with_observed(
     )
 
 
-def _types(tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ...]:
+def _types(sums: Sums, tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ...]:
     groups = by_key(lambda row: row.short_name, tuples)
-    total_us, total_mj, total_estimated_us = _sums(tuples)
+    total_us, total_mj, total_estimated_us = _figures(*sums.values())
     rows = []
-    for name, group in groups.items():
-        time_us, energy_mj, estimated_us = _sums(group)
-        calls = sum(row.calls for row in group)
+    for name, one in sums.items():
+        time_us, energy_mj, estimated_us = _figures(one)
         # Rows of one tuple with different data classes share its calls.
-        in_model = [value for id_ in {row.operator_id for row in group} for value in known_us.get(id_, ())]
+        in_model = [value for id_ in {row.operator_id for row in groups[name]} for value in known_us.get(id_, ())]
         rows.append(
             TypeRow(
                 short_name=name,
-                calls=calls,
-                tuples=len(group),
-                measured_tuples=sum(row.time_us is not None for row in group),
+                **{key: one[key] for key in ("calls", "tuples", "measured_tuples")},
                 time_us=time_us,
                 time_share=share_of(time_us, total_us),
                 energy_mj=energy_mj,
                 energy_share=share_of(energy_mj, total_mj),
                 estimated_us=estimated_us,
                 estimated_share=share_of(estimated_us, total_estimated_us) or 0.0,
-                in_model_us=math.fsum(in_model) if calls and len(in_model) == calls else None,
+                in_model_us=math.fsum(in_model) if one["calls"] and len(in_model) == one["calls"] else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
 
 
-def _sums(rows: Sequence[TupleRow]) -> tuple[float | None, float | None, float]:
+def _figures(*sums: Mapping[str, Any]) -> tuple[float | None, float | None, float]:
     """Return time (µs) and energy (mJ; None if one is missing) of measured tuples, and the estimated time of all."""
-    measured = [row for row in rows if row.time_us is not None]
-    energies = [row.calls * row.energy_mj for row in measured if row.energy_mj is not None]
-    time_us = sum(row.total_us for row in measured) if measured else None
-    energy_mj = sum(energies) if measured and len(energies) == len(measured) else None
-    return time_us, energy_mj, sum(row.calls * row.estimated_us for row in rows)
+    keys = ("measured_tuples", "without_energy", "time_us", "energy_mj", "estimated_us")
+    measured, without, time_us, energy_mj, estimated_us = (sum(one[key] for one in sums) for key in keys)
+    return time_us if measured else None, energy_mj if measured and not without else None, estimated_us
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
@@ -316,18 +314,40 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     return tuple(sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0)))
 
 
-def _cards(evidence: Evidence) -> tuple[ReportCard, ...]:
-    readings = Counter(row.card_id for row in evidence.origins_of_readings.values())
-    ids = dict.fromkeys([*readings, *(item.card_id for item in evidence.items)])
+def _number_by(evidence: Evidence, name: str) -> Counter[Any]:
+    """Return value of a column -> number of the job's items."""
+    found = Counter[Any]()
+    for row in evidence.tallies:
+        found[getattr(row, name)] += row.items
+    return found
+
+
+def _read(evidence: Evidence) -> tuple[Counter[str], set[str], list[float], float]:
+    """Return the number of readings by card, their software, and the card time in seconds of those that were measured
+    for this job: each total, and the sum within warm-ups, windows and bursts."""
+    cards, software_ids, totals_s, within_s = Counter[str](), set[str](), list[float](), 0.0
+    for one in evidence.chunks():
+        rows = one.origins_of_readings
+        cards.update(row.card_id for row in rows.values())
+        software_ids.update(row.software_id for row in rows.values())
+        own = sqlalchemy.select(ITEM.reading_id).where(*one.its, ITEM.state == ItemState.DONE, ITEM.reused.is_(False))
+        costs = [rows[id_].cost_s for id_ in evidence.session.scalars(own.distinct()) if id_ in rows]
+        totals_s += [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
+        within_s += math.fsum(map(inside_s, costs))
+    return cards, software_ids, totals_s, within_s
+
+
+def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard, ...]:
     views = []
+    ids = dict.fromkeys([*readings, *_number_by(evidence, "card_id")])
     for card in fetch(evidence.session, tables.CardRow, ids).values():
         of_card: dict[str, Any] = {name: getattr(card, name) for name in _OF_CARD}
-        views.append(ReportCard(**of_card, readings=readings[card.id], simulated=card.kind == "simulated"))
+        views.append(ReportCard(**of_card, readings=readings.get(card.id, 0), simulated=card.kind == "simulated"))
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
 def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
-    added = Counter(item.round for item in evidence.items)
+    added = _number_by(evidence, "round")
     row = tables.Round
     its = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number).order_by(col(row.number))
     of_verdict = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
@@ -348,25 +368,22 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
     return tuple(views)
 
 
-def _counts(evidence: Evidence) -> ReadingCounts:
-    items, rows = evidence.items, evidence.origins_of_readings
-    states = Counter(item.state for item in items)
-    not_run = sum(item.reason == item_state.NOT_RUN for item in items)
-    own = [item.reading_id for item in items if item.state == ItemState.DONE and not item.reused]
-    costs = [rows[reading_id].cost_s for reading_id in dict.fromkeys(own) if reading_id in rows]
-    totals = [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
+def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> ReadingCounts:
+    states = _number_by(evidence, "state")
+    not_run = _number_by(evidence, "reason")[item_state.NOT_RUN]
+    reused = sum(row.items for row in evidence.tallies if row.state == ItemState.DONE and row.reused)
     return ReadingCounts(
-        items=len(items),
-        measured=len(own),
-        reused=states[ItemState.DONE] - len(own),
+        items=states.total(),
+        measured=states[ItemState.DONE] - reused,
+        reused=reused,
         failed=states[ItemState.FAILED],
         open=sum(number for state, number in states.items() if state not in CLOSED),
         cancelled=states[ItemState.CANCELLED] - not_run,
         not_run=not_run,
-        repeated=sum(item.repeated for item in items),
-        card_time_s=math.fsum(totals),
-        window_time_s=math.fsum(inside_s(cost) for cost in costs),
-        card_time_median_s=statistics.median(totals) if totals else None,
+        repeated=sum(row.repeated for row in evidence.tallies),
+        card_time_s=math.fsum(totals_s),
+        window_time_s=within_s,
+        card_time_median_s=statistics.median(totals_s) if totals_s else None,
     )
 
 

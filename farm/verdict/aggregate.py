@@ -38,7 +38,7 @@ from farm.verdict.figures import (
     total_of,
 )
 from farm.verdict.judging import Circumstances, judge
-from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict, audit_kernels
+from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict, audit_kernels, sums_of
 
 #: Half-width of a gap for what differs between jobs and no job can see itself. From 27 models with two to five jobs
 #: each on H200s and H100s: their gaps have a standard deviation of 0.83 % in time, 1.38 % in energy and 1.25 % in power
@@ -171,6 +171,40 @@ def aggregate(
         requested_share=_share(parts, lambda part: part.in_scope),
     )
     return judge(found, about)
+
+
+def added(a: Verdict, b: Verdict, most: int) -> Verdict:
+    """Add the verdicts of two parts of a large sweep. Of each list the heaviest entries remain, at most ``most``."""
+    sums = a.types or sums_of(a.tuples), sums_of(b.tuples)
+    weights = [math.fsum(one["estimated_us"] for one in of_part.values()) for of_part in sums]
+    parts, total = [*zip((a, b), weights, strict=True)], math.fsum(weights) or 1.0
+    missing = [replace(entry, share=entry.share * weight / total) for one, weight in parts for entry in one.unmeasured]
+    both: dict[str, Any] = {name: _both(name, a, b) for name in ("time", "energy", "energy_above_idle")}
+    return replace(
+        a if a.measured else b,
+        **both,
+        power=both["energy"] and Comparison(_power(both["energy"].total, both["time"].total)),
+        coverage=math.fsum((one.coverage or 0.0) * weight for one, weight in parts) / total,
+        systematic_note="The intervals of a large sweep do not include differences of the canary.",
+        **{name: getattr(a, name) + getattr(b, name) for name in ("parts", "measured")},
+        unmeasured=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))[:most]),
+        adjustments=tuple(sorted(a.adjustments + b.adjustments, key=lambda entry: -abs(entry.effect_time_us))[:most]),
+        flags=dict((Counter(a.flags) + Counter(b.flags)).most_common()),
+        context_time_us=None,
+        context_energy_mj=None,
+        tuples=tuple(sorted(a.tuples + b.tuples, key=lambda row: -row.total_us)[:most]),
+        types=sums_of(b.tuples, sums[0]),
+    )
+
+
+def _both(name: str, a: Verdict, b: Verdict) -> Comparison | None:
+    """Add the sums of two parts: errors of single tuples in quadrature, errors that tuples share linearly."""
+    found: list[Comparison] = [getattr(one, name) for one in (a, b) if one.measured] or [getattr(a, name)]
+    if None in found:
+        return None
+    common = math.fsum(one.common for one in found)
+    own = (math.sqrt(max(0.0, one.total.half_width**2 - one.common**2)) for one in found)
+    return Comparison(Figure(math.fsum(one.total.value for one in found), math.hypot(common, *own)), common=common)
 
 
 def _total(measured: Sequence[Measured], name: str) -> float:
@@ -535,8 +569,9 @@ def _at_model_temperature(chosen: Chosen, reading: ReadingView, wholes: Sequence
     """Restate the energy to the temperature of the whole model: a warmer chip draws more power for the same work. Not
     at the power limit, which decides the power there. The uncertainty is common to all tuples."""
     model_c = [whole.temperature_c for whole in wholes if whole.temperature_c is not None]
-    limited = any(one.power_throttled for one in (reading, *wholes))
-    if not chosen.energy or not model_c or reading.temperature_c is None or limited or chosen.used != "steady":
+    if not chosen.energy or not model_c or reading.temperature_c is None or chosen.used != "steady":
+        return chosen
+    if any(one.power_throttled for one in (reading, *wholes)):
         return chosen
     per_c = (math.fsum(model_c) / len(model_c) - reading.temperature_c) * chosen.energy.value
     return replace(

@@ -7,25 +7,25 @@ too, with the reason why it has no reading. So no tuple of the model is left out
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import sqlalchemy
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, sound
-from farm.store.database import among, fetch, values
+from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
-from farm.types.reading import Verification, canary_of
+from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
-from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
+from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows
 from farm.verdict.figures import NOT_IN_SCOPE, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import TupleRow, Verdict
 
@@ -35,15 +35,39 @@ _OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "waits for another job's reading"}
 _SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
 
+#: The most tuples in a verdict of a sweep, and entries in its other lists. The items in a part of a larger sweep: for
+#: the readings of 20,000 items, PostgreSQL reads its whole table of a million readings.
+MOST_TUPLES, IN_PART = 20_000, 5000
+
 
 class Evidence:
-    """The database rows of a job up to one of its rounds. Each attribute is loaded at its first use."""
+    """The database rows of a job up to one of its rounds. Each attribute is loaded at its first use.
 
-    def __init__(self, session: Session, job: tables.Job, number: int) -> None:
+    A large sweep has `spans`, conditions that divide its items. Its rows are never all in memory: use `chunks`.
+    """
+
+    def __init__(self, session: Session, job: tables.Job, number: int, *span: Any) -> None:
         self.session, self.job, self.number = session, job, number
-        self.its = ITEM.job_id == job.id, ITEM.round <= number
+        self.its = *(span or (ITEM.job_id == job.id,)), ITEM.round <= number
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
+        sweep = job.kind == "sweep" and not span and not job.asked.get("placements")
+        items = select(func.count()).where(ITEM.job_id == job.id)
+        self.spans = id_ranges(session, job.id, IN_PART) if sweep and session.exec(items).one() > MOST_TUPLES else ()
+
+    def chunks(self) -> Iterator[Evidence]:
+        """Yield the evidence of each span of a large sweep; else this evidence."""
+        for span in self.spans:
+            yield Evidence(self.session, self.job, self.number, span)
+        if not self.spans:
+            yield self
+
+    @cached_property
+    def tallies(self) -> list[Any]:
+        """The number of items and of their late results (`repeated`) by round, state, reused, reason and card."""
+        keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
+        columns = (*keys, func.count().label("items"), func.sum(ITEM.repeated).label("repeated"))
+        return [row for one in self.chunks() for row in values(self.session, columns, *one.its, grouped_by=keys)]
 
     @cached_property
     def items(self) -> Sequence[Any]:
@@ -55,16 +79,15 @@ class Evidence:
         """Reading id -> reading, for the readings of the items."""
         return self.columns_of_readings(_OF_READING)
 
-    @cached_property
+    @property
     def origins_of_readings(self) -> dict[str, Any]:
         """Reading id -> its card, software and card time. Loads much less than `readings`."""
-        names = ("id", "card_id", "software_id", "cost_s")
-        return self.__dict__.get("readings") or self.columns_of_readings(names)
+        return self.__dict__.get("readings") or self.columns_of_readings(("id", "card_id", "software_id", "cost_s"))
 
-    def columns_of_readings(self, names: Sequence[str], *of: Any) -> dict[str, Any]:
-        """Return reading id -> the named columns, for the items' readings that meet the conditions `of`."""
+    def columns_of_readings(self, names: Sequence[str], *of: Any, reading: Any = True) -> dict[str, Any]:
+        """Return reading id -> the named columns, for the items that meet the conditions `of`, and their `reading`."""
         its = sqlalchemy.select(ITEM.reading_id).where(*self.its, *of)
-        found = values(self.session, [READING[name] for name in names], READING.id.in_(its))
+        found = values(self.session, [READING[name] for name in names], READING.id.in_(its), reading)
         return {row.id: row for row in found}
 
     @cached_property
@@ -74,6 +97,8 @@ class Evidence:
     @cached_property
     def roofline(self) -> Roofline:
         """The roofline of the most frequent card. It is used for all tuples, so that weights are comparable."""
+        if self.spans:
+            return next(self.chunks()).roofline
         cards = Counter(item.card_id for item in self.items if item.role == "whole")
         cards = cards or Counter(item.card_id for item in self.items)
         card = self.session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
@@ -99,7 +124,6 @@ class Evidence:
             labels = told_apart(labels)
         # The operator types that the job measures up to this round
         scope = (self.round and self.round.operators) or self.job.request.get("operators", ["all"])
-        doubtful = _before_a_changed_canary(self.readings.values())
         by_subject = _preferred(item for item in self.items if item.role == "tuple")
         protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
         parts = []
@@ -108,7 +132,7 @@ class Evidence:
             item = by_subject.get((operator_id, protocol_ids[data]))
             row = self.readings.get(item.reading_id or "") if item else None
             view = ReadingView.of(row).on_cards(cards) if row else None
-            if row and view and row.id in doubtful:
+            if row and view and (note := canary_of(row.details)) and _place(row.card_id, note) in self.changed:
                 view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
             in_scope = item is not None or "all" in scope or operator.short_name in scope
             parts.append(
@@ -136,6 +160,8 @@ class Evidence:
     @cached_property
     def wholes(self) -> Sequence[Whole]:
         """The whole model on each card, and with the other launch if the card has such a reading."""
+        if self.job.kind == "sweep":
+            return ()
         launch, wholes = self.protocol.launch, []
         found = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
         for item in (item for item in self.items if item.role == "whole"):
@@ -149,43 +175,38 @@ class Evidence:
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
         """Return the newest sound reading of the whole on the same card and software, with the other launch."""
-        protocol = self.protocol.of_whole
+        protocol, reading = self.protocol.of_whole, tables.ReadingRow
         other = "eager" if protocol.launch == "graph" else "graph"
-        reading = tables.ReadingRow
-        found = self.session.exec(
-            select(reading)
-            .where(
-                reading.subject_id == row.subject_id,
-                reading.card_id == row.card_id,
-                reading.software_id == row.software_id,
-                reading.protocol_id == Protocol.from_json({**protocol.to_json(), "launch": other}).id,
-                reading.origin == "",
-            )
-            .order_by(col(reading.created_at_s).desc())
-        )
-        newest = next(filter(sound, found), None)
+        other_id = Protocol.from_json({**protocol.to_json(), "launch": other}).id
+        same = [getattr(reading, name) == getattr(row, name) for name in ("subject_id", "card_id", "software_id")]
+        found = select(reading).where(*same, reading.protocol_id == other_id, reading.origin == "")
+        newest = next(filter(sound, self.session.exec(found.order_by(col(reading.created_at_s).desc()))), None)
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
     def canaries(self) -> Sequence[CanaryReading]:
         """The readings of canary items, of tuple items with the same operators, and of the reference operator."""
         subjects = {(item.subject_id, item.protocol_id) for item in self.items if item.role == "canary"}
-        rows = {
-            item.reading_id: self.readings[item.reading_id]
-            for item in self.items
-            if item.role in ("canary", "tuple")
-            and (item.subject_id, item.protocol_id) in subjects
-            and item.reading_id in self.readings
-        }
-        found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
+        its = (item for item in self.items if (item.subject_id, item.protocol_id) in subjects and item.role != "whole")
+        rows = map(self.readings.get, dict.fromkeys(item.reading_id for item in its))
+        found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows if row]
         # Each benchmark process measures the reference operator repeatedly; each reading stores the last result.
         noted: dict[tuple[Any, ...], CanaryReading] = {}
         for row in self.readings.values():
             if note := canary_of(row.details):
                 view = ReadingView(note.time_us, energy_mj=note.energy_mj, card_id=row.card_id)
-                key = row.card_id, note.process, note.number, note.time_us
-                noted[key] = CanaryReading("reference operator", row.card_id, view)
+                place = (*_place(row.card_id, note), note.time_us)
+                noted[place] = CanaryReading("reference operator", row.card_id, view)
         return [*found, *noted.values()]
+
+    @cached_property
+    def changed(self) -> set[tuple[str, int | None, int]]:
+        """The places (`_place`) of the last good canary before each changed one. The time of the change is unknown, so
+        readings after it are doubtful. A reading stores only the canary before it, so later rows show the change."""
+        off = sqlalchemy.cast(READING.flags, sqlalchemy.String).contains("canary_off")
+        its = (one.columns_of_readings(("id", "card_id", "details"), reading=off) for one in self.chunks())
+        rows = [row for found in its for row in found.values()]
+        return {_place(row.card_id, note, -1) for row in rows if (note := canary_of(row.details))}
 
     @cached_property
     def seen(self) -> Verification:
@@ -207,25 +228,32 @@ class Evidence:
         return tuple_rows(choices_of(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
-        """Compute the verdict from the readings so far. While items are open, it is preliminary."""
-        verdict = aggregate(
-            self.parts,
-            self.wholes,
-            self.canaries,
-            target=self.job.request.get("target", 0.95),
-            launch=self.protocol.launch,
-            requested=named(self.job.request.get("operators", ())),
-            seen=self.seen,
-        )
-        return self._of_one_software(verdict)
+        """Compute the verdict from the readings so far. While items are open, it is preliminary. The intervals of a
+        large sweep do not include the differences of canaries."""
+        found, numbers = None, Counter[str]()
+        for one in self.chunks():
+            if self.spans:
+                one.roofline, one.changed = self.roofline, self.changed
+            part = aggregate(
+                one.parts,
+                one.wholes,
+                () if self.spans else one.canaries,
+                target=self.job.request.get("target", 0.95),
+                launch=self.protocol.launch,
+                requested=named(self.job.request.get("operators", ())),
+                seen=one.seen,
+            )
+            found = added(found, part, MOST_TUPLES) if found else part
+            views = [part.reading for part in one.parts] + [whole.reading for whole in one.wholes]
+            read = (one.readings.get(view.reading_id) for view in views if view)
+            numbers += Counter(row.software_id for row in read if row)
+        assert found is not None
+        return self._of_one_software(found, numbers)
 
-    def _of_one_software(self, verdict: Verdict) -> Verdict:
+    def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
         """Remove the outcome if the readings are of different software, because such readings are never summed. A job
-        is planned for one software. If a host gets another torch during the job, its later readings differ."""
-        views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
-        ids = (view.reading_id for view in views if view is not None)
-        query = sqlalchemy.select(READING.software_id)
-        numbers = Counter(software_id for (software_id,) in among(self.session, query, READING.id, ids))
+        is planned for one software. If a host gets another torch during the job, its later readings differ.
+        ``numbers``: software id -> number of readings."""
         if len(numbers) < 2:
             return verdict
         found = fetch(self.session, tables.SoftwareRow, numbers)
@@ -248,14 +276,9 @@ class Evidence:
 
 def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
     """Return the fields of a part that its operator determines."""
-    flops, bytes_moved = operator.flops, operator.bytes_moved
-    return {
-        "operator_id": operator.id,
-        "short_name": operator.short_name,
-        "flops": flops,
-        "bytes_moved": bytes_moved,
-        "estimated_us": roofline.estimate_us(flops, bytes_moved),
-    }
+    same = {name: getattr(operator, name) for name in ("short_name", "flops", "bytes_moved")}
+    estimated_us = roofline.estimate_us(operator.flops, operator.bytes_moved)
+    return {**same, "operator_id": operator.id, "estimated_us": estimated_us}
 
 
 def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
@@ -269,14 +292,9 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
 def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     """Choose one item per (subject id, protocol id): preferably with a reading, else an open one, else a failed one."""
     order = (ItemState.DONE, ItemState.CLAIMED, ItemState.DEFERRED, ItemState.WAITING, ItemState.FAILED)
-    rank = {str(state): place for place, state in enumerate(order)}
-    chosen: dict[tuple[str, str], Any] = {}
-    for item in items:
-        key = (item.subject_id, item.protocol_id)
-        before = chosen.get(key)
-        if before is None or rank.get(item.state, 9) < rank.get(before.state, 9):
-            chosen[key] = item
-    return chosen
+    rank = {str(state): place for place, state in enumerate(reversed(order))}
+    worst_first = sorted(reversed([*items]), key=lambda item: rank.get(item.state, -1))
+    return {(item.subject_id, item.protocol_id): item for item in worst_first}
 
 
 def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
@@ -290,15 +308,6 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
     return _STATES.get(ItemState(item.state), item.state)
 
 
-def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
-    """Return the ids of readings with a good canary before them and a changed canary after them, in the same process.
-    The time of the change is unknown. A reading stores only the canary before it, so later rows show the change."""
-    noted = {
-        row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)
-        for row in rows
-        if (note := canary_of(row.details))
-    }
-    changed = {(card, process, number - 1) for card, process, number, off in noted.values() if off}
-    return frozenset(
-        reading_id for reading_id, (card, process, number, _) in noted.items() if (card, process, number) in changed
-    )
+def _place(card_id: str, note: CanaryNote, after: int = 0) -> tuple[str, int | None, int]:
+    """Where a canary was measured: card, process and its number there."""
+    return card_id, note.process, note.number + after

@@ -114,6 +114,26 @@ class TupleRow:
         return self.calls * (self.time_us or 0.0)
 
 
+Sums = Mapping[str, Mapping[str, Any]]  # operator type -> figure -> sum over all calls of its tuples
+
+
+def sums_of(rows: Iterable[TupleRow], before: Sums | None = None) -> Sums:
+    """Sum tuples by operator type, and add them to the sums of other tuples."""
+    sums = {name: Counter[Any](one) for name, one in (before or {}).items()}
+    for row in rows:
+        read, figures = (
+            row.time_us is not None,
+            {"time_us": row.total_us, "energy_mj": row.calls * (row.energy_mj or 0)},
+        )
+        figures |= {name: row.calls * getattr(row, name) for name in ("flops", "bytes_moved", "estimated_us")}
+        figures |= {"tuples": 1, "measured_tuples": +read, "without_energy": +(read and row.energy_mj is None)}
+        sums.setdefault(row.short_name, Counter()).update(figures | {"calls": row.calls})  # type: ignore[arg-type]
+    return sums
+
+
+_SUMMED = ("flops", "bytes_moved", "estimated_us", "time_us", "energy_mj")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The comparison of sum and whole for one round of a job, with all details that a report shows."""
@@ -148,6 +168,7 @@ class Verdict:
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
     tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
+    types: Sums = field(default_factory=dict)  # only if `tuples` are the heaviest ones of more: sums over all
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
@@ -196,7 +217,7 @@ class Verdict:
         plain = adapter(Verdict).dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
         plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
-        for name in (entry.name for entry in fields(self) if entry.name != "tuples"):
+        for name in (entry.name for entry in fields(self) if entry.name not in ("types", "tuples")[bool(self.types) :]):
             data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: plain[name]}
         return data
 

@@ -19,6 +19,7 @@ from farm.report import report
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
+from farm.verdict import evidence
 from tests.report import rows
 
 GOLDEN = Path(__file__).parent.parent / "report" / "golden"
@@ -50,6 +51,20 @@ def test_the_report_of_a_model(request, database):
 
 def test_the_report_of_a_sweep_without_energy(request, database):
     golden(request, "sweep.txt", shown(database, rows.sweep_job(database, energy=False)))
+
+
+def test_the_report_of_a_large_sweep_says_how_many_of_its_tuples_are_listed(database, monkeypatch):
+    monkeypatch.setattr(evidence, "MOST_TUPLES", 2)
+    monkeypatch.setattr(evidence, "IN_PART", 2)
+    monkeypatch.setattr(report_tables, "_MOST_SWEEP_ROWS", 1)
+    job_id = rows.sweep_job(database)
+    with database.write() as session:
+        third = rows.operator(session, "Conv2d", "256->64 k3")
+        session.flush()
+        rows.item(session, job_id, "tuple", third, reading_id=rows.reading(session, third, 64.0, 9.0))
+    found = shown(database, job_id)
+    assert "and 1 more; --json lists the 2 heaviest of 3" in found
+    assert "3 of 3 tuples measured" in found
 
 
 def test_what_the_neighbours_of_operators_add_is_said(database):

@@ -17,7 +17,8 @@ from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
 from tasks import control
-from tests.planned import claim, complete, items_of, register
+from tests.planned import claim, complete, items_of, plan, register
+from tests.statements import values_at_once
 
 SWEEP = Request(
     sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
@@ -28,6 +29,12 @@ MODEL = Request(variant=Variant("alexnet", batch=1, input_size=224), protocol=Pr
 def test_cards_may_register_while_a_request_is_extracted(database):
     opened = open_job(database, SWEEP, ["SIM-0"], ready=lambda: register(database, 0))
     assert (opened.tuples, opened.calls, opened.new, opened.reused) == (2, 2, 2, 0)
+
+
+def test_no_statement_of_a_plan_has_the_values_of_many_items(any_database):
+    with values_at_once(any_database) as numbers:
+        plan(any_database, register(any_database, 0), number=100)
+    assert max(numbers) < 2 * 100
 
 
 def test_operators_that_a_model_lacks_are_refused_before_there_is_a_job(database):

@@ -11,14 +11,17 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import NoSuchJob
-from farm.jobs import listing
+from farm.jobs import listing, rounds
 from farm.models import catalog
 from farm.report import report
+from farm.report.layers import layers
 from farm.report.report import remarks
 from farm.store import tables
 from farm.training.extract import extract
 from farm.types.protocol import Protocol
-from farm.types.request import Request
+from farm.types.reading import METHOD
+from farm.types.request import Request, Sweep
+from farm.verdict import evidence
 from farm.verdict.evidence import Evidence
 from tasks.submissions import submit
 from tests.report import measured, rows
@@ -211,6 +214,90 @@ def test_a_sweep_has_its_tuples_and_no_verdict(database):
         ("Conv2d 128->64 k3", 1, 32, 16),
         ("Conv2d 64->64 k3", 1, 16, 8),
     ]
+
+
+def large_sweep(database):
+    """A sweep on two cards whose readings differ: one failed item, one without energy, a canary that changes."""
+    with database.write() as session:
+        rows.ground(session)
+        request = Request(sweep=Sweep("Conv2d", {"in_channels": tuple(range(11))}, ""), protocol=Protocol())
+        rows.job(session, request, "large")
+        session.add(tables.Round(job_id="large", number=1, operators=["all"], planned_at_s=1.0))
+        for number in range(11):
+            subject = rows.operator(session, "add" if number == 7 else "Conv2d", f"{number}", flops=10**8 * number)
+            card = rows.OTHER_CARD if number % 3 else rows.CARD
+            if number == 4:
+                rows.item(session, "large", "tuple", subject, "failed", reason="raised", message="no", card_id=card)
+                continue
+            changed = number in (3, 8)
+            note = {"number": 1 + changed, "process": 7, "time_us": 100.0}
+            more = {"details": {"method": METHOD, "canary": note}, "flags": ["canary_off"] * changed}
+            read = rows.reading(session, subject, 10.0 + number, 3.0 + number, card, **more)
+            rows.item(session, "large", "tuple", subject, reading_id=read, card_id=card, reused=number == 5)
+    return "large"
+
+
+def test_a_large_sweep_without_failed_items_is_covered_completely(database, monkeypatch):
+    job_id = large_sweep(database)
+    with database.write() as session:
+        session.delete(session.exec(select(tables.Item).where(tables.Item.state == "failed")).one())
+    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
+    monkeypatch.setattr(evidence, "IN_PART", 1)
+    assert built(database, job_id).verdict.coverage == 1.0
+
+
+@pytest.mark.parametrize("without_energy", [False, True])
+def test_a_large_sweep_is_summed_in_parts_with_the_same_result(any_database, monkeypatch, without_energy):
+    job_id = large_sweep(any_database)
+    if without_energy:
+        with any_database.write() as session:
+            session.exec(select(tables.ReadingRow).where(tables.ReadingRow.time_us == 12.0)).one().energy_mj = None
+    whole = built(any_database, job_id).to_json()
+    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
+    monkeypatch.setattr(evidence, "IN_PART", 3)
+    large = built(any_database, job_id)
+    parts = large.to_json()
+    assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
+    assert [row.time_us for row in large.tuples] == [20.0, 19.0, 18.0, 17.0]
+    with any_database.read() as session:
+        assert layers(session, large, "type", outputs=False).title.endswith(", the 4 heaviest of 11 tuples")
+    types = parts["verdict"].pop("types")
+    assert (types["Conv2d"]["tuples"], types["Conv2d"]["measured_tuples"], types["add"]["tuples"]) == (10, 9, 1)
+    assert "do not include differences of the canary" in parts["verdict"].pop("systematic_note")
+    assert whole["verdict"].pop("systematic_note")
+    assert whole.pop("tuples")
+    assert whole["verdict"]["flags"]["canary_off"] > 2  # readings before the change are doubtful too
+    assert flat(parts) == pytest.approx(flat(whole))
+
+
+def flat(data, name=""):
+    """Return path -> value of each number and text."""
+    if isinstance(data, dict | list | tuple):
+        entries = data.items() if isinstance(data, dict) else enumerate(data)
+        return {path: value for key, one in entries for path, value in flat(one, f"{name}/{key}").items()}
+    return {name: data}
+
+
+def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, monkeypatch):
+    job_id = large_sweep(database)
+    with database.write() as session:
+        session.get_one(tables.Job, job_id).state = "open"
+    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
+    monkeypatch.setattr(evidence, "IN_PART", 3)
+    summed, writes = rounds.Evidence.verdict, []
+
+    def verdict(self):
+        with database.write() as session:  # SQLite has one writer
+            session.get_one(tables.Job, job_id).title = "written meanwhile"
+        writes.append(1)
+        return summed(self)
+
+    monkeypatch.setattr(rounds.Evidence, "verdict", verdict)
+    assert rounds.close_round(database, job_id, 1).closing is rounds.Closing.DONE
+    assert writes == [1]
+    stored = built(database, job_id)
+    assert (len(stored.tuples), stored.verdict.measured, stored.preliminary) == (4, 10, False)
+    assert {row.short_name: row.tuples for row in stored.types} == {"Conv2d": 10, "add": 1}
 
 
 def test_no_such_job_or_round(database):
