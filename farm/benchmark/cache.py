@@ -119,7 +119,7 @@ def write_again(memories: Sequence[torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class InPlacePass:
-    """A pass of a generated kernel that changes its inputs. Before each run they get the model's values again.
+    """A pass of a kernel or a collective. If it changes its inputs, they get the model's values before each run.
 
     Otherwise the values would drift over millions of runs, and some kernels take other branches for other values. The
     time and energy of `restore` are measured by themselves and subtracted.

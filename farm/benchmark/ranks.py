@@ -71,15 +71,14 @@ def together(make: Callable[[], T]) -> T:
     Raises:
         Exception: the error of this rank; RuntimeError: another rank failed.
     """
-    made: T | None = None
-    failure: Exception | None = None
     try:
         made = make()
-    except Exception as error:
-        failure = error
-    if largest(failure is not None):
-        raise failure or RuntimeError("Another rank failed; see its log.")
-    return made  # type: ignore[return-value]
+    except Exception:
+        largest(True)
+        raise
+    if largest(False):
+        raise RuntimeError("Another rank failed; see its log.")
+    return made
 
 
 def failed_everywhere(wait_s: float = FAILURE_S) -> bool:
@@ -87,11 +86,8 @@ def failed_everywhere(wait_s: float = FAILURE_S) -> bool:
     ever, and the group must end."""
     if world() == 1:
         return True
-    store, key, until_s = (
-        dist.distributed_c10d._get_default_store(),
-        f"failure {next(_failures)}",
-        time.monotonic() + wait_s,
-    )
+    store, until_s = dist.distributed_c10d._get_default_store(), time.monotonic() + wait_s
+    key = f"failure {next(_failures)}"
     failed = store.add(key, 1)
     while failed < world() and time.monotonic() < until_s:
         time.sleep(0.05)

@@ -122,8 +122,8 @@ Shape = list[Count] | None
 Shapes = document(list[list[Count]] | None) | None
 #: The details of a reading that a sum needs.
 _NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
-_METHOD = Annotated[int, Field(ge=0, lt=10**6)]
-Details = document(_some("details", method=_METHOD, **_NUMBERS, burst=Burst, context=InContext, canary=CanaryNote))
+_OTHERS: Any = {"method": Annotated[int, Field(ge=0, lt=10**6)], "looped_us": dict[str, float]}
+Details = document(_some("details", **_NUMBERS, **_OTHERS, burst=Burst, context=InContext, canary=CanaryNote))
 #: Tuple id -> kernel -> launches in one pass: the numbers of a verification that reports need.
 _KERNELS = dict[str, Annotated[dict[str, float], Field(max_length=10_000)]]
 _CALLS = _some("calls", calls_us=dict[str, list[float | None]])

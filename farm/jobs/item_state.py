@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Update, case, update
+from sqlalchemy import ColumnElement, Update, case, func, update
 from sqlmodel import and_, col, or_
 
 from farm.store.content import storable_text
@@ -67,7 +67,10 @@ class Transition:
 
     def update(self, *which: ColumnElement[bool], **given: Any) -> Update:
         """Return the UPDATE of matching items in a `found` state. It does not refresh objects in a session."""
-        state = col(Item.state)
+        state: Any = col(Item.state)
+        if any(getattr(getattr(one, "left", None), "key", "") == "id" for one in which):
+            # With old statistics, PostgreSQL would search the items in work of all cards for the id.
+            state = func.lower(state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
         statement = update(Item).where(*which, found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)

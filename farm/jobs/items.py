@@ -475,8 +475,7 @@ def renew_together(database: Database, held: Mapping[str, Collection[int]], leas
         found = session.execute(seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker)))
         holders = set(found.scalars())
         if ids:
-            renewed = item_state.RENEW.values(lease_until_s=database_now() + lease_s)
-            session.execute(update(Item).where(free(Item, *own)).values(renewed))
+            session.exec(item_state.RENEW.update(free(Item, *own), lease_until_s=database_now() + lease_s))
         return holders
 
 

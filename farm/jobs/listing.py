@@ -212,7 +212,7 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
     if time.monotonic() - ended.read_at_s > RECOUNT_S or ended.of_cards.keys() != views.keys():
         ended.before_s, ended.read_at_s = 0.0, time.monotonic()
         ended.of_cards = {card_id: CardCounts(view) for card_id, view in views.items()}
-    until_s = read_clock_s(session) - LATE_S
+    until_s = max(ended.before_s, read_clock_s(session) - LATE_S)  # the clock may be set back
     for card_id, *of in counted(over, col(Item.ended_at_s) >= ended.before_s, col(Item.ended_at_s) < until_s):
         ended.of_cards[card_id].add(*of)
     ended.before_s = until_s

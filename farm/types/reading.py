@@ -408,6 +408,7 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     about["looped_us"] = {
         key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0] if key in shared
     } or None
+    about["in_order_missing"] = next((why for one in readings if (why := one.details.in_order_missing)), None)
     for name in ("places", "added"):
         about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]

@@ -508,7 +508,7 @@ def choose(
     in_cache = weights_in_cache(wholes) or 0.0
     if added := _mean_place((whole.details.added for whole in wholes), operator_id):
         longer = replace(added, value=added.value - chosen.time.value)
-        return _among_others(chosen, reading, 1.0, waiting, longer)
+        return _among_others(chosen, reading, 0.0, waiting, longer)
     if not (effect := _mean_place((whole.details.places for whole in wholes), operator_id)):
         return _among_others(chosen, reading, in_cache, waiting)
     effect = _bounded(effect, reading, in_cache)

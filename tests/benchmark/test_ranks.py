@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import random
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -64,6 +67,23 @@ def test_a_failure_of_one_rank_is_a_failure_of_all(pair):
     first, second = pair("fail")
     assert first["error"].startswith("RuntimeError: Another rank failed")
     assert second["error"].startswith("MemoryError")
+
+
+def test_a_failure_keeps_no_memory():
+    made = []
+
+    def make() -> None:
+        tensor = torch.empty(1)
+        made.append(weakref.ref(tensor))
+        raise MemoryError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(MemoryError):
+            ranks.together(make)
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_rank_knows_if_it_failed_alone(pair):

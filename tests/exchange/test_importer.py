@@ -157,6 +157,7 @@ def mangled(folder, target, table="readings", metadata=None, **changes):
         ("launch", "rocket", "rocket"),
         ("details", '{"method": "x"}', "method: Input should be a valid integer, not 'x'"),
         ("details", '{"burst": {"time_us": "fast"}}', "burst.time_us"),
+        ("details", '{"looped_us": 5}', "looped_us"),
         ("details", '{"context": {"alone_us": 1.0}}', "context.effect_us: Field required"),
         ("details", "{", "not valid JSON"),
         ("cost_s", '{"total": "much"}', "total: Input should be a valid number, not 'much'"),

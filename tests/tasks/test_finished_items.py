@@ -103,6 +103,8 @@ def test_finished_items_cost_workers_the_reconciler_and_metrics_nothing(store):
     assert {item.card_id for item in planned.items_of(store, job_id) if item.state == "waiting"} == {cards[0]}
     # Items in work of other cards, of which the server knows nothing yet
     copy(store, waiting[1], "in work", 300, state="claimed", holder="another", lease_until_s=9e9)
-    planned.claim(store, waiting[2], "holder-0")
+    claimed = planned.claim(store, waiting[2], "holder-0")
     with few_rows_read(store, "renew together", 100):
         assert items.renew_together(store, {"holder-0": {waiting[2].id}}, 60.0) == {"holder-0"}
+    with few_rows_read(store, "result", 100):
+        assert planned.complete(store, claimed, cards[0]).accepted

@@ -87,7 +87,7 @@ def test_the_figures_of_a_working_farm_move(tmp_path, broker, postgres_url):
         assert scrape(port)["farm_items_measured_total",] == 8
 
 
-def test_the_busy_share_is_of_the_last_minutes_only(any_database):
+def test_the_busy_share_is_of_the_last_minutes_only(any_database, clock):
     card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1")
     register(any_database, card, Software(torch="2"), holder="h", queue="q")
     with any_database.write() as session:
@@ -124,6 +124,9 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
     assert [one.measured for one in ended.of_cards.values()] == [2], (
         "only the item that ended 30 s ago is counted again"
     )
+    clock.forward(-300)  # for example that of another database server
+    with any_database.read() as session:
+        assert listing.count_items(session, "gpu1", 10, ended)[0].measured == 3
     # Of the last 300 s: 30 of the second, 30 of the third, 10 of the one in work.
     assert entry.busy_share == pytest.approx(70 / 300, abs=0.01)
     assert entry.measured == 3

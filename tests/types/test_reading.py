@@ -83,6 +83,7 @@ def test_ranks_replay_in_order_together_and_wait_for_each_other():
     assert details.places == {"a": Place(1.5, 0.25, 4)}
     assert details.looped_us == {"a": 5.5}
     assert of_ranks([one, of()], ["a", "b"]).details.in_order is None
+    assert of_ranks([one, of(in_order_missing="its flags")], ["a", "b"]).details.in_order_missing == "its flags"
 
 
 def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():

@@ -204,6 +204,7 @@ def test_in_a_split_model_a_tuple_takes_as_long_as_in_a_loop_of_the_ranks():
     chosen = choose(reading(details=Details(context=CONTEXT)), [reading(details=details)], "sum")
     assert chosen.time.value == pytest.approx(130)  # what the collective adds to a pass
     assert chosen.context_us == pytest.approx(30)
+    assert choose(copied, [reading(details=details)], "sum").time.value == pytest.approx(130)
 
 
 def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
