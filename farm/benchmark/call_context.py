@@ -30,7 +30,7 @@ from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.collectives import without_communication
 from farm.operators.encoding import tensors_in
 from farm.operators.kernels import output_tensors
-from farm.operators.rebuild import Rebuilt, rebuild
+from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild
 from farm.types.reading import Place
 
 BUDGET_S = 0.25  # for all replays together
@@ -120,10 +120,16 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
 
     It is the difference of two replays of all calls: with the collective and without it. It contains what a loop of
     collectives does not show: the ranks wait for each other, and the kernels before and after a collective do not
-    overlap. The replays have no events, which would delay the ranks. All ranks must call this.
+    overlap. The replays have no events, which would delay the ranks. Only the largest collectives are left out in turn;
+    without one, the ranks may wait in another, so the times may add up to less than all of them take.
     """
     capture, device = player.capture, player.device
-    collectives = [tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind == "collective"]
+    moved = {
+        key: capture.counts[key] * needed_bytes(spec)
+        for key, spec in capture.tuples.items()
+        if spec.kind == "collective"
+    }
+    collectives = sorted(moved, key=moved.__getitem__, reverse=True)
     runs: list[Callable[[], object]] = []  # own the memory of their host steps, which the graphs use
     graphs = []
     pool = torch.cuda.graph_pool_handle()
