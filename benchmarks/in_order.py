@@ -10,8 +10,8 @@ each way, and the time inside kernels and between them (from the profiler), show
 - in order like the loops, the whole not: the values or the places of the tensors matter.
 
 A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]]. With `--cards 2` it is split by tensor parallelism, and
-each rank prints its table: the collectives show how long it waits for the other ranks. The shorter of the ranks' times
-of a collective is the communication, the rest is a wait.
+each rank prints its table and writes a file of its own (`in_order.0.json`). Collectives whose kernels take longer on
+one rank than on the other wait for the other.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def run(rank: int, asked: argparse.Namespace, rendezvous: str) -> None:
                 show(answer)
             ranks.largest(0.0)
         if asked.json:
-            asked.json.with_suffix(f".{rank}.json").write_text(json.dumps(kept))
+            path = asked.json if asked.cards == 1 else asked.json.with_suffix(f".{rank}.json")
+            path.write_text(json.dumps(kept))
     gaps = [abs(one["in_order"]["power_w"] / one["whole"]["power_w"] - 1) for one in kept]
     print(f"\nmedian |difference in power| in order: {statistics.median(gaps):.2%}")
 

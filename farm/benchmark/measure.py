@@ -363,11 +363,12 @@ class Bench:
             assert passes.order is not None
             capture = passes.order()
             players.append(ranks.together(lambda: Player(capture, device)))
-            found: dict[str, Any] = {"places": time_in_order(players[0], pass_s)}
-            if ranks.world() > 1:
-                found["added"] = time_added(players[0], pass_s)
-                found["looped_us"] = time_loops(players[0], pass_s)
-            return found
+            return {"places": time_in_order(players[0], pass_s)}
+
+        def added() -> dict[str, Any]:
+            if not players:
+                return {}
+            return {"added": time_added(players[0], pass_s), "looped_us": time_loops(players[0], pass_s)}
 
         def in_order() -> dict[str, Any]:
             if not players:  # the places are missing: their reason tells why
@@ -387,6 +388,7 @@ class Bench:
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
             ("places", ordered, places, "places_missing"),
+            ("added", ordered and ranks.world() > 1, added, "added_missing"),
             ("in_order", ordered and counts_energy and not limited, in_order, "in_order_missing"),
             ("context", in_context and not whole, context, "context_missing"),
         ):

@@ -111,7 +111,10 @@ def written(spec: OperatorTuple) -> frozenset[int]:
 
 def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tensor:
     """An output of a collective on ``sent`` with the right shape but other values; nothing is communicated."""
-    return sent if spec.short_name in _IN_PLACE else sent.new_empty(output_elements(spec))
+    if spec.short_name in _IN_PLACE:
+        return sent
+    make = sent.new_empty if sent.is_floating_point() else sent.new_zeros  # other values may be used as indices
+    return make(output_elements(spec))
 
 
 def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:

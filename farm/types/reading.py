@@ -226,7 +226,7 @@ class Details(_Stored):
     threads: int | None = None  # of a CPU
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output
-    restore_us: float | None = None  # of a kernel: copies that restored its inputs before each pass; subtracted
+    restore_us: float | None = None  # of a kernel or collective: what restored its inputs before each pass; subtracted
     # Of a CUDA graph, by operator (`farm.benchmark.host_steps`):
     host_copies: Mapping[str, int] | None = None  # copies between host and card in a pass, with values recorded before
     left_out_us: Mapping[str, float] | None = None  # eager time of the operators that the pass leaves out
@@ -279,6 +279,7 @@ class Details(_Stored):
     added: Mapping[str, Place] | None = None  # of collectives: effect relative to a pass without them, not to a loop
     in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
     places_missing: str | None = None  # why they are missing
+    added_missing: str | None = None  # why it is missing
     in_order_missing: str | None = None  # why it is missing
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card

@@ -82,7 +82,7 @@ def waiting_share(choices: Iterable[Choice], wholes: Sequence[ReadingView]) -> F
     missing_mj = replay["energy"].value - math.fsum(count * energy.value for count, _, energy in known)
     found = WAITING.value + missing_mj / swing_mj
     if wholes[0].details.ranks:  # links and flushes for other cards take energy, too: there is no upper limit
-        return Figure(max(0.0, found), half_width)
+        return Figure(max(0.0, found), half_width + max(0.0, -found))
     if half_width >= WAITING.half_width:
         return WAITING
     share = min(1.0, max(0.0, found))
@@ -622,12 +622,15 @@ def _among_others(
     says where. If the effect was not measured at the call's place in the model, the real neighbours may act
     differently, so the uncertainty is as large as the effect. Both uncertainties are common to all tuples.
     """
-    context, burst = reading.details.context, reading.details.burst
-    if context is None:
+    context, burst, effect = reading.details.context, reading.details.burst, place
+    if effect is None and context is not None:
+        effect = Figure(context.effect_us, context.effect_half_width_us or 0.0)
+    if effect is None or (context is None and in_cache):
         return replace(chosen, loop_unsure_mj=chosen.unsure_mj)
-    effect = place or Figure(context.effect_us, context.effect_half_width_us or 0.0)
     fetching_us = 0.0
-    if (reading.details.copies or 1) > 1:  # with one copy, the weights stay in the cache in the loop too
+    if (
+        context is not None and (reading.details.copies or 1) > 1
+    ):  # with one copy, the weights stay in the cache in the loop too
         looped_us = (burst.time_us if burst else None) or reading.time_us
         fetching_us = looped_us - context.alone_us
     shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)

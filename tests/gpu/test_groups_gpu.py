@@ -90,7 +90,11 @@ def test_a_language_model_on_two_cards(pair, phase):
     said = {"phase": phase, "layers": 2, "dtype": "bfloat16", "tensor_parallel": 2}
     variant = versioned(catalog.variant("llama-3.1-8b", 4, **said))
     reading = read(pair, Subject("variant", variant.id, variant.to_json()))
-    assert reading.details.eager_time_us is not None, reading.details.eager_time_missing
+    details = reading.details
+    assert details.eager_time_us is not None, details.eager_time_missing
+    assert details.places, details.places_missing
+    assert details.added, details.added_missing
+    assert set(details.looped_us) == set(details.places)
 
 
 @pytest.mark.parametrize(
