@@ -104,8 +104,8 @@ class _Pass:
         with (
             replaced(torch, "tensor", tensor),
             replaced(torch.Tensor, "new_tensor", new),
-            _lists_replaced("__getitem__", tensor),
-            _lists_replaced("__setitem__", tensor),
+            _lists_replaced(torch.Tensor.__getitem__, tensor),
+            _lists_replaced(torch.Tensor.__setitem__, tensor),
             torch.autograd.set_multithreading_enabled(False),  # host steps of a backward keep their order
             WatchedOperators(self.run),
         ):
@@ -197,9 +197,8 @@ class _Pass:
         return _alias(value)
 
 
-def _lists_replaced(name: str, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+def _lists_replaced(original: Any, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """While active, a method that indexes a tensor gets tensors of the card instead of lists of numbers."""
-    original = getattr(torch.Tensor, name)
 
     @functools.wraps(original)
     def call(tensor: Any, index: Any, *value: Any) -> Any:
@@ -211,7 +210,7 @@ def _lists_replaced(name: str, make: Callable[..., Any]) -> contextlib.AbstractC
             index = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
         return original(tensor, index, *value)
 
-    return replaced(torch.Tensor, name, call)
+    return replaced(torch.Tensor, original.__name__, call)
 
 
 def _refused(text: str) -> Unmeasurable:

@@ -57,6 +57,7 @@ def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_t
         "burst",
         "eager",
         "places",
+        "added",
         "in_order",
         "context",
         "close",
