@@ -628,9 +628,8 @@ def _among_others(
     if effect is None or (context is None and in_cache):
         return replace(chosen, loop_unsure_mj=chosen.unsure_mj)
     fetching_us = 0.0
-    if (
-        context is not None and (reading.details.copies or 1) > 1
-    ):  # with one copy, the weights stay in the cache in the loop too
+    # With one copy, the weights stay in the cache in the loop, too.
+    if context is not None and (reading.details.copies or 1) > 1:
         looped_us = (burst.time_us if burst else None) or reading.time_us
         fetching_us = looped_us - context.alone_us
     shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
