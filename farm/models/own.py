@@ -43,6 +43,7 @@ NAME = "user"
 PACKAGE = EXTRA = ""
 REFUSED: Mapping[str, str] = {}
 IMAGE_PX = 224  # size of the images for a model without example inputs
+_FARM = Path(__file__).absolute().parents[1]
 _PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or install the module"
 
 
@@ -189,7 +190,7 @@ def _is_own(name: str, file: str) -> bool:
 
 def _is_in_folders(file: str) -> bool:
     path = Path(file).absolute()
-    installed = {"site-packages", "dist-packages"}.intersection(path.parts)
+    installed = {"site-packages", "dist-packages"}.intersection(path.parts) or path.is_relative_to(_FARM)
     return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
 
 
