@@ -39,8 +39,8 @@ from farm.types.reading import Place
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
 LOOP = 4  # more runs of a call in the loops of a split model
-RANK_CALLS = 4  # timed calls of a tuple in a split model: graphs with NCCL stay short
-MOST_COLLECTIVES = 6  # collectives of a split model of which the time is measured that they add
+RANK_CALLS = 4  # calls of a tuple that are timed in a split model
+MOST_COLLECTIVES = 6  # different collectives of a split model that `time_added` times
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[[CapturedCall, Rebuilt], object]
@@ -63,9 +63,9 @@ def time_in_order(player: Player, pass_s: float) -> dict[str, Place]:
 
 
 def time_loops(player: Player, pass_s: float) -> dict[str, float]:
-    """Time the tuples of a split model in short loops in this process, in the order of its calls: tuple id -> us.
+    """Measure how long each tuple of a split model takes in a short loop in this rank: tuple id -> time in us.
 
-    In a process with an NCCL communicator, a kernel begins later after the kernel before it: 0.2 to 0.5 us on H100s.
+    It takes longer than in a process without an NCCL communicator: 0.2 to 0.5 us per kernel on H100s and H200s.
     """
 
     def more_us(runs: int) -> dict[str, float]:
@@ -81,10 +81,10 @@ def time_loops(player: Player, pass_s: float) -> dict[str, float]:
 def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[float, float]]]:
     """The times in us of the first run of each call and of `runs` further ones, in order, by tuple id."""
     capture, device = player.capture, player.device
-    alone = {tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind != "collective"}
-    chosen, split = defaultdict[str, list[CapturedCall]](list), len(alone) < len(capture.tuples)
+    of_one_card = {tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind != "collective"}
+    chosen, split = defaultdict[str, list[CapturedCall]](list), len(of_one_card) < len(capture.tuples)
     for call in capture.calls:
-        if call.tuple_id in alone and (not split or len(chosen[call.tuple_id]) < RANK_CALLS):
+        if call.tuple_id in of_one_card and (not split or len(chosen[call.tuple_id]) < RANK_CALLS):
             chosen[call.tuple_id].append(call)
     events = {
         call.index: tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3))

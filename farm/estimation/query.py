@@ -214,10 +214,10 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     rows = sound_readings(session, found.card.model, ("subject_id", "flags"), *chosen)
     stored = sorted({row.subject_id for row in rows})
     new = len(stored) - int(found.has_learned(stored).sum())
+    if new <= len(found.learned) / 100:
+        return []
     learned = f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings of {new} more"
-    return (
-        [f"{learned}. Fit the predictor to all of them: `farm predict fit`."] if new > len(found.learned) / 100 else []
-    )
+    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."]
 
 
 def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[MeasuredModel]]:
