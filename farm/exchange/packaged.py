@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sqlmodel import Session
 
-from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UsageError
+from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UnsupportedModel, UsageError
 from farm.settings import make_private, settings
 from farm.store.database import Database, newest_schema, open_database
 
@@ -131,7 +131,8 @@ def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
     """Choose the error to raise if neither the own database nor the packaged readings have an answer."""
     from farm.exchange.filters import NO_READINGS
 
-    knows_more = isinstance(packaged, NoReadings) and not isinstance(own, NoReadings)  # it has that card or operator
+    came_further = (UnsupportedModel,) if isinstance(own, NoReadings) else (NoReadings, UnsupportedModel)
+    knows_more = isinstance(packaged, came_further)  # it has that card or operator
     if not isinstance(own, UsageError) or own.next_step == NO_READINGS or knows_more:
         return packaged
     suggests = ["Did you mean" in error.next_step for error in (own, packaged)]

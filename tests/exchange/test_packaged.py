@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select, update
 
-from farm.errors import FarmError
-from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files, packaged_named
+from farm.errors import FarmError, UnsupportedModel, UsageError
+from farm.exchange.packaged import (
+    FOLDER,
+    compressed_database,
+    database_of,
+    first_answer,
+    packaged_files,
+    packaged_named,
+)
 from farm.models import catalog
 from farm.requests.measurement_file import load
+from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
@@ -34,6 +43,20 @@ def test_packaged_readings_are_small_and_by_the_current_method(name, card_model)
     columns = ["method", "simulated", "card_kind", "card_model", "origin"]
     rows = pq.read_table(folder / "readings.parquet", columns=columns).to_pylist()
     assert {tuple(row.values()) for row in rows} == {(METHOD, False, "cuda", card_model, name)}
+
+
+def test_of_two_errors_the_one_about_the_model_is_shown(sqlite_url, monkeypatch):
+    with contextlib.closing(Database(sqlite_url)) as database:
+        database.upgrade()
+    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
+    settings.cache_clear()
+    errors = iter([UsageError("The database has no readings of a card 'H200'."), UnsupportedModel("It has 32 heads.")])
+
+    def ask(session):
+        raise next(errors)
+
+    with pytest.raises(UnsupportedModel, match="32 heads"):
+        first_answer(ask, bool, print)
 
 
 def test_every_packaged_folder_is_found():
