@@ -133,9 +133,8 @@ def aggregate(
     systematic_time, systematic_energy, note = _systematic(every, canaries)
     alone = sum(reading.details.context is None for _, reading, _ in measured)
     with_context = alone < len(measured)
-    # The differences between jobs were measured for tuples that are timed among other operators.
-    between = BETWEEN_JOBS if with_context else dict.fromkeys(BETWEEN_JOBS, 0.0)
     replay = (replayed(readings) if len(measured) == len(parts) else None) or {}
+    between = _between_jobs(readings, with_context, bool(replay))
     compared = _comparisons(measured, readings, systematic_time, systematic_energy, between, replay)
     found = Verdict(
         outcome="none",
@@ -171,6 +170,19 @@ def aggregate(
         requested_share=_share(parts, lambda part: part.in_scope),
     )
     return judge(found, about)
+
+
+def _between_jobs(wholes: Sequence[ReadingView], with_context: bool, with_replay: bool) -> Mapping[str, float]:
+    """Half-widths of gaps for what differs between jobs, relative to the whole.
+
+    A replay in order shows all errors of the sum but one: how much the time depends on the addresses of the data. It is
+    measured with the replay.
+    """
+    layouts_us = wholes[0].details.layouts_half_width_us if with_replay else None
+    if layouts_us is not None:
+        return dict.fromkeys(BETWEEN_JOBS, layouts_us / wholes[0].time_us)
+    # The differences between jobs were measured for tuples that are timed among other operators.
+    return BETWEEN_JOBS if with_context else dict.fromkeys(BETWEEN_JOBS, 0.0)
 
 
 def added(a: Verdict, b: Verdict, most: int) -> Verdict:
@@ -238,11 +250,14 @@ def _comparisons(
         total = total_of((figure, part.count) for (part, *_), figure in zip(measured, terms, strict=True))
         if total is None:
             return None
-        own = math.hypot(total.half_width, common)
+        own, off = math.hypot(total.half_width, common), 0.0
         if of_replay:
-            own = abs(total.value - of_replay.value) + of_replay.half_width
-        half_width, common = math.hypot(own, systematic * total.value), min(own, common)
-        return Comparison(Figure(total.value, half_width), _mean(of_wholes, weights), common, between[name])
+            own, off = of_replay.half_width, abs(total.value - of_replay.value)
+            if between is BETWEEN_JOBS:  # these contain such differences
+                own, off = own + off, 0.0
+        half_width = off + math.hypot(own, systematic * total.value)
+        total = Figure(total.value, half_width)
+        return Comparison(total, _mean(of_wholes, weights), min(half_width, common), between[name], off)
 
     chosen = [chosen for *_, chosen in measured]
     common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
@@ -504,6 +519,10 @@ def choose(
     whose readings store by `operator_id` how much the neighbouring operators change the tuple's time. `waiting`: see
     `waiting_share`."""
     wholes = [whole for whole in wholes if whole.card_id == reading.card_id] or wholes
+    loops = [us for whole in wholes if (us := (whole.details.looped_us or {}).get(operator_id)) is not None]
+    looped_us, limited = sum(loops) / len(loops) if loops else None, reading.details.burst is not None
+    if looped_us is not None and limited:
+        reading = _with_bursts_of(reading, looped_us)
     chosen = _at_model_temperature(_at_model_clocks(reading, wholes), reading, wholes)
     in_cache = weights_in_cache(wholes) or 0.0
     if added := _mean_place((whole.details.added for whole in wholes), operator_id):
@@ -512,11 +531,24 @@ def choose(
     if not (effect := _mean_place((whole.details.places for whole in wholes), operator_id)):
         return _among_others(chosen, reading, in_cache, waiting)
     effect = _bounded(effect, reading, in_cache)
-    loops = [us for whole in wholes if (us := (whole.details.looped_us or {}).get(operator_id)) is not None]
-    if loops and reading.details.context:
-        effect = replace(effect, value=effect.value + sum(loops) / len(loops) - reading.details.context.alone_us)
     # The effect was measured with weights as cold as in the model, so it contains the time to fetch them.
-    return _among_others(chosen, reading, 1.0, waiting, effect)
+    fetches = 1.0
+    if looped_us is not None and limited:
+        fetches = 0.0  # the loops in the ranks had their weights in the cache
+    elif looped_us is not None and reading.details.context:
+        effect = replace(effect, value=effect.value + looped_us - reading.details.context.alone_us)
+    return _among_others(chosen, reading, fetches, waiting, effect)
+
+
+def _with_bursts_of(reading: ReadingView, looped_us: float) -> ReadingView:
+    """A reading at the power limit whose time in bursts is that of short loops between the calls of a split model.
+
+    Bursts of one operator alone draw more power than the limit, so the card slows down within them. Between the calls
+    of the model it does not.
+    """
+    assert reading.details.burst is not None
+    burst = replace(reading.details.burst, time_us=looped_us)
+    return replace(reading, details=replace(reading.details, burst=burst))
 
 
 def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: str) -> Figure | None:

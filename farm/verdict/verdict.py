@@ -28,15 +28,17 @@ class Comparison:
 
     `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all tuples share, caused
     by neighbours in the model or by clocks at the power limit. `between` is the half-width of the gap for differences
-    between jobs. Both are not stored. `held` is False if the readings do not represent the model, for example on a busy
-    host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole were timed in turn: their
-    errors are then not independent. None: the errors are independent.
+    between jobs. `off` is the known part of the sum's half-width, its difference from the replay in order; it adds to
+    the other errors linearly. These three are not stored. `held` is False if the readings do not represent the model,
+    for example on a busy host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole were
+    timed in turn: their errors are then not independent. None: the errors are independent.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
     between: float = 0.0
+    off: float = 0.0
     held: bool = True
     paired: float | None = None
 
@@ -44,8 +46,9 @@ class Comparison:
     def gap(self) -> Figure | None:
         if self.whole is None or not self.whole.value or not self.held:
             return None
-        gap = self.total.deviation_from(self.whole)
-        return Figure(gap.value, math.hypot(gap.half_width, self.between) if self.paired is None else self.paired)
+        gap = replace(self.total, half_width=self.total.half_width - self.off).deviation_from(self.whole)
+        half_width = self.off / self.whole.value + math.hypot(gap.half_width, self.between)
+        return Figure(gap.value, half_width if self.paired is None else self.paired)
 
     @property
     def accuracy(self) -> float | None:
