@@ -157,7 +157,7 @@ def select_for_model(
     beginning."""
     data_of = protocols_like(session, protocol)
     subjects = [*(one.operator_id for one in needed), variant.id]
-    sets = _sets(session, subjects, card_model, list(data_of), torch)
+    sets = newest_readings(session, subjects, card_model, list(data_of), torch)
     if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
         return None
 
@@ -184,8 +184,8 @@ _COLUMNS = (*VIEW_COLUMNS, "subject_id", "software_id", "protocol_id", "method",
 NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
 
 
-def _sets(
-    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str
+def newest_readings(
+    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str = ""
 ) -> dict[tuple[int, str], NewestReadings]:
     """Return the newest sound readings for each (method, software id). Readings of studies are left out."""
     from farm.exchange.filters import parse, select_readings
