@@ -17,7 +17,7 @@ from sqlmodel import Session
 
 from farm.errors import FarmError, NoReadings, UsageError
 from farm.estimation import collectives
-from farm.estimation.rank_effects import Effects, added_time, rank_effects
+from farm.estimation.rank_effects import added_time, rank_effects
 from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
@@ -436,26 +436,22 @@ def _in_ranks(session: Session, found: Estimate, needed: Sequence[NeededTuple], 
     """Return the estimate with what calls take longer in the ranks, by the same database as the readings, else by the
     package. The power meanwhile is unknown: the interval of this energy goes from none to twice the mean power's."""
     overlaps = found.variant.tensor_parallel == 1
-
-    def stored(at: Session) -> tuple[Effects, str] | None:
-        return rank_effects(at, found.card_model, protocols_like(at, protocol), found.software, overlaps)
-
-    if (effects := stored(session)) is None:
+    about = found.card_model, protocol, found.software, overlaps
+    if (effects := rank_effects(session, *about)) is None:
         with packaged_database().read() as packaged:
-            effects = stored(packaged)
+            effects = rank_effects(packaged, *about)
     if effects is None:
         return found
     loops_us = {one.operator_id: one.predicted_us for one in found.missing if one.predicted_us is not None}
     added = added_time(effects[0], needed, loops_us | {id_: us for id_, (us, _) in found.measured.items()})
     time, energy = found.sum_at(PREDICTED_LEVEL)
-    mj = energy.value / time.value * added.value if energy else 0.0
-    note = (
-        f"{quantity(added.value, TIME)} ± {quantity(added.half_width, TIME)} of the time are what calls take longer in "
-        f"the ranks of a split model, at the mean power: {effects[1]}."
+    mj = energy and energy.value / time.value * added.value
+    size = f"{quantity(added.value, TIME)} ± {quantity(added.half_width, TIME)}"
+    note = f"{size} are what calls take longer in ranks than alone, at the mean power of the sum: {effects[1]}."
+    note += " How collectives overlap with computation is not estimated." if overlaps else ""
+    return replace(
+        found, ranks_time=added, ranks_energy=Figure(mj, abs(mj)) if energy else None, notes=(note, *found.notes)
     )
-    if overlaps:
-        note += " How collectives overlap with computation is not estimated."
-    return replace(found, ranks_time=added, ranks_energy=Figure(mj, mj) if energy else None, notes=(note, *found.notes))
 
 
 def _sum(values: Sequence[PredictedValue | None]) -> PredictedValue | None:

@@ -7,18 +7,18 @@ loop. Whole split models store both (`Details.looped_us`, `Details.added`). An e
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
 from farm.estimation.collectives import counted_us
-from farm.estimation.readings import newest_readings
-from farm.store.columns import OPERATOR, READING, VARIANT
-from farm.store.content import sound_readings, stored_software
+from farm.estimation.readings import most_similar, newest_readings, protocols_like
+from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
-from farm.types.protocol import Software
+from farm.types.format import plural
+from farm.types.protocol import Protocol, Software
 from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import Figure, ReadingView
@@ -37,29 +37,24 @@ def kind_of(short_name: str, loop_us: float) -> str:
 
 
 def rank_effects(
-    session: Session, card_model: str, protocol_ids: Collection[str], software: Software, overlaps: bool
+    session: Session, card_model: str, protocol: Protocol, software: Software, overlaps: bool
 ) -> tuple[Effects, str] | None:
     """Return the effects and their origin, the whole split models of a card model with one method and one software,
     that of ``software`` or the most similar one. None if there are none. ``overlaps``: omit those of collectives."""
     cards = VARIANT.tensor_parallel * VARIANT.data_parallel * VARIANT.distributed
     query = sqlalchemy.select(VARIANT.id, VARIANT.tensor_parallel, cards.label("cards")).where(cards > 1)
     split = {row.id: row for row in session.execute(query)}
+    about = card_model, list(protocols_like(session, protocol))
     sets: dict[tuple[int, str], dict[str, Details]] = defaultdict(dict)
-    columns = "subject_id", "method", "software_id", "flags", "details"
-    chosen = READING.subject_id.in_(split), READING.protocol_id.in_(protocol_ids)
-    for row in sound_readings(session, card_model, columns, *chosen):
-        if (details := Details.from_json(row.details)).looped_us:
-            sets[row.method, row.software_id][row.subject_id] = details
+    for key, rows in newest_readings(session, list(split), *about).items():
+        for (variant_id, _), row in rows.items():
+            if (details := Details.from_json(row.details)).looped_us:
+                sets[key][variant_id] = details
     if not sets:
         return None
-
-    def fit(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
-        its = stored_software(session, key[1])
-        return its.id == software.id, its.of_one_card.id == software.of_one_card.id, key[0], len(sets[key])
-
-    wholes = sets[key := max(sets, key=fit)]
+    wholes = sets[key := most_similar(session, sets, software)]
     tuples = {id_ for one in wholes.values() for id_ in (*(one.looped_us or {}), *(one.added or {}))}
-    rows = newest_readings(session, [*wholes, *tuples], card_model, list(protocol_ids))[key]
+    rows = newest_readings(session, [*wholes, *tuples], *about)[key]
     loops = {subject: ReadingView.of(row) for (subject, _), row in rows.items()}
     query = sqlalchemy.select(OPERATOR.id, OPERATOR.short_name).where(OPERATOR.kind == "collective")
     names = {row.id: row.short_name for row in session.execute(query)}
@@ -75,7 +70,7 @@ def rank_effects(
     effects = {kind: _typical(found[kind], MIDDLE if kind == OPERATOR_CALL else 1.0) for kind in sorted(found)}
     each = ", ".join(f"{kind} {one.value:+.2f} ± {one.half_width:.2f} µs" for kind, one in effects.items())
     on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
-    return effects, f"medians of {len(wholes)} whole split models on {on} cards ({each})"
+    return effects, f"medians of {len(wholes)} whole split {plural('model', len(wholes))} on {on} cards ({each})"
 
 
 def _typical(values: Sequence[float], middle: float) -> Figure:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,7 @@ from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import classes, sound_readings, stored_software
 from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple, OperatorTuple
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
@@ -171,6 +171,19 @@ def select_for_model(
     whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
     wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
+
+
+def most_similar(
+    session: Session, sets: Mapping[tuple[int, str], Collection[Any]], software: Software
+) -> tuple[int, str]:
+    """Return the key (method, software id) of a set of readings: that of ``software``, else one with the same software
+    of the cards, else the one with most readings."""
+
+    def fit(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
+        found = stored_software(session, key[1])
+        return found.id == software.id, found.of_one_card.id == software.of_one_card.id, len(sets[key]), key[0]
+
+    return max(sets, key=fit)
 
 
 def protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
