@@ -99,11 +99,7 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
     data = original()
     if "cppCodeToPost" in data:
         return data
-    paths = {}
-    graph: Any = V.graph.module
-    for node in graph.graph.nodes:
-        if stack := node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack"):
-            paths[node.name] = _path_of(list(stack.values())[-1][0])
+    paths = _module_paths(V.graph.module)
     launches = debug.create_node_mapping_kernel_to_post_grad(debug._inductor_triton_kernel_to_post_grad_node_info)
     found = launches.get("cppCodeToPost", {}).items()
     return {**data, "module_paths": {key: [paths.get(node) for node in nodes] for key, nodes in found}}
@@ -207,11 +203,7 @@ class CompiledModel:
     def _backend(self, graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
-        modules = {}
-        for node in graph.graph.nodes:
-            if stack := node.meta.get("nn_module_stack"):
-                modules[node.name] = _path_of(list(stack.values())[-1][0])
-        self._newest = modules
+        self._newest = modules = _module_paths(graph)
         given = [modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"]
         compiled: Any = compile_fx(graph, inputs, config_patches=self._options)
 
@@ -397,6 +389,13 @@ def _name_and_text(autotuner: Any) -> tuple[str, str]:
     except (OSError, TypeError):
         text = str(autotuner.fn.src)
     return name, text.replace(name, "triton_")
+
+
+def _module_paths(graph: Any) -> dict[str, str]:
+    """Name of a node of a graph -> path of its module."""
+    metas = ((node.name, node.meta) for node in graph.graph.nodes)
+    stacks = ((name, meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack")) for name, meta in metas)
+    return {name: _path_of(list(stack.values())[-1][0]) for name, stack in stacks if stack}
 
 
 def _path_of(text: str) -> str:
