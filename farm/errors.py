@@ -32,11 +32,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from farm.safe_text import without_secrets
 
@@ -205,6 +206,22 @@ class Unwritable(FarmError):
             f"The output cannot be written: {error.strerror or error}.",
             "Free disk space, or write the output to another place.",
         )
+
+
+@contextlib.contextmanager
+def needing(what: str, extra: str, also: str = "") -> Iterator[None]:
+    """A context for the import of an optional package. Raises `UsageError` if it is not installed.
+
+    Args:
+        what: such as "Drawing needs matplotlib".
+        extra: the extra of the farm that contains the package.
+        also: the end of the next step.
+    """
+    try:
+        yield
+    except ImportError as error:
+        step = f"Install it with `pip install 'operator-farm[{extra}]'`{also}."
+        raise UsageError(f"{what}, which is not installed.", step) from error
 
 
 def told(error: BaseException) -> str:

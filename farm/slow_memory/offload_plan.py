@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.errors import UsageError
+from farm.errors import UsageError, needing
 from farm.operators.captured import CapturedTensor
 from farm.slow_memory.transfers import AsRun, Wire, away_while
 from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
@@ -296,12 +296,9 @@ class Constraint:
 
 def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: float) -> Any:
     """Solve an integer program whose variables are 0 or 1; raises `UsageError` if SciPy is not installed."""
-    try:
+    with needing("Plans for slow memory need SciPy", "placement"):
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
-    except ImportError as error:
-        text = "Plans for slow memory need SciPy, which is not installed."
-        raise UsageError(text, "Install it with `pip install 'operator-farm[placement]'`.") from error
     places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
     factors = [factor for row in rows for factor in row.factors.values()]
     matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))
