@@ -270,7 +270,7 @@ class CompiledModel:
                 (debug, "dump_inductor_provenance_info", functools.partial(_provenance_with_paths, provenance)),
             ):
                 stack.enter_context(replaced(owner, name, value))
-            if has_triton():
+            if torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
                 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
                 run = CachingAutotuner.run
@@ -402,10 +402,6 @@ def _path_of(text: str) -> str:
     """'layer1.0.conv1' from Dynamo's "L['self']._modules['layer1']._modules['0'].conv1"."""
     path = re.sub(r"\[['\"]?([^'\"\]]+)['\"]?\]", r".\1", text.replace("._modules", ""))
     return re.sub(r"^L\.\w+\.?", "", path).replace("..", ".")
-
-
-def has_triton() -> bool:
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 
 
 def check_compiler(device: torch.device) -> None:

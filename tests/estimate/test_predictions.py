@@ -305,7 +305,7 @@ def test_without_intervals_the_tuples_of_the_largest_share_are_measured_first(da
 def test_a_measurement_without_a_predictor_measures_what_is_missing(own, database, monkeypatch):
     card = Card(id="GPU-0", kind="cuda", model="NVIDIA H200", memory_bytes=10**11)
     measured = []
-    monkeypatch.setattr("cli.output.own_cards", lambda: [card])
+    monkeypatch.setattr("farm.jobs.cards.own_cards", lambda say: [card])
     monkeypatch.setattr("farm.api.measure.measure_tuples", lambda specs, **options: measured.extend(specs))
     monkeypatch.setattr("farm.estimation.query.packaged_files", list)
     said = own(*MODEL, "--fill", "none", "--measure", "2")
