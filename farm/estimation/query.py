@@ -67,8 +67,8 @@ class EstimateQuery:
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
-        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "card_model": model, "needed": needed}
-        return estimate(session, variant, protocol=protocol, torch=self.torch, **about)  # type: ignore[arg-type]
+        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
+        return estimate(session, variant, model, protocol, torch=self.torch, **about)  # type: ignore[arg-type]
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str
