@@ -235,8 +235,8 @@ def told(error: BaseException) -> str:
     return text
 
 
-def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return 'Did you mean resnet50 or resnet34?', or '' if no known name is similar."""
     lowered = {candidate.lower(): candidate for candidate in known}
-    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.6)]
+    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered)]
     return f"Did you mean {' or '.join(near)}?" if near else ""
