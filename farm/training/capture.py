@@ -40,7 +40,7 @@ from farm.types.tuple import OperatorTuple
 #: Operators that PyTorch runs as another one.
 _AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
-#: Reference count of a storage with one tensor, such as autograd's buffer. Fake ones have one reference more.
+#: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
 #: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs these operators.
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -249,8 +249,8 @@ class StepRecorder(Recorder):
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
             # Between two nodes, autograd adds in place to a gradient that only its own buffer refers to.
             if added and self.open is None and self.node is None:
-                held = torch._C._storage_Use_Count(storage_key(args[0])) - (type(args[0]) is FakeTensor)
-                func = torch.ops.aten.add_.Tensor if held <= _HELD_BY_AUTOGRAD else func
+                alone = torch._C._storage_Use_Count(storage_key(args[0])) <= _HELD_BY_AUTOGRAD
+                func = torch.ops.aten.add_.Tensor if alone else func
             number = len(self.slots)
             self.slots.append(None)
             self.in_attention = func is _ATTENTION
