@@ -15,12 +15,14 @@ The replay uses the order of the model's calls, the lifetimes of its storages an
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 
@@ -41,6 +43,7 @@ REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes b
 LOOP = 4  # more runs of a call in the loops of a split model
 RANK_CALLS = 4  # calls of a tuple that are timed in a split model
 MOST_COLLECTIVES = 6  # different collectives of a split model that `time_added` times
+LAYOUTS = 5  # copies of a model's data, each at other addresses
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[[CapturedCall, Rebuilt], object]
@@ -121,10 +124,11 @@ def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[f
 def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     """Time what the collectives of a split model add to a pass: tuple id -> time in us of one call.
 
-    It is the difference of two replays of all calls: with the collective and without it. It contains what a loop of
-    collectives does not show: the ranks wait for each other, and the kernels before and after a collective do not
-    overlap. The replays have no events, which would delay the ranks. Only the largest collectives are left out in turn;
-    without one, the ranks may wait in another, so the times may add up to less than all of them take.
+    All collectives add the difference between two replays of all calls: with them and without them. It contains what a
+    loop of collectives does not show: the ranks wait for each other, and collectives and computation run at the same
+    time and slow each other down. The replays have no events, which would delay the ranks. The largest collectives are
+    also left out in turn. These differences only share out the sum among the collectives: without one of them, the
+    ranks may wait in another.
     """
     capture, device = player.capture, player.device
     moved = {
@@ -133,26 +137,71 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
         if spec.kind == "collective"
     }
     collectives = sorted(moved, key=moved.__getitem__, reverse=True)
+    largest = collectives[:MOST_COLLECTIVES] if len(collectives) > 1 else []
     runs: list[Callable[[], object]] = []  # own the memory of their host steps, which the graphs use
     graphs = []
     pool = torch.cuda.graph_pool_handle()
-    for left_out in [None, *collectives[:MOST_COLLECTIVES]]:
+    for left_out in ((), collectives, *([one] for one in largest)):
 
-        def step(call: CapturedCall, operator: Rebuilt, left_out: str | None = left_out) -> object:
-            if call.tuple_id != left_out:
+        def step(call: CapturedCall, operator: Rebuilt, left_out: Collection[str] = left_out) -> object:
+            if call.tuple_id not in left_out:
                 return operator.run()
             return without_communication(operator.spec, operator.tensors[0])
 
-        run = functools.partial(player.play, step, once=True)
+        run = functools.partial(player.play, step, once=True, overlapping=True)
         runs.append(HostSteps.of(run, device).around(run))
         graphs.append(capture_graph(runs[-1:], device, pool))
-    samples: dict[str, list[float]] = defaultdict(list)
+    all_us: list[float] = []
+    each_us: dict[str, list[float]] = defaultdict(list)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(_replays(2 * len(graphs) * pass_s)):  # alternate the graphs, so that all run at the same clocks
-        with_us, *without_us = (replay_us(graph, begin, end) for graph in graphs)
-        for tuple_id, us in zip(collectives, without_us, strict=False):
-            samples[tuple_id].append((with_us - us) / capture.counts[tuple_id])
-    return {tuple_id: _place(values, capture.counts[tuple_id]) for tuple_id, values in samples.items()}
+        with_us, without_us, *without_one_us = (replay_us(graph, begin, end) for graph in graphs)
+        all_us.append(with_us - without_us)
+        for tuple_id, us in zip(largest, without_one_us, strict=True):
+            each_us[tuple_id].append(with_us - us)
+    weights = {one: max(0.0, intervals.midmean(each_us[one])) if one in each_us else 0.0 for one in collectives}
+    return shared_out(all_us, weights, capture.counts)
+
+
+def shared_out(all_us: list[float], weights: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, Place]:
+    """The time of one call of each collective, if all calls together take `all_us` (several measurements).
+
+    The errors of the shares add up, in quadrature, to the error of the whole time.
+    """
+    total_us, half_width_us = intervals.midmean(all_us), intervals.batch_half_width(all_us, intervals.midmean)
+    sum_us = math.fsum(weights.values())
+    places = {}
+    for tuple_id, weight in weights.items():
+        share, calls = weight / sum_us if sum_us else 1 / len(weights), counts[tuple_id]
+        half_width = half_width_us * math.sqrt(share) / calls
+        places[tuple_id] = Place(round(share * total_us / calls, 4), round(half_width, 4), calls)
+    return places
+
+
+def time_layouts(player: Player, steps: HostSteps, pass_s: float) -> float | None:
+    """Measure how much the time of a pass depends on the addresses of its data: the half-width (95 %) in us of the
+    difference between two passes with the same data at other addresses.
+
+    Caches and address translation find some layouts faster than others, and each process has another one. Returns None
+    if the copies do not fit in the card's memory.
+
+    Args:
+        steps: the host steps of the pass.
+    """
+    device = player.device
+    given_bytes = sum(memory.nbytes() for memory in player.given.values())
+    if LAYOUTS * given_bytes > MEMORY_SHARE * free_bytes(device):
+        return None
+    runs: list[Callable[[], object]] = []  # own the memory that the graphs use
+    graphs = []
+    for _ in range(LAYOUTS):
+        other = player.with_copies(player.given, torch.clone)
+        runs.append(steps.around(other.once))
+        graphs.append(capture_graph(runs[-1:], device))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    rounds = [[replay_us(graph, begin, end) for graph in graphs] for _ in range(_replays(2 * LAYOUTS * pass_s))]
+    times_us = [intervals.midmean(of_layout) for of_layout in zip(*rounds, strict=True)]
+    return round(intervals.student_t_95(LAYOUTS - 1) * math.sqrt(2) * statistics.stdev(times_us), 4)
 
 
 def _replays(seconds: float) -> int:
@@ -212,45 +261,70 @@ class Player:
         }
         return other
 
-    def play(self, step: Step, *, once: bool = False, before: Before = lambda index, memory: None) -> None:
-        """Run all calls. Memory that a call allocates is freed after the last call that uses it. ``once``: `step` runs
-        each operator only once, so that counters need no restoring."""
+    def play(
+        self,
+        step: Step,
+        *,
+        once: bool = False,
+        overlapping: bool = False,
+        before: Before = lambda index, memory: None,
+    ) -> None:
+        """Run all calls. Memory that a call allocates is freed after the last call that uses it.
+
+        Args:
+            once: `step` runs each operator only once, so that counters need no restoring.
+            overlapping: run the calls of a split model on as many streams as the model does. Memory that two streams
+                use is then freed after the last call.
+        """
         memory = dict(self.given)
+        lanes = _Lanes(self.capture, self.device) if overlapping and self.capture.launches else None
         for call in self.capture.calls:
-            before(call.index, memory)
-            shapes = self._shapes[call.tuple_id]
-            storages = [
-                _on(memory.get(storage), base, self.device)
-                for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
-            ]
-            if outputs := self._outputs(call):
-                for number, base in zip(self._numbers(call), storages, strict=True):
-                    if number in outputs:
-                        memory.setdefault(number, base.untyped_storage())
-            operator = Rebuilt(shapes.spec, self.device, storages)
-            counters = [
-                (base, base.clone())
-                for number, base in zip(self._numbers(call), storages, strict=True)
-                if not once and number in call.writes and not base.is_floating_point()
-            ]
-            out = step(call, operator)
-            if counters:  # for example a count of tokens, by which other calls index: keep the effect of one run only
-                for counter, kept in counters:
-                    counter.copy_(kept)
-                operator.run()
-            held = {tensor.untyped_storage()._cdata for tensor in storages}
-            fresh = {
-                one._cdata: one for one in map(torch.Tensor.untyped_storage, tensors_in(out)) if one._cdata not in held
-            }
-            new = [storage for storage in call.writes if storage not in call.reads]
-            memory.update(zip(new, fresh.values(), strict=False))
+            with lanes.lane(call.index) if lanes else contextlib.nullcontext():
+                self._run(call, step, memory, once=once, before=before)
             for storage in (*call.reads, *call.writes):
                 if self._last[storage] == call.index and storage not in self.given:
-                    memory.pop(storage, None)
+                    freed = memory.pop(storage, None)
+                    if lanes and freed is not None and storage in lanes.others:
+                        lanes.kept.append(freed)
+        if lanes:
+            lanes.join()
         before(len(self.capture.calls), memory)
 
+    def _run(
+        self, call: CapturedCall, step: Step, memory: dict[int, torch.UntypedStorage], *, once: bool, before: Before
+    ) -> None:
+        before(call.index, memory)
+        shapes = self._shapes[call.tuple_id]
+        storages = [
+            _on(memory.get(storage), base, self.device)
+            for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
+        ]
+        if outputs := self._outputs(call):
+            for number, base in zip(self._numbers(call), storages, strict=True):
+                if number in outputs:
+                    memory.setdefault(number, base.untyped_storage())
+        operator = Rebuilt(shapes.spec, self.device, storages)
+        counters = [
+            (base, base.clone())
+            for number, base in zip(self._numbers(call), storages, strict=True)
+            if not once and number in call.writes and not base.is_floating_point()
+        ]
+        out = step(call, operator)
+        if counters:  # for example a count of tokens, by which other calls index: keep the effect of one run only
+            for counter, kept in counters:
+                counter.copy_(kept)
+            operator.run()
+        held = {tensor.untyped_storage()._cdata for tensor in storages}
+        fresh = {
+            one._cdata: one for one in map(torch.Tensor.untyped_storage, tensors_in(out)) if one._cdata not in held
+        }
+        # A collective may write the memory of which its input is a part.
+        same = () if self.capture.tuples[call.tuple_id].kind == "collective" else call.reads
+        new = [storage for storage in call.writes if storage not in same]
+        memory.update(zip(new, fresh.values(), strict=False))
+
     def once(self) -> None:
-        self.play(lambda _, operator: operator.run(), once=True)
+        self.play(lambda _, operator: operator.run(), once=True, overlapping=True)
 
     def _outputs(self, call: CapturedCall) -> set[int]:
         """The numbers of the storages that a call gets as arguments and only writes; the call allocates new ones."""
@@ -265,6 +339,47 @@ class Player:
         spec = self.capture.tuples[call.tuple_id]
         behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
         return [behind[number] for number in range(len(behind))]
+
+
+class _Lanes:
+    """The streams of a split model: one stream for each that its calls used (`CapturedPass.launches`)."""
+
+    def __init__(self, capture: CapturedPass, device: torch.device) -> None:
+        self._capture, self._main = capture, torch.cuda.current_stream(device)
+        self._streams = {0: self._main}
+        used_on: dict[int, list[int]] = defaultdict(list)
+        for call, launch in zip(capture.calls, capture.launches, strict=True):
+            for storage in (*call.reads, *call.writes):
+                used_on[storage].append(launch.stream)
+            if launch.stream not in self._streams:
+                self._streams[launch.stream] = self._another(device)
+        self._awaited = frozenset(itertools.chain.from_iterable(capture.waits))
+        self._done: dict[int, torch.cuda.Event] = {}
+        #: Storages whose memory was allocated or last used on another stream than that of the pass.
+        self.others = {storage for storage, streams in used_on.items() if streams[0] or streams[-1]}
+        self.kept: list[torch.UntypedStorage] = []  # memory that must not be used again before `join`
+
+    def _another(self, device: torch.device) -> torch.cuda.Stream:
+        while (stream := torch.cuda.Stream(device)) in self._streams.values():
+            pass  # PyTorch has a limited number of streams and returns them in turn
+        stream.wait_stream(self._main)
+        return stream
+
+    @contextlib.contextmanager
+    def lane(self, index: int) -> Iterator[None]:
+        """While active, work goes to the stream of a call, after the calls for which it waits."""
+        stream = self._streams[self._capture.launches[index].stream]
+        for other in self._capture.waits[index]:
+            stream.wait_event(self._done[other])
+        with torch.cuda.stream(stream):
+            yield
+        if index in self._awaited:
+            self._done[index] = stream.record_event()
+
+    def join(self) -> None:
+        """Let the stream of the pass wait for all others."""
+        for stream in self._streams.values():
+            self._main.wait_stream(stream)
 
 
 def bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:

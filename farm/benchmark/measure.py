@@ -20,7 +20,7 @@ import torch
 
 from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
-from farm.benchmark.call_context import Player, time_added, time_in_order, time_loops
+from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
@@ -62,6 +62,8 @@ class Gate:
     energy: bool = True  # False if the window measures time only
     shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
     least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
+    #: A window shorter than the longest goes on until the half-width of the energy is this share of the requested one.
+    energy_share: float = 1.0
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
         if not self.energy:
@@ -69,7 +71,9 @@ class Gate:
         return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH)
 
 
-GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0, 4.0)}
+GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5)}
+#: For the replay of a whole model: its interval is a part of the interval of the sum.
+REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5)
 #: For tuples of which a rough figure is enough (`Stopping.rough`).
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
@@ -373,12 +377,14 @@ class Bench:
         def in_order() -> dict[str, Any]:
             if not players:  # the places are missing: their reason tells why
                 return {}
-            once = HostSteps.of(players[0].once, device).around(players[0].once)
-            with contextlib.closing(arrange(Passes(once), protocol, device)) as replay:
-                one = self._steady_until_good(replay, stopping, GATES["operator"], silent, CostLedger())
+            steps = HostSteps.of(players[0].once, device)
+            with contextlib.closing(arrange(Passes(steps.around(players[0].once)), protocol, device)) as replay:
+                one = self._steady_until_good(replay, stopping, REPLAY, silent, CostLedger())
             if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
                 return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
-            return {"in_order": InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})}
+            found = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
+            layouts = time_layouts(players[0], steps, pass_s) if ranks.world() == 1 else None
+            return {"in_order": found, "layouts_half_width_us": layouts}
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
@@ -552,23 +558,32 @@ class Bench:
             now_s = time.perf_counter()
             if now_s >= next_check_s:
                 next_check_s = now_s + 0.02
+                over = self._is_over(clock, begin_s, opened_s, now_s, stopping)
+                share = 1.0 if over or ranks.world() > 1 else gate.energy_share
                 good = now_s - begin_s >= minimum_s and self._good_enough(
-                    clock, sampler, begin_s, now_s, stopping, gate
+                    clock, sampler, begin_s, now_s, stopping, gate, share
                 )
                 if good and waits and now_s < settled_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
                     good = slope is not None and abs(slope) <= gate.slope_c_per_s
                     begin_s = begin_s if good else max(begin_s, now_s - minimum_s)
-                # If passes are long, the window may grow to five times its longest length.
-                elapsed_s = now_s - opened_s
-                over = elapsed_s >= stopping.maximum_s and (
-                    len(clock.between(begin_s, now_s)) >= window.LEAST_ROUNDS or elapsed_s >= 5 * stopping.maximum_s
-                )
             if not ranks.largest(not (good or over)):
                 return good, begin_s
 
+    def _is_over(self, clock: Clock, begin_s: float, opened_s: float, now_s: float, stopping: Stopping) -> bool:
+        """True if a window is as long as it may be: five times its longest length if it has too few passes."""
+        rounds, elapsed_s = len(clock.between(begin_s, now_s)), now_s - opened_s
+        return elapsed_s >= (1 if rounds >= window.LEAST_ROUNDS else 5) * stopping.maximum_s
+
     def _good_enough(
-        self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
+        self,
+        clock: Clock,
+        sampler: Sampler,
+        begin_s: float,
+        now_s: float,
+        stopping: Stopping,
+        gate: Gate,
+        energy_share: float,
     ) -> bool:
         if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
             return False
@@ -584,7 +599,7 @@ class Bench:
             return True
         # The energy of a group is the sum over its n cards. The scatter of a sum grows with the root of n, so the
         # interval of each card may be wider by the root of n.
-        enough = stopping.energy_half_width * math.sqrt(ranks.world())
+        enough = energy_share * stopping.energy_half_width * math.sqrt(ranks.world())
         return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
 
 

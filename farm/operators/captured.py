@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
@@ -82,6 +82,15 @@ class CapturedTensor:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """The stream of a card on which a call runs (0: the stream of the pass), and the earlier calls for which this
+    stream has waited since the previous call on it."""
+
+    stream: int
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class CallTrace:
     """The aten operators of one call that run a kernel, in order, and a description of each output."""
 
@@ -95,7 +104,8 @@ class CapturedPass:
 
     ``slots``: for each call that had the slot (in a training step: for each aten operator), the index of its
     `CapturedCall`; None if it runs no kernel. ``integers``: tensor number -> storage, for token ids, positions and
-    masks that no call created.
+    masks that no call created. ``launches``: of each call of a split model on a card, which runs communication on
+    streams of its own; else empty.
     """
 
     tuples: dict[str, OperatorTuple]
@@ -110,6 +120,7 @@ class CapturedPass:
     traces: dict[str, CallTrace] = field(default_factory=dict)  # by tuple id: of its first call; {} for a training step
     slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
+    launches: tuple[Launch, ...] = field(default=(), compare=False, repr=False)
     owners: tuple[Owner, ...] = ()  # only of a training step
     loss: str = ""  # only of a training step
     flops: int | None = None  # of a training step, counted by PyTorch's own counter; None if not counted
@@ -138,10 +149,28 @@ class CapturedPass:
         """The index of the last call during which the tensor exists."""
         return len(self.calls) - 1 if tensor.released is None else tensor.released
 
+    @functools.cached_property
+    def waits(self) -> tuple[tuple[int, ...], ...]:
+        """For each call, the calls on other streams for which it waits: as the model did, and because they wrote what
+        it reads or writes, or read what it writes. Empty without ``launches``."""
+        found: list[tuple[int, ...]] = []
+        wrote: dict[int, int] = {}  # storage -> the last call that wrote it
+        read: defaultdict[int, list[int]] = defaultdict(list)  # storage -> the calls that have read it since
+        for call, launch in zip(self.calls, self.launches, strict=False):
+            before = {*launch.after, *(wrote[one] for one in (*call.reads, *call.writes) if one in wrote)}
+            before |= {reader for one in call.writes for reader in read[one]}
+            found.append(tuple(sorted(one for one in before if self.launches[one].stream != launch.stream)))
+            for one in call.reads:
+                read[one].append(call.index)
+            for one in call.writes:
+                wrote[one] = call.index
+                read[one] = []
+        return tuple(found)
+
     def to_json(self) -> dict[str, Any]:
-        """The capture as JSON, without ``traces``, ``slots`` and ``integers``."""
+        """The capture as JSON, without ``traces``, ``slots``, ``integers`` and ``launches``."""
         data = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("traces", "slots", "integers"):
+        for name in ("traces", "slots", "integers", "launches"):
             del data[name]
         lists = {name: [asdict(one) for one in data[name]] for name in ("calls", "tensors", "owners")}
         return data | lists | {"tuples": [spec.to_json() for spec in self.tuples.values()]}

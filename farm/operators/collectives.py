@@ -37,7 +37,7 @@ def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.T
     """
     if func.namespace not in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return []
-    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    given = _named(func, args, kwargs)
     operator = func._schema.name
     if operator.endswith(_NO_COLLECTIVE):
         return []
@@ -54,6 +54,15 @@ def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.T
         # The reduction of c10d is an object that cannot be read. The mean takes as long as the sum.
         parameters["reduction"] = given["reduce_op"] if isinstance(given["reduce_op"], str) else "sum"
     return [(name, one, out, parameters) for one, out in itertools.zip_longest(inputs, outputs[: len(inputs)])]
+
+
+def is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:
+    """True if an operator of PyTorch's distributed package returns before the present stream waits for it."""
+    return bool(_named(func, args, kwargs).get("async_op", True))
+
+
+def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def collective_tuple(

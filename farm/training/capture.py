@@ -31,10 +31,18 @@ from farm.models.building import replaced
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
-from farm.operators.collectives import COPIES_FIRST, collective_tuple, collectives_of, inside, local_part
+from farm.operators.collectives import (
+    COPIES_FIRST,
+    collective_tuple,
+    collectives_of,
+    inside,
+    is_asynchronous,
+    local_part,
+)
 from farm.operators.cost import flop_counter
 from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
 from farm.training.step import ForwardPass, TrainingStep
+from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
 
 #: Operators that PyTorch runs as another one.
@@ -122,6 +130,7 @@ class StepRecorder(Recorder):
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
         self.in_attention = False
+        self.streams = Streams(device_type if step.split else "cpu")
 
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
@@ -134,7 +143,7 @@ class StepRecorder(Recorder):
         # Custom autograd functions call the dispatcher, but are not public functions of PyTorch.
         custom = replaced(torch.autograd.Function, "apply", classmethod(apply))
         functions, operators = WatchedFunctions(self.call_function), WatchedOperators(self.call_aten)
-        with watched_modules(self.call_module), custom, functions, operators:
+        with watched_modules(self.call_module), custom, functions, operators, self.streams.watched():
             yield
 
     @contextlib.contextmanager
@@ -288,7 +297,9 @@ class StepRecorder(Recorder):
                 if func._schema.name in COPIES_FIRST:
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
                     sent = new
-                self._add(spec, func, [sent], [new if received is None else received], self._part())
+                outputs_of_call = [new if received is None else received]
+                asynchronous = is_asynchronous(func, args, kwargs)
+                self._add(spec, func, [sent], outputs_of_call, self._part(), asynchronous)
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
@@ -319,6 +330,7 @@ class StepRecorder(Recorder):
         inputs: Iterable[torch.Tensor],
         written: Iterable[torch.Tensor],
         found: tuple[str, int | None] | None,
+        asynchronous: bool = False,
     ) -> None:
         (part, number), stored = found or (self.now, None), self.storages
         index, label = len(self.calls), func.__name__ if func is _ATTENTION else func._schema.name.rpartition("::")[2]
@@ -329,6 +341,7 @@ class StepRecorder(Recorder):
         reads, writes = numbers(inputs), numbers(written)
         owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
         self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
+        self.streams.launch(index, asynchronous=asynchronous)
         stored.release(index)
 
     def result(self, flops: int | None) -> CapturedPass:
@@ -339,6 +352,7 @@ class StepRecorder(Recorder):
             training=True,
             operators=Counter(self.tuples[call.tuple_id].operator for call in self.calls),
             owners=tuple(self.owners),
+            launches=tuple(self.streams.launches),
             loss=self.step.loss.name if self.step.loss else "",
             flops=flops,
         )

@@ -278,6 +278,7 @@ class Details(_Stored):
     looped_us: Mapping[str, float] | None = None  # of a whole on several cards: loops of the tuples, by tuple id
     added: Mapping[str, Place] | None = None  # of collectives: effect relative to a pass without them, not to a loop
     in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
+    layouts_half_width_us: float | None = None  # of a pass whose data lie at other addresses; with `in_order`
     places_missing: str | None = None  # why they are missing
     added_missing: str | None = None  # why it is missing
     in_order_missing: str | None = None  # why it is missing

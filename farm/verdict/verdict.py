@@ -28,15 +28,17 @@ class Comparison:
 
     `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all tuples share, caused
     by neighbours in the model or by clocks at the power limit. `between` is the half-width of the gap for differences
-    between jobs. Both are not stored. `held` is False if the readings do not represent the model, for example on a busy
-    host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole were timed in turn: their
-    errors are then not independent. None: the errors are independent.
+    between jobs. `off` is the known part of the sum's half-width, its difference from the replay in order; it adds to
+    the other errors linearly. These three are not stored. `held` is False if the readings do not represent the model,
+    for example on a busy host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole were
+    timed in turn: their errors are then not independent. None: the errors are independent.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
     between: float = 0.0
+    off: float = 0.0
     held: bool = True
     paired: float | None = None
 
@@ -44,8 +46,9 @@ class Comparison:
     def gap(self) -> Figure | None:
         if self.whole is None or not self.whole.value or not self.held:
             return None
-        gap = self.total.deviation_from(self.whole)
-        return Figure(gap.value, math.hypot(gap.half_width, self.between) if self.paired is None else self.paired)
+        gap = replace(self.total, half_width=self.total.half_width - self.off).deviation_from(self.whole)
+        half_width = self.off / self.whole.value + math.hypot(gap.half_width, self.between)
+        return Figure(gap.value, half_width if self.paired is None else self.paired)
 
     @property
     def accuracy(self) -> float | None:
@@ -164,6 +167,7 @@ class Verdict:
     temperature_energy_mj: float | None = None  # part of the sum: energies restated to the temperature of the whole
     between_jobs_time: float = 0.0  # relative half-widths of the gaps for differences between jobs
     between_jobs_energy: float = 0.0
+    collectives_alone_us: float | None = None  # in loops, if the sum has what they add to a pass instead
     host_steps: str = ""  # what the graph of the whole does with operators for which the host waits
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
@@ -172,12 +176,15 @@ class Verdict:
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
-        """The time of all collectives, measured alone, and the exposed part: what the whole takes longer than the other
-        tuples. The rest is hidden behind computation. None without collectives or a whole."""
-        alone_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
-        if not alone_us or self.time.whole is None:
+        """The time of all collectives alone, and the exposed part: what they add to a pass. The rest is hidden behind
+        computation. Without replays of the pass, the exposed part is what the whole takes longer than the other tuples.
+        None without collectives or a whole."""
+        summed_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
+        if not summed_us or self.time.whole is None:
             return None
-        return alone_us, min(alone_us, max(0.0, self.time.whole.value - self.time.total.value + alone_us))
+        if self.collectives_alone_us is not None:
+            return self.collectives_alone_us, summed_us
+        return summed_us, min(summed_us, max(0.0, self.time.whole.value - self.time.total.value + summed_us))
 
     @property
     def missed(self) -> bool:

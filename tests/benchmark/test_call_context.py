@@ -1,12 +1,16 @@
 """The calls of a model played again from its tuples: each on the memory that the calls before it wrote."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.call_context import Player
+from farm.benchmark import intervals
+from farm.benchmark.call_context import Player, shared_out
 from farm.models import catalog
 from farm.operators.capture import capture
+from farm.operators.captured import CapturedCall, CapturedPass, Launch
 from farm.operators.encoding import tensors_in
 from farm.training.capture import capture_step
 from farm.training.step import Loss, TrainingStep
@@ -130,3 +134,24 @@ def test_a_step_is_played_through_its_backward_and_its_optimizer(optimizer):
         made |= zip(new, (address for address in dict.fromkeys(fresh) if address not in addresses), strict=True)
         assert all(torch.isfinite(tensor).all() for tensor in tensors_in(out))
     assert {call.part for call, *_ in steps} == {"forward", "loss", "backward", "optimizer"}
+
+
+def test_a_call_on_another_stream_waits_for_what_it_needs_and_for_what_the_model_waited():
+    def call(index, reads, writes):
+        return CapturedCall(index, "", "", reads, writes)
+
+    seen = CapturedPass(
+        tuples={},
+        calls=(call(0, (), (1,)), call(1, (1,), (2,)), call(2, (1,), (3,)), call(3, (2, 3), (1,)), call(4, (), (4,))),
+        tensors=(),
+        launches=(Launch(0), Launch(7), Launch(0), Launch(0), Launch(7, (2, 1))),
+    )
+    assert seen.waits == ((), (0,), (), (1,), (2,))
+
+
+def test_what_all_collectives_add_is_shared_out_by_what_each_adds():
+    shares = shared_out([100.0, 102.0, 98.0, 100.0], {"a": 30.0, "b": 10.0, "c": 0.0}, {"a": 5, "b": 1, "c": 2})
+    assert [round(shares[one].effect_us, 1) for one in "abc"] == [15.0, 25.0, 0.0]
+    half_width_us = intervals.batch_half_width([100.0, 102.0, 98.0, 100.0], intervals.midmean)
+    together_us = math.hypot(*(one.calls * one.half_width_us for one in shares.values()))
+    assert together_us == pytest.approx(half_width_us, rel=1e-3)
