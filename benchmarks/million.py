@@ -109,7 +109,7 @@ def ask(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
             ),
             "lookup Conv2d": lambda session: lookup(session, parse(["Conv2d"], ["H200"]), sort="energy"),
             "lookup torch": lambda session: lookup(session, parse(["torch=2.12", "time_us>100"])),
-            "estimate resnet50": lambda session: estimate(session, resnet50, "H200"),
+            "estimate resnet50": lambda session: estimate(session, resnet50, "NVIDIA H200", Protocol()),
             "compare software": lambda session: compare(session, h200, "card=H200 launch=graph torch=2.12"),
             "compare Conv2d": lambda session: compare(
                 session, f"Conv2d {h200}", "Conv2d card=H100 launch=graph torch=2.13"

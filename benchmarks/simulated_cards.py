@@ -124,7 +124,7 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
             moved_off = True
             stranded = waiting[dead] + ([current.pop(dead)[0]] if dead in current else [])
             free_at_s = {c: sum(expected[n] for n in waiting[c]) for c in ids if c != dead}
-            for number, card in place((QueuedItem(n, expected[n]) for n in stranded), free_at_s, slowness).items():
+            for number, card in place((QueuedItem(n, expected[n]) for n in stranded), free_at_s).items():
                 waiting[card].append(number)
             waiting[dead] = []
         if balancing:

@@ -138,8 +138,9 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
     """Measure the tuples that narrow an estimate most on a card of this host."""
     from farm.api.measure import measure_tuples
     from farm.estimation.query import import_packaged
+    from farm.jobs.cards import own_cards
 
-    own = [card for card in output.own_cards() if card.model == found.card_model]
+    own = [card for card in own_cards(say) if card.model == found.card_model]
     if not own:
         raise NoSuchCard(
             f"This host has no {found.card_model} to measure on.",

@@ -211,13 +211,6 @@ def upgraded_database() -> Iterator[Database]:
         database.close()
 
 
-def own_cards() -> list[Card]:
-    """See `farm.jobs.cards.own_cards`."""
-    from farm.jobs.cards import own_cards
-
-    return own_cards(say)
-
-
 def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     """See `farm.jobs.cards.chosen_own_cards`."""
     from farm.jobs.cards import chosen_own_cards

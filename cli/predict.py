@@ -164,19 +164,11 @@ def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str
     else:
         with query.database_at(on).read() as session:
             everything, models = query.training_set(session, card, torch)
-        protocol = everything.conditions.protocol
-        stored = stored_predictor.find(
-            stored_predictor.folders(),
-            everything.card.model,
-            everything.conditions.software.torch,
-            protocol.launch,
-            protocol.tf32,
-        )
+        model, conditions, folders = everything.card.model, everything.conditions, stored_predictor.folders()
+        stored = stored_predictor.find(folders, model, conditions.software.torch, conditions.protocol)
         if stored is None:
-            raise UsageError(
-                f"No predictor is stored for {everything.card.model}.",
-                f"Fit a predictor: `farm predict fit --card '{everything.card.model}'`",
-            )
+            step = f"Fit a predictor: `farm predict fit --card '{model}'`"
+            raise UsageError(f"No predictor is stored for {model}.", step)
         data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
         found = evaluation.evaluate_fitted(stored.fitted, data, models, stored.calibration, everything)
         about = f"stored in {stored.path}"

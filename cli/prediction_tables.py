@@ -256,13 +256,10 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
         heads = (f"error of time by {group}, predictor {best.predictor}", ">tuples", ">mean", ">median")
         return ruled(heads, ((name, str(one.count), percent(one.mean), percent(one.median)) for name, one in scores))
 
+    folds = any(one.cross_validation for one in found)
     shown = [
         Text(about, style="bold"),
-        *(
-            [_scores("ten random folds", found, "cross_validation")]
-            if any(one.cross_validation for one in found)
-            else []
-        ),
+        *([_scores("ten random folds", found, "cross_validation")] if folds else []),
         _scores(left_out, found, "families"),
         _sums(found),
         _intervals(found),

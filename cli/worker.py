@@ -38,7 +38,7 @@ def worker(card: list[str] | None = None, as_json: bool = False) -> None:
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     """The cards to serve. `CardUnavailable` if a GPU's driver does not answer yet: a service tries again."""
-    from farm.jobs.cards import all_own_cards
+    from farm.jobs.cards import all_own_cards, own_cards
     from farm.requests.card_selection import matching_cards
 
     if wanted:
@@ -49,7 +49,7 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
             if any(matching_cards(own, want) or want.strip().lower().startswith(GPUS) for want in wanted):
                 raise CardUnavailable(error.message, error.next_step) from error
             raise
-    usable = output.own_cards()
+    usable = own_cards(say)
     cards = [found for found in usable if found.kind != "cpu"]
     if not cards and any(found.refusal for found in all_own_cards()):
         raise CardUnavailable(

@@ -32,11 +32,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from farm.safe_text import without_secrets
 
@@ -207,6 +208,22 @@ class Unwritable(FarmError):
         )
 
 
+@contextlib.contextmanager
+def needing(what: str, extra: str, also: str = "") -> Iterator[None]:
+    """A context for the import of an optional package. Raises `UsageError` if it is not installed.
+
+    Args:
+        what: such as "Drawing needs matplotlib".
+        extra: the extra of the farm that contains the package.
+        also: the end of the next step.
+    """
+    try:
+        yield
+    except ImportError as error:
+        step = f"Install it with `pip install 'operator-farm[{extra}]'`{also}."
+        raise UsageError(f"{what}, which is not installed.", step) from error
+
+
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -218,8 +235,8 @@ def told(error: BaseException) -> str:
     return text
 
 
-def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return 'Did you mean resnet50 or resnet34?', or '' if no known name is similar."""
     lowered = {candidate.lower(): candidate for candidate in known}
-    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.6)]
+    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered)]
     return f"Did you mean {' or '.join(near)}?" if near else ""

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +25,7 @@ from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, database_now
+from farm.store.database import Database, by_key, database_now
 from farm.store.tables import CardState, Item, ItemState, JobState
 from tasks import queues
 from tasks.app import app
@@ -252,10 +252,7 @@ def _kind(card: tables.CardRow) -> tuple[str, str | None]:
 
 def _balance(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
     """Move waiting items to cards that will be idle before the next pass."""
-    kinds: dict[tuple[str, str | None], list[tables.CardRow]] = defaultdict(list)
-    for view in views:
-        if view.state in WORKING:
-            kinds[_kind(view.card)].append(view.card)
+    kinds = by_key(_kind, (view.card for view in views if view.state in WORKING))
     for alike in kinds.values():
         if len(alike) > 1 and (moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)):
             log.info("%s items move to cards that would soon be idle", len(moved))

@@ -265,7 +265,7 @@ def measure_whole(
     """Measure a copy of a captured model in this process. The caller must hold the card's lock. Raises `Unmeasurable`:
     out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card)."""
     import torch
-    from torch.utils._pytree import tree_map
+    from torch.utils._pytree import tree_map_only
 
     from farm.benchmark.measure import Bench
     from farm.benchmark.passes import give_variant
@@ -279,7 +279,7 @@ def measure_whole(
         bench = Bench(device, to)
         try:
             model = copy.deepcopy(captured.model).to(to)
-            values = tree_map(lambda value: value.to(to) if isinstance(value, torch.Tensor) else value, values)
+            values = tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), values)
         except Exception as error:
             raise why_it_raised(error) from error
         if captured.kwargs:

@@ -3,102 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from farm.errors import FarmUnavailable, UsageError
+from farm.exchange.packaged import first_answer
+from farm.jobs.cards import chosen_own_cards
 from farm.memory_report import files
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import MemoryOptions
 from farm.slow_memory import offload_plan
 from farm.slow_memory.transfers import offload
+from farm.store.database import open_database
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
-    from sqlmodel import Session
-
-    from farm.devices.device import Card
     from farm.slow_memory.transfers import Wire
-    from farm.store.database import Database
 
 
-@dataclass(frozen=True)
-class Access:
-    """How a command or program reaches its databases and cards, and shows messages."""
-
-    # ask(query, knows) queries its own database; if not knows(answer), it queries the packaged readings.
-    ask: Callable[[Callable[[Session], Any], Callable[[Any], bool]], Any]
-    open_database: Callable[[], Database]  # its own
-    own_card: Callable[[str | None], Card]  # the card of this host with the given name; for None, the first card
-    say: Callable[[str], Any]  # shows a message about a slow action or a written file
-
-
-def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
+def requested_memory(variant: Variant, options: MemoryOptions, say: Callable[[str], None]) -> StepMemory:
     """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
-    Raises the errors of `farm.api.queries.step_memory`; with ``run``, also those of `farm.api.planned_step.step_on`."""
+    `say` shows a message about a slow action, a written file or the origin of readings. Raises the errors of
+    `farm.api.queries.step_memory`; with ``run``, also those of `farm.api.planned_step.step_on`."""
     if options.out is not None:
         files.check_drawing()
     if variant.recompute and options.what_if_recompute:
         raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
     variant = versioned(variant)
     if options.run:
-        found = _run(variant, options, access)
+        found = _run(variant, options, say)
     elif options.job:
-        with access.open_database().read() as session:
+        with open_database().read() as session:
             found = memories.of_job(session, variant, options.job)
     else:
-        found = _with_readings(memories.memory(variant, options.card or "H200"), access)
+        found = _with_readings(memories.memory(variant, options.card or "H200"), say)
     if options.offload_bytes_per_s is not None:
         found = replace(found, offload=offload(found.life, options.offload_bytes_per_s))
     if options.limit_bytes is not None:
         found = memories.with_fit(found, options.limit_bytes)
     if options.amounts and not options.run:
-        found = _with_plans(found, options, access)
+        found = _with_plans(found, options, say)
     if options.what_if_recompute:
-        access.say("Capturing the step again with each block recomputed: some seconds per block.")
+        say("Capturing the step again with each block recomputed: some seconds per block.")
         found = memories.with_recomputed(found)
     written = files.write_config(found, options.config) if options.config else []
     for path in [*written, *(files.write_all(found, options.out) if options.out else [])]:
-        access.say(f"Written to {path}")
+        say(f"Written to {path}")
     return found
 
 
-def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
+def _run(variant: Variant, options: MemoryOptions, say: Callable[[str], None]) -> StepMemory:
     """Capture the step on a card of this host, plan it, and run it under each plan."""
     from farm.api.planned_step import step_on
 
-    card = access.own_card(options.card)
+    card = chosen_own_cards([options.card] if options.card else [], say)[0]
     with step_on(card, variant) as step:
         if options.moves:
-            access.say("Measuring the bandwidth of copies, alone and during the step.")
-        found = _with_readings(step.memory, access)
-        found = _with_plans(found, options, access, step.wire() if options.moves else None)
-        access.say(f"Running the step on {card}, in fast memory only and under each plan.")
+            say("Measuring the bandwidth of copies, alone and during the step.")
+        found = _with_readings(step.memory, say)
+        found = _with_plans(found, options, say, step.wire() if options.moves else None)
+        say(f"Running the step on {card}, in fast memory only and under each plan.")
         return step.run(found)
 
 
-def _with_readings(found: StepMemory, access: Access) -> StepMemory:
+def _with_readings(found: StepMemory, say: Callable[[str], None]) -> StepMemory:
     try:
-        return cast(
-            StepMemory,
-            access.ask(lambda session: memories.with_readings(session, found), lambda answer: answer.read_calls > 0),
-        )
+        return first_answer(lambda session: memories.with_readings(session, found), lambda one: one.read_calls > 0, say)
     except FarmUnavailable as error:
-        access.say(f"Times are estimates: {error.message}")
+        say(f"Times are estimates: {error.message}")
     return found
 
 
-def _with_plans(found: StepMemory, options: MemoryOptions, access: Access, wire: Wire | None = None) -> StepMemory:
+def _with_plans(
+    found: StepMemory, options: MemoryOptions, say: Callable[[str], None], wire: Wire | None = None
+) -> StepMemory:
     if options.moves:
         programs = offload_plan.POINTS + len(options.amounts)
-        access.say(f"Solving {programs} integer programs, each in at most {offload_plan.TIME_LIMIT_S:g} s.")
+        say(f"Solving {programs} integer programs, each in at most {offload_plan.TIME_LIMIT_S:g} s.")
     read = None
     try:
-        read = access.ask(lambda session: memories.read_in_slow_memory(session, found), lambda read: read is not None)
+        read = first_answer(
+            lambda session: memories.read_in_slow_memory(session, found), lambda one: one is not None, say
+        )
     except FarmUnavailable as error:
-        access.say(f"The cost of tensors in slow memory is estimated from their bytes: {error.message}")
+        say(f"The cost of tensors in slow memory is estimated from their bytes: {error.message}")
     return memories.with_offload_plans(
         found, read, options.amounts, options.slow_bytes_per_s, moves=options.moves, wire=wire
     )

@@ -127,7 +127,10 @@ def summary(model: Any, *args: Any, card: str = "", database: Database | None = 
     found, unknown = None, ""
     try:
         needed = needed_of(captured.extraction)
-        query = EstimateQuery(card or _own_gpu() or _USUAL_CARD)
+        if not card:
+            own_gpus = (one.model for one in discover(settings()) if one.kind == "cuda" and not one.refusal)
+            card = next(own_gpus, _USUAL_CARD)
+        query = EstimateQuery(card)
         found = ask(
             database,
             lambda session: query.estimate(session, captured.variant, needed),
@@ -147,7 +150,3 @@ def summary(model: Any, *args: Any, card: str = "", database: Database | None = 
         about = call.module_path, call_of(spec), sizes, held, cost.flops
         rows.append(SummaryRow(*about, time_us, energy_mj, predicted is not None and time_us is not None))
     return Summary(captured, tuple(rows), found, unknown)
-
-
-def _own_gpu() -> str:
-    return next((card.model for card in discover(settings()) if card.kind == "cuda" and not card.refusal), "")

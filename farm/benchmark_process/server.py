@@ -29,6 +29,7 @@ import functools
 import gc
 import json
 import os
+import platform
 import queue
 import signal
 import sys
@@ -36,10 +37,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any, TextIO
 
 from farm.benchmark_process import requests as kinds
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
+from farm.devices import simulated
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.devices.lock import register_process
@@ -227,8 +230,6 @@ class SimulatedRunner(Runner):
     check_every_s = 0.0
 
     def __init__(self, device: Device) -> None:
-        from farm.devices import simulated
-
         assert isinstance(device, simulated.SimulatedDevice)
         self.device = self._simulated = device
         self.software = simulated.SOFTWARE
@@ -242,8 +243,6 @@ class SimulatedRunner(Runner):
         self._poisoned = False
 
     def _measure(self, request: MeasureRequest, on_phase: OnPhase) -> Reading:
-        from farm.devices import simulated
-
         try:
             return simulated.measure(request.subject, request.protocol, self._simulated, request.predicted, on_phase)
         except RuntimeError:
@@ -251,8 +250,6 @@ class SimulatedRunner(Runner):
             raise
 
     def unhealthy(self) -> str:
-        from farm.devices import simulated
-
         return simulated.unhealthy(self.device.card.id)
 
     def poisoned(self) -> bool:
@@ -360,9 +357,6 @@ def _import_torchvision() -> None:
 
 
 def software_of(torch: Any, card: Card) -> Software:
-    import platform
-    from importlib import metadata
-
     found = {"torch": torch.__version__, "python": platform.python_version(), "platform": platform.platform()}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torchvision"] = metadata.version("torchvision")

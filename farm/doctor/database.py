@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from sqlmodel import Session, and_, col, func, or_, select
 
@@ -14,7 +15,7 @@ from farm.jobs import cards
 from farm.jobs.cards import CardStatus
 from farm.settings import Settings
 from farm.store import tables
-from farm.store.database import Database, database_now, read_clock_s
+from farm.store.database import Database, by_key, database_now, read_clock_s
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.format import plural
 
@@ -150,9 +151,7 @@ def waiting_items(session: Session) -> dict[str, int]:
 def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[Check]:
     """Report items that no card can measure: no worker serves a card of their model and software."""
     waiting = waiting_items(session)
-    kinds: dict[tuple[str, str | None], list[CardStatus]] = {}
-    for view in views:
-        kinds.setdefault((view.card.model, view.card.software_id), []).append(view)
+    kinds = by_key(lambda view: (view.card.model, view.card.software_id), views)
     for (model, _), alike in kinds.items():
         number = sum(waiting.get(view.card.id, 0) for view in alike)
         own = [view for view in alike if not cards.farm_of(view.card.worker)]
@@ -168,11 +167,9 @@ def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[C
 
 
 def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check]:
-    by_model: dict[str, dict[str, list[Any]]] = {}
-    for card in serving:
-        if card.software_id:
-            by_model.setdefault(card.model, {}).setdefault(card.software_id, []).append(card)
-    for model, groups in by_model.items():
+    by_model = by_key(lambda card: card.model, (card for card in serving if card.software_id))
+    by_software = {model: by_key(lambda card: card.software_id, alike) for model, alike in by_model.items()}
+    for model, groups in by_software.items():
         if len(groups) < 2:
             continue
         rows = {software_id: session.get(tables.SoftwareRow, software_id) for software_id in groups}
@@ -189,14 +186,12 @@ def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check
             "Readings of different software are not mixed, so each of these hosts measures everything: install the "
             "same versions on all hosts.",
         )
-    if by_model and all(len(groups) == 1 for groups in by_model.values()):
+    if by_software and all(len(groups) == 1 for groups in by_software.values()):
         yield ok("versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver")
 
 
 def is_local(url: str) -> bool:
     """True if the URL of a broker names this host."""
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(url)
     except ValueError:  # the check of the broker reports this error

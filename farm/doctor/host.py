@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pynvml
+
 from farm import settings as farm_settings
 from farm.devices import nvidia
 from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import Installed, discover, installed_torch, open_device
-from farm.devices.lock import registered_processes
+from farm.devices.lock import CardLock, registered_processes
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.item_driver import Spool
@@ -95,8 +97,6 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
 
 def _driver() -> tuple[str, tuple[int, int], str]:
     """Return the driver's version, the newest CUDA version that it supports, and its error ("" if it answers)."""
-    import pynvml
-
     try:
         with nvidia.opened():
             version = pynvml.nvmlSystemGetDriverVersion()
@@ -204,8 +204,6 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
 def _worker_of(card: Card, current: Settings) -> frozenset[int]:
     """Return the ids of the process that holds the card's lock and of its children."""
     import psutil
-
-    from farm.devices.lock import CardLock
 
     path = CardLock(card.id, current.lock_dir).path
     if not path.is_file():  # reading a pipe would block until a process writes to it

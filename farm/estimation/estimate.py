@@ -21,7 +21,6 @@ from farm.estimation.rank_effects import added_time, rank_effects
 from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
-    card_model_named,
     peaks_of,
     protocols_like,
     select_for_model,
@@ -246,10 +245,9 @@ def cost_json(time: PredictedValue, energy: PredictedValue | None, level: float)
 def estimate(
     session: Session,
     variant: Variant,
-    card: str = "",
+    card_model: str,
+    protocol: Protocol,
     *,
-    card_model: str = "",
-    protocol: Protocol | None = None,
     torch: str = "",
     predictor: Predictor | None = None,
     unfilled: str = "no predictor is given",
@@ -258,14 +256,13 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
 
-    Raises `UsageError` if not exactly one card matches, `NoReadings` if no tuple of the model has a reading and there
-    is no prediction, and `CaptureError` (see `tuples_of`).
+    Raises `NoReadings` if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see
+    `tuples_of`).
 
     Args:
-        card: part of the card model's name.
-        card_model: its whole name instead; it may be without readings.
-        protocol: launch, residency and numeric flags; None: the defaults of the card. Its data class is ignored:
-            each call uses a reading with its own data class, or with another class if there is none.
+        card_model: the whole name of a card model; it may be without readings.
+        protocol: launch, residency and numeric flags. Its data class is ignored: each call uses a reading with its own
+            data class, or with another class if there is none.
         torch: a version or its beginning; "": the version whose readings cover most of the model.
         predictor: predicts tuples without a reading; None: they are left out. If the predictor names its software, the
             model needs no reading at all.
@@ -273,13 +270,11 @@ def estimate(
         notes: notes about the predictor; used only if tuples are missing.
         needed: the tuples of the model; None: see `tuples_of`.
     """
-    model = card_model or card_model_named(session, card)
-    kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
-    protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
+    kind, roofline = peaks_of(session, card_model, variant.computes_in, protocol.tf32)
     if needed is None:
-        needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, model)
+        needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, card_model)
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
-    selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
+    selected = select_for_model(session, variant, needed, weight, card_model, protocol, roofline, torch)
     if selected:
         software = stored_software(session, selected.software_id)
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
@@ -291,16 +286,16 @@ def estimate(
         request = Request(variant=variant, protocol=protocol.with_data(data))
         command = command_of(request).removesuffix(" --reuse none")
         raise NoReadings(
-            f"No tuple of {variant} has a reading on {model}{about}, and {unfilled}.",
+            f"No tuple of {variant} has a reading on {card_model}{about}, and {unfilled}.",
             f"Measure the model: {command}; or import another farm's readings with `farm import`.",
         )
-    found = _from_readings(variant, model, protocol, software, needed, weight, selected)
+    found = _from_readings(variant, card_model, protocol, software, needed, weight, selected)
     if notes and found.missing:
         found = replace(found, notes=(*notes, *found.notes))
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
-    found = replace(found, memory=_memory(session, variant, model, needed), oldest_age_s=age_s)
+    found = replace(found, memory=_memory(session, variant, card_model, needed), oldest_age_s=age_s)
     if predictor:
-        of_cards, its_notes = _of_collectives(session, found, needed, model, protocol)
+        of_cards, its_notes = _of_collectives(session, found, needed, card_model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
     if variant.cards > 1 and not found.whole_time:
         found = _in_ranks(session, found, needed, protocol)

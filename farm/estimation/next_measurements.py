@@ -23,7 +23,7 @@ from farm.estimation.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
 from farm.operators.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
-from farm.types.tuple import plain, tensor_references
+from farm.types.tuple import plain, shapes_passed
 
 SIMILAR = 0.5  # the factor on a tuple that is similar to a chosen one
 LEAST_FAR = 0.01  # share of the uncertainty from which a tuple far from all readings comes first
@@ -111,8 +111,7 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
 def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
     """Guess the parameters of a sweep from the shapes of a tuple. The caller checks the guess."""
     recipe, tensors = RECIPES[operator], spec["tensors"]
-    trees = [*spec["arguments"], *spec["keywords"].values()]
-    shapes = [tensors[index]["shape"] for tree in trees for index in tensor_references(tree)]
+    shapes = shapes_passed(spec)
     if not shapes or not shapes[0]:
         return None
     first, sizes = shapes[0], recipe.sizes

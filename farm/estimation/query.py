@@ -67,8 +67,8 @@ class EstimateQuery:
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
-        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "card_model": model, "needed": needed}
-        return estimate(session, variant, protocol=protocol, torch=self.torch, **about)  # type: ignore[arg-type]
+        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
+        return estimate(session, variant, model, protocol, torch=self.torch, **about)  # type: ignore[arg-type]
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str
@@ -111,7 +111,7 @@ class EstimateQuery:
         folders, notes = stored_predictor.folders(), list[str]()
         for some in (folders, *([folder] for folder in folders)):  # a bad file must not hide another folder's
             try:
-                found = stored_predictor.find(some, card_model, self.torch, protocol.launch, protocol.tf32)
+                found = stored_predictor.find(some, card_model, self.torch, protocol)
             except UsageError as error:
                 notes.append(f"{error.message} {error.next_step}")
                 continue
@@ -135,7 +135,7 @@ def transferred(
     folders, found = stored_predictor.folders(), list[StoredPredictor]()
     for name in stored_predictor.card_models(folders):
         with contextlib.suppress(UsageError):
-            one = stored_predictor.find(folders, name, torch, protocol.launch, protocol.tf32)
+            one = stored_predictor.find(folders, name, torch, protocol)
             found += [one] if one and one.card.kind == "cuda" else []
     if not found:
         return None, ""

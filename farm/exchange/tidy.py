@@ -20,7 +20,7 @@ from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING, ROUND, VARIANT, columns_of
-from farm.store.database import among
+from farm.store.database import among, by_key
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 
@@ -291,9 +291,8 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
     found = session.execute(query).all()
     rows = [row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)]
     ids = [of.id for _, of in rows]
-    models: dict[str, set[str]] = {}
-    for job_id, model in among(session, sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct(), ITEM.job_id, ids):
-        models.setdefault(job_id, set()).add(model)
+    card_models = sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct()
+    models = by_key(lambda row: row.job_id, among(session, card_models, ITEM.job_id, ids))
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
     for found_verdict, of in rows:
         details = {name: value for name, value in (found_verdict.details or {}).items() if name != "tuples"}
@@ -303,7 +302,7 @@ def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
             title=of.title,
             job_kind=of.kind,
             variant_id=of.variant_id,
-            card_models=sorted(models.get(of.id, ())),
+            card_models=sorted({row.card_model for row in models.get(of.id, ())}),
             launch=protocol.get("launch"),
             residency=protocol.get("residency"),
             data_policy=protocol.get("data"),
@@ -324,12 +323,10 @@ _SAME_IN_VERDICT = ["round", "outcome", "target", "coverage", "accuracy_time", "
 
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
     """Return job id -> (reading id, role, round, reused) of each item that has a reading."""
-    found: dict[str, list[tuple[str, str, int, bool]]] = {}
     query = sqlalchemy.select(ITEM.job_id, ITEM.reading_id, ITEM.role, ITEM.round, ITEM.reused)
     query = query.where(ITEM.reading_id.is_not(None)).order_by(ITEM.id)
-    for job_id, *entry in among(session, query, ITEM.job_id, job_ids):
-        found.setdefault(job_id, []).append(tuple(entry))
-    return found
+    items = by_key(lambda row: row.job_id, among(session, query, ITEM.job_id, job_ids))
+    return {job_id: [tuple(row)[1:] for row in its] for job_id, its in items.items()}
 
 
 def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:

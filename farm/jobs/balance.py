@@ -60,23 +60,17 @@ class MovableItem:
     takers: frozenset[str]
 
 
-def place(
-    work: Iterable[QueuedItem], free_at_s: Mapping[str, float], slowness: Mapping[str, float] = {}
-) -> dict[int, str]:
+def place(work: Iterable[QueuedItem], free_at_s: Mapping[str, float]) -> dict[int, str]:
     """Place each item, longest first, on the card that would finish it first (LPT); return key -> card id.
 
-    ``free_at_s``: card id -> seconds until the card is idle. ``slowness``: card id -> as in `CardQueue`; 1 if missing.
+    The cards count as equally fast. ``free_at_s``: card id -> seconds until the card is idle.
     """
-    ends_s, placed = dict(free_at_s), {}
-    queues = [(end_s, card) for card, end_s in ends_s.items()]
-    heapq.heapify(queues)  # of equally fast cards, the first to be idle also finishes the item first
+    placed = {}
+    queues = [(end_s, card_id) for card_id, end_s in free_at_s.items()]
+    heapq.heapify(queues)  # the first card to be idle also finishes the item first
     for item in sorted(work, key=lambda item: (-item.expected_s, item.key)):
-        card_id = queues[0][1]
-        if slowness:
-            card_id = min(ends_s, key=lambda card: (ends_s[card] + slowness.get(card, 1.0) * item.expected_s, card))
-        ends_s[card_id] += slowness.get(card_id, 1.0) * item.expected_s
-        if not slowness:
-            heapq.heapreplace(queues, (ends_s[card_id], card_id))
+        end_s, card_id = queues[0]
+        heapq.heapreplace(queues, (end_s + item.expected_s, card_id))
         placed[item.key] = card_id
     return placed
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Update, case, func, update
+from sqlalchemy import ColumnElement, Update, case, update
 from sqlmodel import and_, col, or_
 
 from farm.store.content import storable_text
-from farm.store.database import database_now
+from farm.store.database import database_now, without_index
 from farm.store.tables import OPEN, Item, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
@@ -67,11 +67,10 @@ class Transition:
 
     def update(self, *which: ColumnElement[bool], **given: Any) -> Update:
         """Return the UPDATE of matching items in a `found` state. It does not refresh objects in a session."""
-        state: Any = col(Item.state)
-        if any(getattr(getattr(one, "left", None), "key", "") == "id" for one in which):
-            # With old statistics, PostgreSQL would search the items in work of all cards for the id.
-            state = func.lower(state)
+        state = col(Item.state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
+        if any(getattr(getattr(one, "left", None), "key", "") == "id" for one in which):
+            found = without_index(found)
         statement = update(Item).where(*which, found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)
 

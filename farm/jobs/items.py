@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Connection, case, update
+from sqlalchemy import ColumnElement, Connection, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -30,7 +30,7 @@ from farm.errors import Unreadable
 from farm.jobs import groups, item_state
 from farm.store import tables
 from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies, software_of_groups
-from farm.store.database import Database, database_now, fetch, in_batches, lock_items
+from farm.store.database import Database, database_now, fetch, in_batches, lock_items, without_index
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
@@ -467,8 +467,7 @@ def renew_together(database: Database, held: Mapping[str, Collection[int]], leas
         return col(table.id).in_(select(locked.c.id))
 
     ids = sorted({item_id for its in held.values() for item_id in its})
-    # The index of states would lead to the items in work of all cards; an expression has no index.
-    in_work = case((and_(item_state.in_work(), col(Item.lease_until_s) > 0), 1), else_=0) == 1
+    in_work = without_index(and_(item_state.in_work(), col(Item.lease_until_s) > 0))
     own = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
     seen = update(tables.CardRow).where(free(tables.CardRow, col(tables.CardRow.worker).in_(held)))
     with database.write() as session:

@@ -20,6 +20,7 @@ from farm.jobs.balance import MovableItem, balance_groups, slowness
 from farm.jobs.rounds import card_for_each, wait_on_card, wholes_of
 from farm.store.database import (
     Database,
+    by_key,
     database_now,
     fetch,
     in_batches,
@@ -73,9 +74,7 @@ def move_items(
         jobs, held = lock_with_open_jobs(session, *its)
         may_take = {key: _takers(job, peers) for key, job in jobs.items()}
         movable = [item for item in held if may_take[item.job_id]]
-        by_peers: dict[frozenset[str], list[Item]] = defaultdict(list)
-        for item in movable:
-            by_peers[may_take[item.job_id]].append(item)
+        by_peers = by_key(lambda item: may_take[item.job_id], movable)
         for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
             to = card_for_each(session, items, [card for card in peers if card.id in takers])
             for item, peer_id in zip(items, to, strict=True):
@@ -118,11 +117,8 @@ def give_up(
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
         jobs, left = lock_with_open_jobs(session, *its)
-        by_job: dict[str, list[Item]] = defaultdict(list)
-        for item in left:
-            by_job[item.job_id].append(item)
         wanted: list[Item] = []
-        for key, items in by_job.items():
+        for key, items in by_key(lambda item: item.job_id, left).items():
             # Earlier rounds have no open items. `limit`: this needs no count of all open items.
             others = select(Item.id).where(Item.job_id == key, Item.round == jobs[key].round, col(Item.state).in_(OPEN))
             if len(session.exec(others.limit(len(items) + 1)).all()) > len(items):

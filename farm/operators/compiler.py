@@ -99,11 +99,7 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
     data = original()
     if "cppCodeToPost" in data:
         return data
-    paths = {}
-    graph: Any = V.graph.module
-    for node in graph.graph.nodes:
-        if stack := node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack"):
-            paths[node.name] = _path_of(list(stack.values())[-1][0])
+    paths = _module_paths(V.graph.module)
     launches = debug.create_node_mapping_kernel_to_post_grad(debug._inductor_triton_kernel_to_post_grad_node_info)
     found = launches.get("cppCodeToPost", {}).items()
     return {**data, "module_paths": {key: [paths.get(node) for node in nodes] for key, nodes in found}}
@@ -207,11 +203,7 @@ class CompiledModel:
     def _backend(self, graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
-        modules = {}
-        for node in graph.graph.nodes:
-            if stack := node.meta.get("nn_module_stack"):
-                modules[node.name] = _path_of(list(stack.values())[-1][0])
-        self._newest = modules
+        self._newest = modules = _module_paths(graph)
         given = [modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"]
         compiled: Any = compile_fx(graph, inputs, config_patches=self._options)
 
@@ -278,7 +270,7 @@ class CompiledModel:
                 (debug, "dump_inductor_provenance_info", functools.partial(_provenance_with_paths, provenance)),
             ):
                 stack.enter_context(replaced(owner, name, value))
-            if has_triton():
+            if torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
                 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
                 run = CachingAutotuner.run
@@ -399,14 +391,17 @@ def _name_and_text(autotuner: Any) -> tuple[str, str]:
     return name, text.replace(name, "triton_")
 
 
+def _module_paths(graph: Any) -> dict[str, str]:
+    """Name of a node of a graph -> path of its module."""
+    metas = ((node.name, node.meta) for node in graph.graph.nodes)
+    stacks = ((name, meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack")) for name, meta in metas)
+    return {name: _path_of(list(stack.values())[-1][0]) for name, stack in stacks if stack}
+
+
 def _path_of(text: str) -> str:
     """'layer1.0.conv1' from Dynamo's "L['self']._modules['layer1']._modules['0'].conv1"."""
     path = re.sub(r"\[['\"]?([^'\"\]]+)['\"]?\]", r".\1", text.replace("._modules", ""))
     return re.sub(r"^L\.\w+\.?", "", path).replace("..", ".")
-
-
-def has_triton() -> bool:
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 
 
 def check_compiler(device: torch.device) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm.errors import Unreadable, UsageError
+from farm.errors import Unreadable, UsageError, needing
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
@@ -134,11 +134,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def plotly_js() -> str:
     """Return the JavaScript of plotly. Raises `UsageError` if plotly is not installed."""
-    try:
+    with needing("Pages need plotly", "plot"):
         from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        step = "Install it with `pip install 'operator-farm[plot]'`."
-        raise UsageError("Pages need plotly, which is not installed.", step) from error
     return str(get_plotlyjs())
 
 

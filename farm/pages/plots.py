@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.benchmark.intervals import power_by_step, power_of_ticks
-from farm.errors import UsageError
+from farm.errors import UsageError, needing
 from farm.pages import COLOURS, GREY, SHADE, check_file
 from farm.types.format import percent
 from farm.types.reading import Trace
@@ -71,13 +71,8 @@ class Chart:
 
 def check_available() -> None:
     """Raise `UsageError` if matplotlib is not installed, before the measurement that needs the drawing."""
-    try:
+    with needing("Drawing needs matplotlib", "plot", ", or omit --png"):
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "Drawing needs matplotlib, which is not installed.",
-            "Install it with `pip install 'operator-farm[plot]'`, or omit --png.",
-        ) from error
 
 
 def check_path(path: Path) -> None:

@@ -26,7 +26,7 @@ from farm.prediction.families import model_family
 from farm.prediction.tile_roofline import CardModel, card_model
 from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.content import sound_readings, stored_software
-from farm.store.database import among
+from farm.store.database import among, by_key
 from farm.types.fields import Record, adapter
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
@@ -265,10 +265,8 @@ def measured_models(session: Session, card: CardModel, conditions: Conditions) -
 
 def families_of(models: Iterable[MeasuredModel]) -> dict[str, set[str]]:
     """Return the tuple ids of each family of models; an evaluation leaves them out together."""
-    found: dict[str, set[str]] = {}
-    for model in models:
-        found.setdefault(model.family, set()).update(model.operator_ids)
-    return dict(sorted(found.items()))
+    families = sorted(by_key(lambda model: model.family, models).items())
+    return {family: set[str]().union(*(model.operator_ids for model in its)) for family, its in families}
 
 
 def without_values(data: Dataset) -> tuple[CallDescription, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from farm.errors import UsageError
+from farm.errors import needing
 from farm.prediction.call_features import CallDescription, numbers_of
 
 Floats = npt.NDArray[np.float64]
@@ -76,13 +76,9 @@ Regressor = Callable[[Inputs, Floats], FittedRegressor]
 
 def needs_scikit_learn() -> None:
     """Raises `UsageError` if scikit-learn is not installed."""
-    try:
+    others = "; the predictors of the package do not need it"
+    with needing("Fitting predictors needs scikit-learn", "prediction", others):
         import sklearn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "Fitting predictors needs scikit-learn, which is not installed.",
-            "Install it with `pip install 'operator-farm[prediction]'`; the predictors of the package do not need it.",
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Software
+from farm.types.protocol import Protocol, Software
 from farm.types.tuple import NeededTuple
 
 
@@ -296,19 +296,20 @@ def card_models(folders: Iterable[Path]) -> set[str]:
 
 
 def find(
-    folders: Iterable[Path], card_model: str, torch: str = "", launch: str = "", tf32: bool = False
+    folders: Iterable[Path], card_model: str, torch: str = "", protocol: Protocol | None = None
 ) -> StoredPredictor | None:
     """Find the predictor of a card for resident data; None if there is none.
 
     Args:
         folders: a predictor in an earlier folder is preferred.
         torch: the preferred version of torch, or its beginning (2.11). It has priority over the order of the folders.
+        protocol: its launch and TF32 count; by default a graph without TF32.
 
     Raises:
         UsageError: the predictor or all candidate files cannot be read.
     """
+    wanted, unreadable = protocol or Protocol(), []
     candidates: list[tuple[bool, int, list[int], Path]] = []
-    unreadable = []
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("*.json")):
             try:
@@ -316,10 +317,10 @@ def find(
             except UsageError as error:
                 unreadable.append(error)
                 continue
-            protocol = conditions.get("protocol") or {}
-            own = (conditions.get("card_model"), *map(protocol.get, ("launch", "residency")))
-            flags = (bool(protocol.get("tf32")), bool(protocol.get("placement")))
-            if (own, flags) == ((card_model, launch or "graph", "resident"), (tf32, False)):
+            stored = conditions.get("protocol") or {}
+            own = (conditions.get("card_model"), *map(stored.get, ("launch", "residency")))
+            flags = (bool(stored.get("tf32")), bool(stored.get("placement")))
+            if (own, flags) == ((card_model, wanted.launch, "resident"), (wanted.tf32, False)):
                 its = str((conditions.get("software") or {}).get("torch"))
                 version = [int(digits) for digits in re.findall(r"\d+", its)]
                 candidates.append((its.startswith(torch), -number, version, path))

@@ -338,19 +338,16 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
         of_b, of_a = kernels.fused_groups(calls[1], calls[0])
     else:
         of_a, of_b = kernels.fused_groups(calls[0], calls[1])
-    by_key = [{row.key: row for row in found.every} for found in (a, b)]
+    known_tuples = [{row.key: row for row in found.every} for found in (a, b)]
     made = []
     for group in kernels.merged(calls[0], of_a, calls[1], of_b):
         rows = [
             [known[key].called(number) for key, number in side.items() if key in known]
-            for known, side in zip(by_key, (group.a, group.b), strict=True)
+            for known, side in zip(known_tuples, (group.a, group.b), strict=True)
         ]
-        operators: list[dict[str, int]] = [{}, {}]
-        for names, side in zip(operators, rows, strict=True):
-            for row in side:
-                names[row.short_name] = names.get(row.short_name, 0) + row.calls
-        read = [[row for row in side if row.time] for side in rows]
-        complete = [found if len(found) == len(side) else [] for found, side in zip(read, rows, strict=True)]
+        types = [by_key(lambda row: row.short_name, side) for side in rows]
+        operators = [{name: sum(row.calls for row in some) for name, some in side.items()} for side in types]
+        complete = [side if all(row.time for row in side) else [] for side in rows]
         total = _summed(a, b, complete[0], complete[1], ", ".join(group.modules), "")
         made.append(ComparedKernels(group.modules, operators[0], operators[1], total))
 
@@ -412,7 +409,6 @@ def _row(
 
 def _summed(a: _Found, b: _Found, of_a: Rows, of_b: Rows, name: str, operator: str) -> ComparedRow:
     """Compare the sum over the tuples `of_a` with the sum over the tuples `of_b`."""
-
     return ComparedRow(
         name=name,
         operator=operator,

@@ -17,7 +17,7 @@ from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
-from farm.store.database import fetch_values
+from farm.store.database import by_key, fetch_values
 from farm.types.format import count_of, percent
 from farm.types.label import fused_names, label_of, told_apart
 from farm.types.protocol import Variant
@@ -204,10 +204,8 @@ def paths_of(text: str) -> list[str]:
 
 def shortened(paths: Iterable[str]) -> tuple[str, ...]:
     """Return distinct paths; paths that differ only in numbers become one path with ``*``: ``h.*.mlp.act``."""
-    groups: dict[str, set[str]] = {}
-    for path in paths:
-        groups.setdefault(_NUMBER.sub("*", path), set()).add(path)
-    return tuple(found.pop() if len(found) == 1 else pattern for pattern, found in groups.items())
+    groups = by_key(lambda path: _NUMBER.sub("*", path), dict.fromkeys(paths))
+    return tuple(found[0] if len(found) == 1 else pattern for pattern, found in groups.items())
 
 
 # ------------------------------------------------------------------------------------------------ two jobs

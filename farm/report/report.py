@@ -416,7 +416,10 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     if verdict.communication_us is not None and verdict.time.gap is not None:
         alone_us, exposed_us = verdict.communication_us
         alone, exposed, hidden = (quantity(us, TIME) for us in (alone_us, exposed_us, alone_us - exposed_us))
-        split = f"{exposed} are exposed and {hidden} hidden, from the whole model minus the other operators"
+        how = "the whole model minus the other operators"
+        if verdict.collectives_alone_us is not None:
+            how = "replays of the model's calls with and without collectives"
+        split = f"{exposed} are exposed and {hidden} hidden, from {how}"
         yield "overlap", f"collectives take {alone} alone; {split}"
     if report.ranks:
         yield "ranks", "; ".join(_rank(number, rank) for number, rank in enumerate(report.ranks))
@@ -491,7 +494,7 @@ def _between_jobs(verdict: Verdict) -> str:
     if not verdict.between_jobs_time:
         return ""
     shares = f"± {percent(verdict.between_jobs_time)} in time and ± {percent(verdict.between_jobs_energy)} in energy"
-    return f" The gaps also include {shares}, by which the gaps of one model differ between jobs."
+    return f" The gaps also include {shares} for what differs between processes, such as the addresses of the data."
 
 
 def _systematic(verdict: Verdict) -> str:

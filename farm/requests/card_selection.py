@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from farm.devices.device import Card
 from farm.errors import NoSuchCard, did_you_mean
+from farm.store.database import by_key
 from farm.store.tables import CardRow
 
 CardLike = Card | CardRow
@@ -37,10 +38,7 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
 
 def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
     """Group the cards by model, in the given order. Each group gets its own job."""
-    groups: dict[str, list[AnyCard]] = {}
-    for card in cards:
-        groups.setdefault(card.model, []).append(card)
-    return groups
+    return by_key(lambda card: card.model, cards)
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.errors import UsageError
+from farm.errors import UsageError, needing
 from farm.operators.captured import CapturedTensor
 from farm.slow_memory.transfers import AsRun, Wire, away_while
 from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
@@ -124,11 +124,7 @@ class OffloadPlans:
 
 
 def plan_offload(
-    life: Life,
-    costs: SlowCosts,
-    *amounts_bytes: int,
-    moves_bytes_per_s: float | None = None,
-    time_limit_s: float = TIME_LIMIT_S,
+    life: Life, costs: SlowCosts, *amounts_bytes: int, moves_bytes_per_s: float | None = None
 ) -> OffloadPlans:
     """Plan a step for each amount of fast memory. Without ``moves_bytes_per_s``, no tensor is moved.
 
@@ -148,13 +144,13 @@ def plan_offload(
         )
     plans = []
     for fast_bytes in amounts_bytes:
-        if (plan := program.solve(fast_bytes, time_limit_s)) is None:
-            what = f"The solver found no plan with {count_of(fast_bytes, 'B')} of fast memory in {time_limit_s:g} s."
+        if (plan := program.solve(fast_bytes)) is None:
+            what = f"The solver found no plan with {count_of(fast_bytes, 'B')} of fast memory in {TIME_LIMIT_S:g} s."
             raise UsageError(what, "Give more fast memory with --fast.")
         plans.append(plan)
     steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
     wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
-    curve = {amount: program.solve(amount, time_limit_s) for amount in wanted}
+    curve = {amount: program.solve(amount) for amount in wanted}
     return OffloadPlans(
         costs=costs,
         plans=tuple(plans),
@@ -203,14 +199,14 @@ class _Program:
                     self.periods.append((place, index, away))
                     self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
 
-    def solve(self, fast_bytes: int, time_limit_s: float) -> OffloadPlan | None:
+    def solve(self, fast_bytes: int) -> OffloadPlan | None:
         """Return the best plan for an amount of fast memory; None if the solver found none in time."""
         fast = fast_bytes // ALLOCATED_BYTES
         rows = self._memory_rows(fast)
         if not rows:
             return self._plan(fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True)
         costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.periods)]
-        found = _solve(costs, [*rows, *self._other_rows()], time_limit_s)
+        found = _solve(costs, [*rows, *self._other_rows()])
         if found.x is None:
             return None
         chosen = [value > 0.5 for value in found.x]
@@ -294,14 +290,11 @@ class Constraint:
     most: float
 
 
-def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: float) -> Any:
+def _solve(costs: Sequence[float], rows: Sequence[Constraint]) -> Any:
     """Solve an integer program whose variables are 0 or 1; raises `UsageError` if SciPy is not installed."""
-    try:
+    with needing("Plans for slow memory need SciPy", "placement"):
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
-    except ImportError as error:
-        text = "Plans for slow memory need SciPy, which is not installed."
-        raise UsageError(text, "Install it with `pip install 'operator-farm[placement]'`.") from error
     places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
     factors = [factor for row in rows for factor in row.factors.values()]
     matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))
@@ -311,7 +304,7 @@ def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: flo
             integrality=[1] * len(costs),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, [row.least for row in rows], [row.most for row in rows]),
-            options={"time_limit": time_limit_s, "mip_rel_gap": GAP},
+            options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
         )
 
 

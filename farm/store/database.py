@@ -22,7 +22,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, ev
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
-from sqlmodel import Session, SQLModel, and_, col, func, select
+from sqlmodel import Session, SQLModel, and_, case, col, func, select
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
@@ -222,9 +222,7 @@ class Database:
             if inspect(connection).has_table(VERSION_TABLE):
                 command.upgrade(config, "head")
             else:
-                from farm.store import tables
-
-                tables.SQLModel.metadata.create_all(connection)
+                SQLModel.metadata.create_all(connection)
                 command.stamp(config, "head")
 
     @contextlib.contextmanager
@@ -502,6 +500,12 @@ def lock_items(session: Session, *which: Any) -> None:
     """Lock the matching items in the order of their ids, against deadlocks: an UPDATE locks rows in any order."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()).all()
+
+
+def without_index(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """The same condition as an expression, for which a database searches no index. For a condition beside one that
+    finds few rows: with old statistics, PostgreSQL would rather search the items in work of all cards."""
+    return case((condition, 1), else_=0) == 1
 
 
 def id_ranges(session: Session, job_id: str, size: int = 10_000) -> list[ColumnElement[bool]]:

@@ -12,7 +12,8 @@ is missing. Unmeasured tuples are listed with a reason. If the energy of one tup
 **Intervals** (95 %): the n calls of a tuple share its error, so its half-width counts n times. Errors of different
 tuples are independent and add in quadrature. Drift, differences between cards, and the effect of neighbours affect all
 tuples alike: each of these errors adds linearly over the tuples. The sources are independent of each other, so their
-totals add in quadrature. A gap also includes how much the gaps of one model differ between jobs (`BETWEEN_JOBS`).
+totals add in quadrature. A gap also includes how much the gaps of one model differ between jobs (`BETWEEN_JOBS`), or,
+with a replay in order, how much the time depends on the addresses of the data.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from farm.benchmark.intervals import paired_half_width
+from farm.types.collective import COLLECTIVES
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.reading import Burst, Details, Place, Verification
 from farm.verdict.figures import (
@@ -134,8 +136,10 @@ def aggregate(
     alone = sum(reading.details.context is None for _, reading, _ in measured)
     with_context = alone < len(measured)
     replay = (replayed(readings) if len(measured) == len(parts) else None) or {}
-    between = _between_jobs(readings, with_context, bool(replay))
-    compared = _comparisons(measured, readings, systematic_time, systematic_energy, between, replay)
+    between, replayed_all = _unseen(readings, with_context, bool(replay))
+    compared = _comparisons(
+        measured, readings, systematic_time, systematic_energy, between, replay, linear=replayed_all
+    )
     found = Verdict(
         outcome="none",
         reasons=(),
@@ -161,6 +165,7 @@ def aggregate(
         between_jobs_time=between["time"],
         between_jobs_energy=between["energy"],
         host_steps=next(filter(None, map(_host_steps, readings)), ""),
+        collectives_alone_us=_collectives_alone_us(measured, readings),
         tuples=tuple_rows(choices),
     )
     about = Circumstances(
@@ -172,17 +177,14 @@ def aggregate(
     return judge(found, about)
 
 
-def _between_jobs(wholes: Sequence[ReadingView], with_context: bool, with_replay: bool) -> Mapping[str, float]:
-    """Half-widths of gaps for what differs between jobs, relative to the whole.
-
-    A replay in order shows all errors of the sum but one: how much the time depends on the addresses of the data. It is
-    measured with the replay.
-    """
+def _unseen(wholes: Sequence[ReadingView], with_context: bool, with_replay: bool) -> tuple[Mapping[str, float], bool]:
+    """Return the half-widths of gaps for what no reading shows, relative to the whole; and True if all of the rest is
+    known from a replay in order. Then only the addresses of the data remain, whose effect was measured with it."""
     layouts_us = wholes[0].details.layouts_half_width_us if with_replay else None
     if layouts_us is not None:
-        return dict.fromkeys(BETWEEN_JOBS, layouts_us / wholes[0].time_us)
+        return dict.fromkeys(BETWEEN_JOBS, layouts_us / wholes[0].time_us), True
     # The differences between jobs were measured for tuples that are timed among other operators.
-    return BETWEEN_JOBS if with_context else dict.fromkeys(BETWEEN_JOBS, 0.0)
+    return (BETWEEN_JOBS if with_context else dict.fromkeys(BETWEEN_JOBS, 0.0)), False
 
 
 def added(a: Verdict, b: Verdict, most: int) -> Verdict:
@@ -231,11 +233,15 @@ def _comparisons(
     systematic_energy: float,
     between: Mapping[str, float],
     replay: Mapping[str, Figure],
+    *,
+    linear: bool,
 ) -> dict[str, Any]:
     """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
 
     A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So with a
-    replay, the half-width of a sum is its difference from the replay, plus the half-width of the replay.
+    replay, the half-width of a sum is its difference from the replay, plus the half-width of the replay. ``linear``:
+    the difference adds linearly to all other errors of a gap, because it is known; else in quadrature, because the
+    differences between jobs contain it.
     """
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 
@@ -252,9 +258,8 @@ def _comparisons(
             return None
         own, off = math.hypot(total.half_width, common), 0.0
         if of_replay:
-            own, off = of_replay.half_width, abs(total.value - of_replay.value)
-            if between is BETWEEN_JOBS:  # these contain such differences
-                own, off = own + off, 0.0
+            off = abs(total.value - of_replay.value)
+            own, off = (of_replay.half_width, off) if linear else (of_replay.half_width + off, 0.0)
         half_width = off + math.hypot(own, systematic * total.value)
         total = Figure(total.value, half_width)
         return Comparison(total, _mean(of_wholes, weights), min(half_width, common), between[name], off)
@@ -482,6 +487,13 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
     return math.fsum(gaps) / len(gaps) if gaps else None
 
 
+def _collectives_alone_us(measured: Iterable[Measured], wholes: Iterable[ReadingView]) -> float | None:
+    """The time of all collectives in loops; None unless the sum has what they add to a pass instead."""
+    if not any(whole.details.added for whole in wholes):
+        return None
+    return math.fsum(part.count * reading.time_us for part, reading, _ in measured if part.short_name in COLLECTIVES)
+
+
 def _host_steps(whole: ReadingView) -> str:
     """Say what a graph does with the operators for which an eager pass waits (`farm.benchmark.host_steps`)."""
     copied, left_out, text = whole.details.host_copies, whole.details.left_out_us, []
@@ -527,7 +539,7 @@ def choose(
     in_cache = weights_in_cache(wholes) or 0.0
     if added := _mean_place((whole.details.added for whole in wholes), operator_id):
         longer = replace(added, value=added.value - chosen.time.value)
-        return _among_others(chosen, reading, 0.0, waiting, longer)
+        return _among_others(chosen, reading, 0.0, waiting, longer, hidden=longer.value < 0)
     if not (effect := _mean_place((whole.details.places for whole in wholes), operator_id)):
         return _among_others(chosen, reading, in_cache, waiting)
     effect = _bounded(effect, reading, in_cache)
@@ -646,13 +658,20 @@ def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
 
 
 def _among_others(
-    chosen: Chosen, reading: ReadingView, in_cache: float, waiting: Figure, place: Figure | None = None
+    chosen: Chosen,
+    reading: ReadingView,
+    in_cache: float,
+    waiting: Figure,
+    place: Figure | None = None,
+    *,
+    hidden: bool = False,
 ) -> Chosen:
     """Add the effect of the neighbours in a model. Subtract the time to fetch weights that are in the cache there.
 
     While a kernel waits for code or data, the card draws a power between idle power and the operator's power: `waiting`
     says where. If the effect was not measured at the call's place in the model, the real neighbours may act
-    differently, so the uncertainty is as large as the effect. Both uncertainties are common to all tuples.
+    differently, so the uncertainty is as large as the effect. Both uncertainties are common to all tuples. ``hidden``:
+    the call runs beside others for a part of its time, in which the power without work counts only once.
     """
     context, burst, effect = reading.details.context, reading.details.burst, place
     if effect is None and context is not None:
@@ -672,9 +691,10 @@ def _among_others(
     if energy is not None and chosen.time.value:
         own_w = energy.value / chosen.time.value * 1e3
         base_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
-        waiting_w = base_w + waiting.value * (own_w - base_w)
+        swing_w = 0.0 if hidden else own_w - base_w
+        waiting_w = base_w + waiting.value * swing_w
         added_mj = shift.value * waiting_w * 1e-3
-        waiting_mj = shift.value * (own_w - base_w) * 1e-3
+        waiting_mj = shift.value * swing_w * 1e-3
         unsure_mj = abs(waiting_mj) * waiting.half_width + unsure_us * own_w * 1e-3
         noise_mj = shift.half_width * waiting_w * 1e-3
         energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj))

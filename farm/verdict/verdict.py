@@ -167,6 +167,7 @@ class Verdict:
     temperature_energy_mj: float | None = None  # part of the sum: energies restated to the temperature of the whole
     between_jobs_time: float = 0.0  # relative half-widths of the gaps for differences between jobs
     between_jobs_energy: float = 0.0
+    collectives_alone_us: float | None = None  # in loops, if the sum has what they add to a pass instead
     host_steps: str = ""  # what the graph of the whole does with operators for which the host waits
     asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
@@ -175,12 +176,15 @@ class Verdict:
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
-        """The time of all collectives, measured alone, and the exposed part: what the whole takes longer than the other
-        tuples. The rest is hidden behind computation. None without collectives or a whole."""
-        alone_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
-        if not alone_us or self.time.whole is None:
+        """The time of all collectives alone, and the exposed part: what they add to a pass. The rest is hidden behind
+        computation. Without replays of the pass, the exposed part is what the whole takes longer than the other tuples.
+        None without collectives or a whole."""
+        summed_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
+        if not summed_us or self.time.whole is None:
             return None
-        return alone_us, min(alone_us, max(0.0, self.time.whole.value - self.time.total.value + alone_us))
+        if self.collectives_alone_us is not None:
+            return self.collectives_alone_us, summed_us
+        return summed_us, min(summed_us, max(0.0, self.time.whole.value - self.time.total.value + summed_us))
 
     @property
     def missed(self) -> bool:

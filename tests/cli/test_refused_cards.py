@@ -5,8 +5,7 @@ import json
 import pynvml
 import pytest
 
-from cli import output
-from cli.output import said_through
+from cli.output import said_through, say
 from farm.devices.device import Card
 from farm.jobs import cards
 from farm.settings import settings
@@ -60,7 +59,7 @@ def test_what_is_said_of_it_goes_into_the_log_where_lines_have_a_form(nvml, caps
     nvml.mig = 1
     lines = []
     with said_through(lines.append):
-        output.own_cards()
+        cards.own_cards(say)
     assert "MIG mode" in lines[0]
     assert capsys.readouterr().err == ""
 

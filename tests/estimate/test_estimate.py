@@ -11,20 +11,21 @@ from sqlmodel import select
 from farm.errors import UsageError
 from farm.estimation.estimate import estimate
 from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import tuples_of
+from farm.estimation.readings import card_model_named, tuples_of
 from farm.models import catalog
 from farm.operators.roofline import roofline_of
 from farm.prediction.stored_predictor import RooflinePredictor
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
+from farm.types.protocol import Protocol
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
 
 def asked(database, variant=filled.VARIANT, card="H200", **options):
     with database.read() as session:
-        return estimate(session, variant, card, **options)
+        return estimate(session, variant, card_model_named(session, card), Protocol(), **options)
 
 
 def test_the_sum_is_of_all_calls(any_database):

@@ -49,7 +49,7 @@ def without_linear(database):
 
 def asked(database, predictor, variant=filled.VARIANT):
     with database.read() as session:
-        return estimate(session, variant, "H200", predictor=predictor, notes=["a note"])
+        return estimate(session, variant, "NVIDIA H200", Protocol(), predictor=predictor, notes=["a note"])
 
 
 def test_what_is_predicted_stands_beside_what_was_read(database):
@@ -79,7 +79,7 @@ def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(datab
     predictor = without_linear(database)
     half = dataclasses.replace(filled.VARIANT, dtype="float16")
     with database.read() as session, pytest.raises(UsageError, match=r"No tuple of resnet18 .* has a reading"):
-        estimate(session, half, "H200")
+        estimate(session, half, "NVIDIA H200", Protocol())
     found = asked(database, predictor, half)
     assert (found.covered_tuples, found.coverage, found.measured_time.value) == (0, 0, 0)
     assert found.time.value == found.total_time.value == found.predicted_us > 0
@@ -148,7 +148,7 @@ def test_what_is_measured_joins_the_package_s_readings_in_one_database(database,
     theirs.upgrade()
     filled.fill(theirs, leave_out=lambda spec: spec.short_name == "Linear", whole=False)
     with theirs.read() as session:
-        before = estimate(session, filled.VARIANT, "H200")
+        before = estimate(session, filled.VARIANT, "NVIDIA H200", Protocol())
         export(session, tmp_path / "h200")
     theirs.close()
     monkeypatch.setattr("farm.estimation.query.packaged_files", lambda: [tmp_path / "h200"])
@@ -157,7 +157,7 @@ def test_what_is_measured_joins_the_package_s_readings_in_one_database(database,
     assert import_packaged(database, before, query)
     assert not import_packaged(database, before, query)  # covered now
     with database.read() as session:
-        after = estimate(session, filled.VARIANT, "H200")
+        after = estimate(session, filled.VARIANT, "NVIDIA H200", Protocol())
     assert after.covered_tuples == before.covered_tuples + 1 == after.tuples
     assert after.time.value > before.time.value
 
@@ -291,7 +291,7 @@ def test_a_data_set_is_written(own, tmp_path):
 def test_without_intervals_the_tuples_of_the_largest_share_are_measured_first(database):
     filled.fill(database, leave_out=lambda spec: spec.short_name in ("Linear", "Conv2d"), whole=False)
     with database.read() as session:
-        found = estimate(session, filled.VARIANT, "H200")
+        found = estimate(session, filled.VARIANT, "NVIDIA H200", Protocol())
     shares = {one.operator_id: one.share for one in found.missing}
     assert (found.narrowing, len(shares) > 5) == ((), True)
     chosen = found.to_measure(3)
@@ -305,7 +305,7 @@ def test_without_intervals_the_tuples_of_the_largest_share_are_measured_first(da
 def test_a_measurement_without_a_predictor_measures_what_is_missing(own, database, monkeypatch):
     card = Card(id="GPU-0", kind="cuda", model="NVIDIA H200", memory_bytes=10**11)
     measured = []
-    monkeypatch.setattr("cli.output.own_cards", lambda: [card])
+    monkeypatch.setattr("farm.jobs.cards.own_cards", lambda say: [card])
     monkeypatch.setattr("farm.api.measure.measure_tuples", lambda specs, **options: measured.extend(specs))
     monkeypatch.setattr("farm.estimation.query.packaged_files", list)
     said = own(*MODEL, "--fill", "none", "--measure", "2")
@@ -317,7 +317,7 @@ def test_a_measurement_without_a_predictor_measures_what_is_missing(own, databas
 def test_there_is_nothing_to_measure_if_readings_cover_every_tuple(database):
     filled.fill(database, whole=False)
     with database.read() as session:
-        found = estimate(session, filled.VARIANT, "H200")
+        found = estimate(session, filled.VARIANT, "NVIDIA H200", Protocol())
     with pytest.raises(UsageError, match="All tuples of the model have readings"):
         found.to_measure(3)
 
