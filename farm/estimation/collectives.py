@@ -70,9 +70,7 @@ def measured_sizes(
             sets[row.method, row.software_id][row.subject_id] = row
 
     return [
-        Size.of(
-            specs[id_], time_us=counted_us(one), relative=one.time_half_width_us / one.time_us, energy_mj=one.energy_mj
-        )
+        Size.of(specs[id_], time_us=counted_us(one), relative=one.time.relative, energy_mj=one.energy_mj)
         for id_, row in (sets[most_similar(session, sets, software)].items() if sets else ())
         for one in (ReadingView.of(row),)
     ]

@@ -440,7 +440,7 @@ def _in_ranks(session: Session, found: Estimate, needed: Sequence[NeededTuple], 
     loops_us = {one.operator_id: one.predicted_us for one in found.missing if one.predicted_us is not None}
     added = added_time(effects[0], needed, loops_us | {id_: us for id_, (us, _) in found.measured.items()})
     time, energy = found.sum_at(PREDICTED_LEVEL)
-    mj = energy and energy.value / time.value * added.value
+    mj = energy.value / time.value * added.value if energy else 0.0
     size = f"{quantity(added.value, TIME)} ± {quantity(added.half_width, TIME)}"
     note = f"{size} are what calls take longer in ranks than alone, at the mean power of the sum: {effects[1]}."
     note += " How collectives overlap with computation is not estimated." if overlaps else ""

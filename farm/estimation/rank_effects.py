@@ -67,6 +67,8 @@ def rank_effects(
         for id_, place in (one.added or {}).items() if split[variant_id].tensor_parallel > 1 and not overlaps else ():
             if (loop := loops.get(id_)) and place.half_width_us < UNSURE * loop.time_us:
                 found[kind_of(names[id_], loop.time_us)].append(place.effect_us - counted_us(loop))
+    if not found:
+        return None
     effects = {kind: _typical(found[kind], MIDDLE if kind == OPERATOR_CALL else 1.0) for kind in sorted(found)}
     each = ", ".join(f"{kind} {one.value:+.2f} ± {one.half_width:.2f} µs" for kind, one in effects.items())
     on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))

@@ -155,9 +155,7 @@ def store_effects(database, split, taken, later_us, added_us):
         of[split.id].details = {**of[split.id].details, **details}
 
 
-def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split_models(
-    database, no_package
-):
+def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split_models(database, no_package):
     wanted, query = variant(64, tensor_parallel=2), EstimateQuery("H200")
     filled.fill(database, wanted, leave_out=is_collective, whole=False)
     for length in (16, 256):
@@ -181,3 +179,12 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
     assert width > width_before
     assert "medians of 1 whole split model on 2 cards" in found.notes[0]
     assert set(overlapping) == {"operator"}, "how much of a collective a training step hides is unknown"
+
+
+def test_without_whole_split_models_in_the_own_database_those_of_the_package_show_the_effects(database):
+    wanted = variant(64, tensor_parallel=2)
+    filled.fill(database, wanted, whole=False)
+    with database.read() as session:
+        found = EstimateQuery("H200").estimate(session, wanted)
+    assert 0.2 * found.tuples < found.ranks_time.value < 0.5 * found.time.value
+    assert "operator +0." in found.notes[0]
