@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -173,9 +173,7 @@ def select_for_model(
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
 
 
-def most_similar(
-    session: Session, sets: Mapping[tuple[int, str], Collection[Any]], software: Software
-) -> tuple[int, str]:
+def most_similar(session: Session, sets: Mapping[tuple[int, str], Any], software: Software) -> tuple[int, str]:
     """Return the key (method, software id) of a set of readings: that of ``software``, else one with the same software
     of the cards, else the one with most readings."""
 
