@@ -24,7 +24,7 @@ from farm.types.tuple import NeededTuple
 from farm.verdict.figures import Figure, ReadingView
 
 SMALL_US = 20.0  # below: operators whose differences scatter less, and collectives that are mostly latency
-MIDDLE = 0.5  # of operators: 12 of 14 models have a median within the middle half of the calls of all models
+MIDDLE = 0.5  # of operators: 12 of 14 wholes have their median within the middle half of all calls
 UNSURE = 0.2  # half-width of what a collective adds, relative to its loop, from which it is ignored
 OPERATOR_CALL = "operator"
 Effects = Mapping[str, Figure]  # kind of a call -> µs
