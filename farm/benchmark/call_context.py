@@ -141,12 +141,15 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     runs: list[Callable[[], object]] = []  # own the memory of their host steps, which the graphs use
     graphs = []
     pool = torch.cuda.graph_pool_handle()
+    received: dict[str, torch.Tensor | None] = {}  # made in the eager pass of `HostSteps.of`, not in a graph
     for left_out in ((), collectives, *([one] for one in largest)):
 
         def step(call: CapturedCall, operator: Rebuilt, left_out: Collection[str] = left_out) -> object:
             if call.tuple_id not in left_out:
                 return operator.run()
-            return without_communication(operator.spec, operator.tensors[0])
+            if call.tuple_id not in received:
+                received[call.tuple_id] = without_communication(operator.spec, operator.tensors[0])
+            return received[call.tuple_id]
 
         run = functools.partial(player.play, step, once=True, overlapping=True)
         runs.append(HostSteps.of(run, device).around(run))
@@ -168,7 +171,10 @@ def shared_out(all_us: list[float], weights: Mapping[str, float], counts: Mappin
 
     The errors of the shares add up, in quadrature, to the error of the whole time.
     """
-    total_us, half_width_us = intervals.midmean(all_us), intervals.batch_half_width(all_us, intervals.midmean)
+    total_us, half_width_us = (
+        max(0.0, intervals.midmean(all_us)),
+        intervals.batch_half_width(all_us, intervals.midmean),
+    )
     sum_us = math.fsum(weights.values())
     places = {}
     for tuple_id, weight in weights.items():
@@ -194,10 +200,12 @@ def time_layouts(player: Player, steps: HostSteps, pass_s: float) -> float | Non
         return None
     runs: list[Callable[[], object]] = []  # own the memory that the graphs use
     graphs = []
-    for _ in range(LAYOUTS):
-        other = player.with_copies(player.given, torch.clone)
-        runs.append(steps.around(other.once))
-        graphs.append(capture_graph(runs[-1:], device))
+    try:
+        for _ in range(LAYOUTS):
+            runs.append(steps.around(player.with_copies(player.given, torch.clone).once))
+            graphs.append(capture_graph(runs[-1:], device))
+    except torch.OutOfMemoryError:
+        return None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     rounds = [[replay_us(graph, begin, end) for graph in graphs] for _ in range(_replays(2 * LAYOUTS * pass_s))]
     times_us = [intervals.midmean(of_layout) for of_layout in zip(*rounds, strict=True)]
@@ -224,6 +232,7 @@ class Player:
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
         self.capture, self.device = capture, device
+        self._lanes = _Lanes(capture, device) if capture.launches else None
         self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
         #: Storage number -> memory, for storages that exist before the first call (weights, inputs).
@@ -274,10 +283,12 @@ class Player:
         Args:
             once: `step` runs each operator only once, so that counters need no restoring.
             overlapping: run the calls of a split model on as many streams as the model does. Memory that two streams
-                use is then freed after the last call.
+                use at the same time is then freed after the last call.
         """
         memory = dict(self.given)
-        lanes = _Lanes(self.capture, self.device) if overlapping and self.capture.launches else None
+        lanes = self._lanes if overlapping else None
+        if lanes:
+            lanes.begin()
         for call in self.capture.calls:
             with lanes.lane(call.index) if lanes else contextlib.nullcontext():
                 self._run(call, step, memory, once=once, before=before)
@@ -345,30 +356,36 @@ class _Lanes:
     """The streams of a split model: one stream for each that its calls used (`CapturedPass.launches`)."""
 
     def __init__(self, capture: CapturedPass, device: torch.device) -> None:
-        self._capture, self._main = capture, torch.cuda.current_stream(device)
-        self._streams = {0: self._main}
+        self._capture, self._device = capture, device
+        self._streams: dict[int, torch.cuda.Stream] = {}  # kept: PyTorch reuses the memory of a stream only on it
+        self._awaited = frozenset(itertools.chain.from_iterable(capture.waits))
+        #: Storages whose memory another stream allocates, uses last, or reads while the stream of the pass goes on.
+        self.others: set[int] = set()
         used_on: dict[int, list[int]] = defaultdict(list)
         for call, launch in zip(capture.calls, capture.launches, strict=True):
             for storage in (*call.reads, *call.writes):
                 used_on[storage].append(launch.stream)
-            if launch.stream not in self._streams:
-                self._streams[launch.stream] = self._another(device, launch.priority)
-        self._awaited = frozenset(itertools.chain.from_iterable(capture.waits))
-        self._done: dict[int, torch.cuda.Event] = {}
-        #: Storages whose memory was allocated or last used on another stream than that of the pass.
-        self.others = {storage for storage, streams in used_on.items() if streams[0] or streams[-1]}
-        self.kept: list[torch.UntypedStorage] = []  # memory that must not be used again before `join`
+            if launch.stream:
+                self.others |= set(call.reads) - set(call.writes)
+        self.others |= {storage for storage, streams in used_on.items() if streams[0] or streams[-1]}
 
-    def _another(self, device: torch.device, priority: int) -> torch.cuda.Stream:
-        while (stream := torch.cuda.Stream(device, priority)) in self._streams.values():
-            pass  # PyTorch has a limited number of streams and returns them in turn
-        stream.wait_stream(self._main)
-        return stream
+    def begin(self) -> None:
+        """Begin a pass on the current stream, for which all others wait."""
+        self._main = torch.cuda.current_stream(self._device)
+        for launch in self._capture.launches:
+            while launch.stream and launch.stream not in self._streams:
+                stream = torch.cuda.Stream(self._device, launch.priority)
+                if stream not in (self._main, *self._streams.values()):  # PyTorch returns a limited number in turn
+                    self._streams[launch.stream] = stream
+        for stream in self._streams.values():
+            stream.wait_stream(self._main)
+        self._done: dict[int, torch.cuda.Event] = {}
+        self.kept: list[torch.UntypedStorage] = []  # memory that must not be used again before `join`
 
     @contextlib.contextmanager
     def lane(self, index: int) -> Iterator[None]:
         """While active, work goes to the stream of a call, after the calls for which it waits."""
-        stream = self._streams[self._capture.launches[index].stream]
+        stream = self._streams.get(self._capture.launches[index].stream, self._main)
         for other in self._capture.waits[index]:
             stream.wait_event(self._done[other])
         with torch.cuda.stream(stream):

@@ -366,7 +366,8 @@ def _from_readings(
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
         notes=tuple(notes),
         specs={one.operator_id: one.spec for one in rest},
-        communication_us=math.fsum(row.total_us for row in summed.tuples if row.short_name in COLLECTIVES),
+        communication_us=summed.collectives_alone_us
+        or math.fsum(row.total_us for row in summed.tuples if row.short_name in COLLECTIVES),
         exposed_us=summed.communication_us[1] if summed.communication_us and not missing else None,
         measured={id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()},
     )

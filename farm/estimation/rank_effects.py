@@ -65,7 +65,7 @@ def rank_effects(
             if alone and not limited and alone.alone_us < SMALL_US:
                 found[kind_of("", alone.alone_us)].append((one.looped_us or {})[id_] - alone.alone_us)
         for id_, place in (one.added or {}).items() if split[variant_id].tensor_parallel > 1 and not overlaps else ():
-            if (loop := loops.get(id_)) and place.half_width_us < UNSURE * loop.time_us:
+            if (loop := loops.get(id_)) and place.effect_us and place.half_width_us < UNSURE * loop.time_us:
                 found[kind_of(names[id_], loop.time_us)].append(place.effect_us - counted_us(loop))
     if not found:
         return None

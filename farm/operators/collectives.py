@@ -118,12 +118,13 @@ def written(spec: OperatorTuple) -> frozenset[int]:
     return frozenset({0} if changes else ())
 
 
-def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tensor:
-    """An output of a collective on ``sent`` with the right shape but other values; nothing is communicated."""
+def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tensor | None:
+    """An output of a collective on ``sent`` with the right shape and similar values; nothing is communicated. None if
+    the output is the input."""
     if spec.short_name in _IN_PLACE:
-        return sent
-    make = sent.new_empty if sent.is_floating_point() else sent.new_zeros  # other values may be used as indices
-    return make(output_elements(spec))
+        return None
+    elements = output_elements(spec)
+    return sent.repeat(-(-elements // sent.numel()))[:elements].clone()
 
 
 def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:

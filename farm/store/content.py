@@ -300,6 +300,8 @@ def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: 
         job, before = session.get_one(Job, job_id), session.get(CardRow, found.card or "")
         short = bool(job.request.get("within") or job.request.get("budget_s"))
         same = before is not None and before.model == session.get_one(CardRow, card_id).model
+        protocol = job.request.get("protocol") or {}
+        same = same and all(protocol.get(name, False) == value for name, value in (found.numerics or {}).items())
         old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not (short and same))
         return counts(session, capture_id), old
 

@@ -369,12 +369,15 @@ def scaled_dot_product_attention(
     """Attention by the operator that PyTorch chooses on a card with compute capability 9.0 and cuDNN 9.15, such as an
     H100 or H200; `dropout` is the same on all cards."""
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = (one.to(torch.get_autocast_dtype("cpu")) for one in (query, key, value))
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (one.to(dtype) for one in (query, key, value))
+        attn_mask = attn_mask.to(dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+    learned = attn_mask is not None and attn_mask.requires_grad  # cuDNN has no gradient of a mask
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
     half, widths = query.dtype in (torch.bfloat16, torch.float16), (query.shape[-1], value.shape[-1])
     fits = query.dim() == 4 and not any(width % (8 if half else 4) for width in widths)
-    if fits and half and max(widths) <= 256 and key.shape[2] > 1:
+    if fits and half and max(widths) <= 256 and key.shape[2] > 1 and not learned:
         fused: Any = torch._scaled_dot_product_cudnn_attention
     elif fits and query.dtype != torch.double and query.shape[1] == key.shape[1]:
         fused = torch._scaled_dot_product_efficient_attention

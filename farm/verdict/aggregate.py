@@ -262,7 +262,8 @@ def _comparisons(
             own, off = (of_replay.half_width, off) if linear else (of_replay.half_width + off, 0.0)
         half_width = off + math.hypot(own, systematic * total.value)
         total = Figure(total.value, half_width)
-        return Comparison(total, _mean(of_wholes, weights), min(half_width, common), between[name], off)
+        others = between[name] if of_replay or not linear else BETWEEN_JOBS[name]
+        return Comparison(total, _mean(of_wholes, weights), min(half_width, common), others, off)
 
     chosen = [chosen for *_, chosen in measured]
     common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
