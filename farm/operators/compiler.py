@@ -67,21 +67,17 @@ Observer = Callable[[Kernel, tuple[Any, ...], Callable[[], Any]], Any]
 
 
 class Graph:
-    """One compiled graph.
-
-    Attributes:
-        launches: name of a launch -> for each launch with this name, the paths of the modules that it computes.
-        backward: it computes gradients.
-    """
+    """One compiled graph."""
 
     def __init__(self, provenance: str | None, modules: Mapping[str, str]) -> None:
         """``provenance`` is the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for
         a backward, the paths of the modules (`_provenance_with_paths`). ``modules``: the module path of each node."""
         data = json.loads(provenance) if provenance else {}
         before, found = data.get("postToPre", {}), data.get("module_paths", {})
-        self.backward = "module_paths" in data
+        self.backward = "module_paths" in data  # True if it computes gradients
         for key, nodes in data.get("cppCodeToPost", {}).items():
             found[key] = [modules.get(one) for node in nodes for one in before.get(node, ())]
+        # Name of a launch -> for each launch with this name, the paths of the modules that it computes
         self.launches: dict[str, list[list[str]]] = defaultdict(list)
         for name, _, number in sorted((key.rpartition(":") for key in found), key=lambda key: int(key[2])):
             self.launches[name].append([one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None])
@@ -106,13 +102,7 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
 
 
 class CompiledModel:
-    """A compiled model. The first calls compile it.
-
-    Attributes:
-        choices: what autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an
-            operation -> algorithm -> time in ms, for the fastest algorithms). Give them to another compilation to get
-            the same kernels.
-    """
+    """A compiled model. The first calls compile it."""
 
     def __init__(
         self,
@@ -128,6 +118,9 @@ class CompiledModel:
         self.graphs: dict[int, Graph] = {}
         self.breaks: Counter[str] = Counter()  # graph breaks by reason
         self.given: Mapping[str, Any] = choices or {}
+        # What autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an operation
+        # -> algorithm -> time in ms, for the fastest algorithms). Give them to another compilation to get the same
+        # kernels.
         self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
         self._observer: Observer | None = None
         self._graph: Graph | None = None

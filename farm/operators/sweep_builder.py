@@ -40,17 +40,13 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionEr
 
 
 class Expansion:
-    """The expansion of a sweep to tuples.
-
-    Attributes:
-        tried: how many combinations have been built so far.
-    """
+    """The expansion of a sweep to tuples."""
 
     def __init__(self, sweep: Sweep) -> None:
         """Raises as `check_names`."""
         check_names(sweep)
         self.sweep = sweep
-        self.tried = 0
+        self.tried = 0  # how many combinations have been built so far
         self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
 
     @property
