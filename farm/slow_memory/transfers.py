@@ -47,7 +47,7 @@ def away_while(life: Life, period: Inactive, copy_us: float) -> list[tuple[int, 
 
 @dataclass(frozen=True)
 class Offload:
-    """The memory that a step saves if inactive tensors are in slow memory, with the same bandwidth in both directions."""
+    """The memory that a step saves if inactive tensors are in slow memory, with equal bandwidths in both directions."""
 
     bytes_per_s: float
     periods: int  # all inactive periods of the step
