@@ -338,7 +338,7 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
 def time_in_model(
     run: ObservedRun, capture: CapturedPass, device: torch.device, *, passes: int = PASSES, record: Record | None = None
 ) -> InModelTimes:
-    """Time the calls of a capture while its model or step runs. It must be warm, and run the same calls in each pass."""
+    """Time the calls of a capture while its model or step runs. It must be warm and run the same calls in each pass."""
     source = "kernels" if device.type == "cuda" else "ranges"
     if device.type != "cuda":
         seen, attributed = _by_clock(run, passes, record or (lambda run: run)), 1.0

@@ -402,7 +402,6 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
 
     Args:
         peak_of: returns the peak of a batch in bytes. It may raise `CaptureError` for a batch of 1.
-        start: the first batch to try.
 
     Raises:
         UsageError: not even the smallest batch fits.
