@@ -469,11 +469,7 @@ def _power_limit(adjusted: Sequence[Adjustment]) -> str:
     """Remark: the figures that the sum uses for tuples that hit the power limit in a loop."""
     figures = {"burst": "burst figures", "interpolated": "figures between steady and burst"}
     numbers = Counter[str](entry.used for entry in adjusted)
-    used = [
-        f"{text} for {numbers[name]} {plural('tuple', numbers[name])}"
-        for name, text in figures.items()
-        if numbers[name]
-    ]
+    used = [f"{figures[name]} for {number} {plural('tuple', number)}" for name, number in sorted(numbers.items())]
     time_us = sum(entry.effect_time_us for entry in adjusted)
     return f"the sum uses {' and '.join(used)} instead of steady figures, which changes it by {time_us:+z.1f} µs"
 
