@@ -180,21 +180,17 @@ class Report:
         }
 
 
-def build(session: Session, job_id: str, number: int | None = None) -> Report:
-    """Compute the report of a job, for round `number` or (None) the newest round. Raises `NoSuchJob` without such a
-    round."""
+def build(session: Session, job_id: str) -> Report:
+    """Compute the report of a job's newest round. Raises `NoSuchJob`."""
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
-    shown = job.round if number is None else number
-    if not 0 <= shown <= job.round:
-        raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
-    request, evidence = Request.from_json(job.request), Evidence(session, job, shown)
+    request, evidence = Request.from_json(job.request), Evidence(session, job, job.round)
     protocol, variant = request.protocol, request.variant
     of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
     without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {row.round: row for row in session.exec(without_details)}
-    verdict, preliminary = _verdict(evidence, verdicts.get(shown))
+    verdict, preliminary = _verdict(evidence, verdicts.get(job.round))
     seen = evidence.seen
     calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
     known_us = {id_: [value for value in values if value is not None] for id_, values in calls_us.items()}
@@ -207,7 +203,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     return Report(
         **of_job,
         job_id=job.id,
-        round=shown,
+        round=job.round,
         protocol=protocol,
         cards=_cards(evidence, of_cards),
         software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()),
@@ -544,10 +540,10 @@ def _kernels(audit: KernelAudit, launch: str) -> str:
     return "; ".join(text) if len(text) > 1 else f"{text[0]}; both launch the same kernels equally often"
 
 
-def _kernel_name(name: str, most: int = 48) -> str:
+def _kernel_name(name: str) -> str:
     """Shorten a kernel's name: no return type and no template arguments."""
     short = name.removeprefix("void ").split("<")[0].split("(")[0].strip() or name
-    return short if len(short) <= most else short[: most - 1] + "…"
+    return short if len(short) <= 48 else f"{short[:47]}…"
 
 
 def _in_model(timed: InModelTimes, read_at_s: float | None) -> str:
