@@ -317,12 +317,10 @@ class TorchRunner(TorchVerifier):
     def __init__(self, device: Device) -> None:
         from farm.benchmark.sampler import Sampler
 
-        idle = Sampler(device).start()  # the card is idle during the import of torch: measure its idle power meanwhile
-        super().__init__(device)
-        from farm.benchmark import checks, fingerprinting, measure
-        from farm.slow_memory import offload, planned_step
-
-        idle.stop()
+        with Sampler(device) as idle:  # the card is idle during the import of torch: measure its idle power meanwhile
+            super().__init__(device)
+            from farm.benchmark import checks, fingerprinting, measure
+            from farm.slow_memory import offload, planned_step
         # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device

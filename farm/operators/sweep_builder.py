@@ -152,12 +152,10 @@ class Builder:
             return with_zeros(spec, float(values["zeros"])), cost(spec)
         structure = self._structure(values)
         sample = self._samples.get(structure)
-        if sample is not None:
-            spec, costs = self._like(sample, values) or self.build_by_capture(values)
-        else:
-            spec, costs = self.build_by_capture(values)
-            if structure not in self._samples:
-                self._samples[structure] = spec if self._like(spec, values) == (spec, costs) else None
+        found = self._like(sample, values) if sample is not None else None
+        spec, costs = found or self.build_by_capture(values)
+        if structure not in self._samples:
+            self._samples[structure] = spec if self._like(spec, values) == (spec, costs) else None
         return with_zeros(spec, float(values["zeros"])), costs
 
     def build_by_capture(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
