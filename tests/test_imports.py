@@ -53,6 +53,7 @@ TORCH_ROOMS = (
     "farm/training/step.py",
     "farm/training/extract.py",
     "farm/training/split.py",
+    "farm/training/streams.py",
     "farm/benchmark/cache.py",
     "farm/benchmark/call_context.py",
     "farm/benchmark/checks.py",

@@ -352,15 +352,15 @@ class _Lanes:
             for storage in (*call.reads, *call.writes):
                 used_on[storage].append(launch.stream)
             if launch.stream not in self._streams:
-                self._streams[launch.stream] = self._another(device)
+                self._streams[launch.stream] = self._another(device, launch.priority)
         self._awaited = frozenset(itertools.chain.from_iterable(capture.waits))
         self._done: dict[int, torch.cuda.Event] = {}
         #: Storages whose memory was allocated or last used on another stream than that of the pass.
         self.others = {storage for storage, streams in used_on.items() if streams[0] or streams[-1]}
         self.kept: list[torch.UntypedStorage] = []  # memory that must not be used again before `join`
 
-    def _another(self, device: torch.device) -> torch.cuda.Stream:
-        while (stream := torch.cuda.Stream(device)) in self._streams.values():
+    def _another(self, device: torch.device, priority: int) -> torch.cuda.Stream:
+        while (stream := torch.cuda.Stream(device, priority)) in self._streams.values():
             pass  # PyTorch has a limited number of streams and returns them in turn
         stream.wait_stream(self._main)
         return stream

@@ -22,20 +22,22 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import NoReadings
+from farm.estimation.readings import most_similar
 from farm.prediction.stored_predictor import CallPrediction, PredictedValue
 from farm.store.columns import OPERATOR, READING
-from farm.store.content import sound_readings, stored_software
+from farm.store.content import sound_readings
 from farm.types.collective import COLLECTIVES
 from farm.types.format import plural
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES, NeededTuple
+from farm.verdict.figures import VIEW_COLUMNS, ReadingView
 
 EXTRAPOLATED = 2.0  # factor between the ends of the interval and the value for another number of cards
 
 
 @dataclass(frozen=True)
 class Size:
-    """One collective, with the reading of one size: time, relative half-width, and energy of all cards."""
+    """One collective, with the reading of one size: time among operators, relative half-width, energy of all cards."""
 
     name: str
     cards: int
@@ -57,28 +59,27 @@ class Size:
 def measured_sizes(
     session: Session, names: Collection[str], card_model: str, protocol_ids: Collection[str], software: Software
 ) -> list[Size]:
-    """Return the newest readings of these collectives, all with one method and one software.
-
-    That of ``software`` is preferred, then any with the same software of the cards, then the set with most readings.
-    """
+    """Return the newest readings of these collectives, all with one method and one software (see `most_similar`)."""
     query = sqlalchemy.select(OPERATOR.id, OPERATOR.spec).where(OPERATOR.short_name.in_(names))
     specs = {row.id: row.spec for row in session.execute(query.where(OPERATOR.kind == "collective"))}
-    columns = ("subject_id", "method", "software_id", "flags", "created_at_s", "time_us", "time_half_width_us")
+    columns = (*VIEW_COLUMNS, "subject_id", "method", "software_id")
     chosen = READING.subject_id.in_(list(specs)), READING.protocol_id.in_(protocol_ids)
     sets: dict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
-    for row in sound_readings(session, card_model, (*columns, "energy_mj"), *chosen):
+    for row in sound_readings(session, card_model, columns, *chosen):
         if "beside" not in specs[row.subject_id]["parameters"]:
             sets[row.method, row.software_id][row.subject_id] = row
 
-    def fit(key: tuple[int, str]) -> tuple[bool, bool, int, float]:
-        found = stored_software(session, key[1])
-        same = found.of_one_card.id == software.of_one_card.id
-        return found.id == software.id, same, len(sets[key]), max(row.created_at_s for row in sets[key].values())
-
     return [
-        Size.of(specs[id_], time_us=row.time_us, relative=row.time_half_width_us / row.time_us, energy_mj=row.energy_mj)
-        for id_, row in (sets[max(sets, key=fit)].items() if sets else ())
+        Size.of(specs[id_], time_us=counted_us(one), relative=one.time.relative, energy_mj=one.energy_mj)
+        for id_, row in (sets[most_similar(session, sets, software)].items() if sets else ())
+        for one in (ReadingView.of(row),)
     ]
+
+
+def counted_us(reading: ReadingView) -> float:
+    """The time that one call adds to a sum: that of its loop, and the effect of unrelated operators."""
+    context = reading.details.context
+    return reading.time_us + (context.effect_us if context else 0.0)
 
 
 def predicted(

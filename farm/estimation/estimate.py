@@ -17,6 +17,7 @@ from sqlmodel import Session
 
 from farm.errors import FarmError, NoReadings, UsageError
 from farm.estimation import collectives
+from farm.estimation.rank_effects import added_time, rank_effects
 from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
@@ -25,6 +26,7 @@ from farm.estimation.readings import (
     select_for_model,
     tuples_of,
 )
+from farm.exchange.packaged import packaged_database
 from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
@@ -40,6 +42,7 @@ from farm.verdict.figures import Figure, PerToken, figure_json
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
 _NARROWER = 1.645 / 1.960  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
+_UNITS = {"time": "us", "energy": "mj"}
 SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no reading: the median on an H200
 
 
@@ -96,6 +99,8 @@ class Estimate:
     narrowing: tuple[str, ...] = ()  # ids of missing tuples; the one that would narrow the total most is first
     transfer: Mapping[str, Any] | None = None  # what predictions from another card model are based on
     communication_us: float = 0.0  # time of all collectives alone, readings and predictions; part of `time`
+    ranks_time: Figure | None = None  # of a split model: what calls take longer in the ranks; part of `time`
+    ranks_energy: Figure | None = None
     exposed_us: float | None = None  # what the whole model takes longer than its other tuples; None: not measured
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
@@ -138,13 +143,15 @@ class Estimate:
         return found if self.complete or found is None else PredictedValue(found.value)
 
     def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
-        """Return the time (µs) and energy (mJ) of readings and predictions together."""
+        """Return the time (µs) and energy (mJ) of readings, predictions and effects of the ranks together."""
+        time, energy = interval_at(self.measured_time, level), interval_at(self.measured_energy, level)
         if self.missing and self.total_time:
-            bound = self.total_time.low is None
-            return self.total_time, interval_at(self.measured_energy, level) if bound else self.total_energy
-        time = interval_at(self.measured_time, level)
+            time, energy = self.total_time, energy if self.total_time.low is None else self.total_energy
+        if self.ranks_time:
+            time = _sum([time, interval_at(self.ranks_time, level)])
+            energy = energy and _sum([energy, interval_at(self.ranks_energy, level)])
         assert time is not None
-        return time, interval_at(self.measured_energy, level)
+        return time, energy
 
     @property
     def shares(self) -> dict[str, float]:
@@ -191,8 +198,8 @@ class Estimate:
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a 90 % interval.
         Half-widths belong to 95 % intervals.
         """
-        figures = ("measured_time", "measured_energy", "whole_time", "whole_energy", "total_time", "total_energy")
-        left_out = (*figures, "specs", "measured", "oldest_age_s")
+        figures = {f"{name}_{of}": unit for name in ("measured", "whole", "ranks") for of, unit in _UNITS.items()}
+        left_out = (*figures, "total_time", "total_energy", "specs", "measured", "oldest_age_s")
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
@@ -202,10 +209,7 @@ class Estimate:
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
-            **figure_json("measured_time", "us", self.measured_time),
-            **figure_json("measured_energy", "mj", self.measured_energy),
-            **figure_json("whole_time", "us", self.whole_time),
-            **figure_json("whole_energy", "mj", self.whole_energy),
+            **{key: one for name in figures for key, one in figure_json(name, figures[name], vars(self)[name]).items()},
             **asdict(self.per_token),
             **interval_json("total_time", "us", self.total_time),
             **interval_json("total_energy", "mj", self.total_energy),
@@ -231,7 +235,7 @@ def interval_json(name: str, unit: str, found: PredictedValue | None) -> dict[st
 def cost_json(time: PredictedValue, energy: PredictedValue | None, level: float) -> dict[str, float | None]:
     """The first keys of an estimate's JSON. Half-widths belong to 95 % intervals: None if `level` is not 0.95."""
     found: dict[str, float | None] = {}
-    for name, unit, one in (("time", "us", time), ("energy", "mj", energy)):
+    for (name, unit), one in zip(_UNITS.items(), (time, energy), strict=True):
         known = level == LEVEL and one is not None and one.high is not None
         half_width = {f"{name}_half_width_{unit}": one.high - one.value if known else None}  # type: ignore[operator, union-attr]
         found |= interval_json(name, unit, one) | half_width
@@ -293,6 +297,8 @@ def estimate(
     if predictor:
         of_cards, its_notes = _of_collectives(session, found, needed, card_model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
+    if variant.cards > 1 and not found.whole_time:
+        found = _in_ranks(session, found, needed, protocol)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
@@ -418,6 +424,28 @@ def _with_predictions(
         transfer=predicted.transfer if missing else None,
         communication_us=found.communication_us + math.fsum(one.value for one in times[1:]),
         notes=notes,
+    )
+
+
+def _in_ranks(session: Session, found: Estimate, needed: Sequence[NeededTuple], protocol: Protocol) -> Estimate:
+    """Return the estimate with what calls take longer in the ranks, by the same database as the readings, else by the
+    package. The power meanwhile is unknown: the interval of this energy goes from none to twice the mean power's."""
+    overlaps = found.variant.tensor_parallel == 1
+    about = found.card_model, protocol, found.software, overlaps
+    if (effects := rank_effects(session, *about)) is None:
+        with packaged_database().read() as packaged:
+            effects = rank_effects(packaged, *about)
+    if effects is None:
+        return found
+    loops_us = {one.operator_id: one.predicted_us for one in found.missing if one.predicted_us is not None}
+    added = added_time(effects[0], needed, loops_us | {id_: us for id_, (us, _) in found.measured.items()})
+    time, energy = found.sum_at(PREDICTED_LEVEL)
+    mj = energy.value / time.value * added.value if energy else 0.0
+    size = f"{quantity(added.value, TIME)} ± {quantity(added.half_width, TIME)}"
+    note = f"{size} are what calls take longer in ranks than alone, at the mean power of the sum: {effects[1]}."
+    note += " How collectives overlap with computation is not estimated." if overlaps else ""
+    return replace(
+        found, ranks_time=added, ranks_energy=Figure(mj, abs(mj)) if energy else None, notes=(note, *found.notes)
     )
 
 

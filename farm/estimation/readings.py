@@ -22,7 +22,7 @@ from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import classes, sound_readings, stored_software
 from farm.store.database import fetch_values, in_batches
 from farm.types.label import label_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple, OperatorTuple
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
@@ -157,7 +157,7 @@ def select_for_model(
     beginning."""
     data_of = protocols_like(session, protocol)
     subjects = [*(one.operator_id for one in needed), variant.id]
-    sets = _sets(session, subjects, card_model, list(data_of), torch)
+    sets = newest_readings(session, subjects, card_model, list(data_of), torch)
     if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
         return None
 
@@ -173,6 +173,17 @@ def select_for_model(
     return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
 
 
+def most_similar(session: Session, sets: Mapping[tuple[int, str], Any], software: Software) -> tuple[int, str]:
+    """Return the key (method, software id) of a set of readings: that of ``software``, else one with the same software
+    of the cards, else the one with most readings."""
+
+    def fit(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
+        found = stored_software(session, key[1])
+        return found.id == software.id, found.of_one_card.id == software.of_one_card.id, len(sets[key]), key[0]
+
+    return max(sets, key=fit)
+
+
 def protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
     """Return protocol id -> data class of the stored protocols that differ from a protocol at most in it."""
     like = {**protocol.to_json(), "data": None}
@@ -184,8 +195,8 @@ _COLUMNS = (*VIEW_COLUMNS, "subject_id", "software_id", "protocol_id", "method",
 NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
 
 
-def _sets(
-    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str
+def newest_readings(
+    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str = ""
 ) -> dict[tuple[int, str], NewestReadings]:
     """Return the newest sound readings for each (method, software id). Readings of studies are left out."""
     from farm.exchange.filters import parse, select_readings

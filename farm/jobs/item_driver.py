@@ -297,7 +297,9 @@ class ItemDriver:
         """
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
-            predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
+            predicted, verify = self.ask(
+                predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
+            )
         if claimed.cards:
             about = (cards.farm_of(self.holder), partial(self.phase, claimed), self.stop_requested)
             expected = predicted if verify else None

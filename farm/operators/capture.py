@@ -46,7 +46,7 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.operators.fake_pass import PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
+from farm.operators.fake_pass import MOST_MADE_BYTES, PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
@@ -238,6 +238,7 @@ def predict(
     device_type: str = "cpu",
     grad_enabled: bool = False,
     watch: Watch | None = None,
+    made: int = MOST_MADE_BYTES,
 ) -> CapturedPass:
     """Captures a forward pass on fake tensors, which compute nothing; equal calls run only once.
 
@@ -252,7 +253,7 @@ def predict(
     device = device_type
     if device_type == "cuda" and not torch.cuda.is_initialized():
         device, device_type = STANDS_FOR_A_CARD, "cpu"
-    with fake_pass(model, args, kwargs, device) as (fakes, fake_args, fake_kwargs):
+    with fake_pass(model, args, kwargs, device, made=made) as (fakes, fake_args, fake_kwargs):
 
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
             originals = fakes.originals()

@@ -83,11 +83,12 @@ class CapturedTensor:
 
 @dataclass(frozen=True)
 class Launch:
-    """The stream of a card on which a call runs (0: the stream of the pass), and the earlier calls for which this
-    stream has waited since the previous call on it."""
+    """The stream of a card on which a call runs (0: the stream of the pass), the earlier calls for which this stream
+    has waited since the previous call on it, and the stream's priority for the card's scheduler."""
 
     stream: int
     after: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,20 @@ class CapturedPass:
     @functools.cached_property
     def waits(self) -> tuple[tuple[int, ...], ...]:
         """For each call, the calls on other streams for which it waits: as the model did, and because they wrote what
-        it reads or writes, or read what it writes. Empty without ``launches``."""
+        it reads or writes, or read what it writes. Of each stream only the last one, and none for which the stream of
+        the call has waited before. Empty without ``launches``."""
         found: list[tuple[int, ...]] = []
         wrote: dict[int, int] = {}  # storage -> the last call that wrote it
         read: defaultdict[int, list[int]] = defaultdict(list)  # storage -> the calls that have read it since
+        waited: defaultdict[int, dict[int, int]] = defaultdict(dict)  # stream -> other stream -> its last awaited call
         for call, launch in zip(self.calls, self.launches, strict=False):
             before = {*launch.after, *(wrote[one] for one in (*call.reads, *call.writes) if one in wrote)}
             before |= {reader for one in call.writes for reader in read[one]}
-            found.append(tuple(sorted(one for one in before if self.launches[one].stream != launch.stream)))
+            last = {self.launches[one].stream: one for one in sorted(before)}
+            known = waited[launch.stream] | {launch.stream: call.index}
+            new = {other: one for other, one in last.items() if one > known.get(other, -1)}
+            waited[launch.stream] |= new
+            found.append(tuple(sorted(new.values())))
             for one in call.reads:
                 read[one].append(call.index)
             for one in call.writes:

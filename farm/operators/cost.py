@@ -22,7 +22,7 @@ from farm.errors import CaptureError, told
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
-from farm.operators.fake_pass import fake_pass, holds_other_tensors
+from farm.operators.fake_pass import MOST_MADE_BYTES, fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
@@ -125,7 +125,7 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
 
 
 def model_flops(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
+    model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, *, computed: bool = False, made: int = MOST_MADE_BYTES
 ) -> int:
     """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With ``computed``, the model runs
     on its real tensors; otherwise on meta or fake tensors, which compute nothing. Raises `CaptureError` if the model
@@ -138,7 +138,7 @@ def model_flops(
         if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
                 return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
-        with fake_pass(model, args, kwargs, "cpu") as (_, fake_args, fake_kwargs), _no_fused_path():
+        with fake_pass(model, args, kwargs, "cpu", made=made) as (_, fake_args, fake_kwargs), _no_fused_path():
             # Fake parameters: the counter adds hooks to inputs that require gradients.
             for parameter in model.parameters():
                 parameter.requires_grad_(False)

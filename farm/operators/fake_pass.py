@@ -63,10 +63,10 @@ _INDEXING = frozenset(
 
 @contextlib.contextmanager
 def fake_pass(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: str, *, made: int = MOST_MADE_BYTES
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
     """While active, the tensors of ``model`` are replaced by fake ones on ``device``. Yields the replacements, and the
-    replaced ``args`` and ``kwargs``."""
+    replaced ``args`` and ``kwargs``. Computed results have at most ``made`` bytes."""
     fakes = FakeTensors(FakeTensorMode(), device)
     # If the mode cannot fake an operator, its log repeats the error: silence the log.
     log = logging.getLogger(FakeTensorMode.__module__)
@@ -75,7 +75,7 @@ def fake_pass(
     try:
         with fakes.swapped_into(model):
             replaced = fakes.tree(args), fakes.tree(kwargs or {})
-            with fakes.mode, _RealIntegers(fakes):
+            with fakes.mode, _RealIntegers(fakes, made):
                 yield fakes, *replaced
     finally:
         log.setLevel(level)
@@ -240,9 +240,9 @@ class _RealIntegers(TorchDispatchMode):
     """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result is large; leaves all
     other operators to that mode."""
 
-    def __init__(self, fakes: FakeTensors) -> None:
+    def __init__(self, fakes: FakeTensors, made: int) -> None:
         super().__init__()
-        self.fakes = fakes
+        self.fakes, self.made = fakes, made
         self.repeated = _RepeatedOperators(fakes)
         self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
 
@@ -285,7 +285,7 @@ class _RealIntegers(TorchDispatchMode):
                 out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
-        most = max(MOST_MADE_BYTES, 8 * sum(tensor.nbytes for tensor in real))  # also integers from booleans
+        most = max(self.made, 8 * sum(tensor.nbytes for tensor in real))  # also integers from booleans
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -288,17 +288,20 @@ def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str
     return dict(Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data)))
 
 
-def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[dict[str, int], bool]:
+def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: str) -> tuple[dict[str, int], bool]:
     """Return (tuple id -> number of calls, whether the job must verify these calls on a card).
 
     The job must, unless a card has verified them since the job started. A verification also measures the calls in the
-    running model, and these times must be as new as the reading of the whole model.
+    running model, and these times must be as new as the reading of the whole model. A job with ``--within`` or
+    ``--budget`` saves this time if a card of the same model has ever verified the calls.
     """
     with database.read() as session:
-        capture = session.get_one(tables.Capture, capture_id)
-        began_s = session.get_one(Job, job_id).created_at_s
-        read_at_s = Verification.from_json(capture.verification).read_at_s
-        return counts(session, capture_id), read_at_s is None or read_at_s < began_s
+        found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
+        job, before = session.get_one(Job, job_id), session.get(CardRow, found.card or "")
+        short = bool(job.request.get("within") or job.request.get("budget_s"))
+        same = before is not None and before.model == session.get_one(CardRow, card_id).model
+        old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not (short and same))
+        return counts(session, capture_id), old
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, told
 from farm.models.building import replaced
@@ -47,7 +48,8 @@ from farm.types.tuple import OperatorTuple
 #: Operators that PyTorch runs as another one.
 _AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
-_HELD_BY_AUTOGRAD = 3  # reference count of a storage that only autograd's buffer refers to
+#: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
+_HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
 #: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs these operators.
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
@@ -151,8 +153,7 @@ class StepRecorder(Recorder):
         yield
 
     def _enter(self, node: Any) -> None:
-        self.node = node
-        self.first_node = self.first_node or node
+        self.node, self.first_node = node, self.first_node or node
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.open is not None:
@@ -265,10 +266,10 @@ class StepRecorder(Recorder):
             with self.around(number):
                 out = func(*args, **kwargs)
             self.in_attention = False
-            out = _as_computed(func, args, out)
+            out = _as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
             # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
-            # A card gets numbers beside a mask, but not for an assignment; the device of a fake pass does not say so.
+            # A card gets numbers beside a mask, but not for an assignment, as in a split embedding; fakes get both.
             scalar = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
             user = self.owners[self.open].what if scalar and self.open is not None else ""
             everywhere = user in ("where", _ATTENTION.__name__) or self.now == "optimizer"
@@ -280,7 +281,7 @@ class StepRecorder(Recorder):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
-            elif not counter and user != "__setitem__" and costs(func, args, kwargs, out):
+            elif not counter and user not in ("__setitem__", "Embedding") and costs(func, args, kwargs, out):
                 self._record(func, args, kwargs, out)
             if len(self.calls) > calls:
                 self.slots[number] = calls
@@ -337,8 +338,7 @@ class StepRecorder(Recorder):
         def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
             return tuple(dict.fromkeys(stored.add(tensor, label, "", index) for tensor in tensors))
 
-        reads = numbers(inputs)
-        writes = numbers(written)
+        reads, writes = numbers(inputs), numbers(written)
         owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
         self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
         self.streams.launch(index, asynchronous=asynchronous)
@@ -358,6 +358,33 @@ class StepRecorder(Recorder):
         )
 
 
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 else torch.dropout(x, p, train)
+
+
+@wrap_torch_function(lambda query, *args, **kwargs: (query,))  # so that a recorder sees the call
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, is_causal: bool = False, **more: Any
+) -> torch.Tensor:
+    """Attention by the operator that PyTorch chooses on a card with compute capability 9.0 and cuDNN 9.15, such as an
+    H100 or H200; `dropout` is the same on all cards."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (one.to(torch.get_autocast_dtype("cpu")) for one in (query, key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+    half, widths = query.dtype in (torch.bfloat16, torch.float16), (query.shape[-1], value.shape[-1])
+    fits = query.dim() == 4 and not any(width % (8 if half else 4) for width in widths)
+    if fits and half and max(widths) <= 256 and key.shape[2] > 1:
+        fused: Any = torch._scaled_dot_product_cudnn_attention
+    elif fits and query.dtype != torch.double and query.shape[1] == key.shape[1]:
+        fused = torch._scaled_dot_product_efficient_attention
+        attn_mask = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
+    else:
+        return torch._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, **more)[0]
+    trained = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+    return fused(query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale"))[0]
+
+
 #: The position of a normalization's weight among its arguments.
 _WEIGHT_OF = {
     torch.ops.aten.native_batch_norm.default: 1,
@@ -366,15 +393,17 @@ _WEIGHT_OF = {
 }
 
 
-def _as_computed(func: Any, args: Any, out: Any) -> Any:
+def _as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
     """Corrects the dtype or layout of a fake output to match a device; returns real outputs unchanged.
 
-    Under autocast the statistics of a normalization have the dtype of its weights. The gradient of the input is
-    contiguous for a layer norm, has the layout of the input for a batch norm, and the layout of a product for
-    hardswish.
+    Under autocast the statistics of a normalization have the dtype of its weights; those of a layer norm on a card are
+    never in half precision. The gradient of the input is contiguous for a layer norm, has the layout of the input for a
+    batch norm, and the layout of a product for hardswish.
     """
     if func in _WEIGHT_OF:
         weight = args[_WEIGHT_OF[func]]
+        if on_card and func is torch.ops.aten.native_layer_norm.default:
+            return out[0], *(one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:])
         if weight is not None and weight.dtype != args[0].dtype:
             return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])
     if func is torch.ops.aten.native_layer_norm_backward.default and out[0] is not None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
 from farm.models.building import replaced
-from farm.operators import fake_pass as fake_passes
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.settings import settings
-from farm.training.capture import capture_step
+from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
@@ -115,7 +113,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
         return Extraction(step, {id_: cost(spec) for id_, spec in step.tuples.items()}, step.flops, peak_bytes)
     if variant.cards > 1:
-        captured = _extract_split(variant, grad=grad)
+        captured = _extract_split(variant, device_type, grad=grad)
         costs = _costs(captured)
         # PyTorch's counter cannot count one rank's part.
         return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
@@ -126,7 +124,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         except CaptureError as error:
             if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
                 raise
-            needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
+            needed = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
             if needed > MOST_RUN_BYTES:
                 raise CaptureError(
                     f"{error.message} A capture with real values is not possible: parameters and buffers take "
@@ -143,8 +141,7 @@ def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) ->
     """The FLOPs and the operators of a model. If it reads a value of a large mask, masks are computed."""
     with contextlib.suppress(CaptureError):
         return model_flops(model, inputs), predict(model, inputs, **about)
-    with replaced(fake_passes, "MOST_MADE_BYTES", MOST_MASK_BYTES):
-        return model_flops(model, inputs), predict(model, inputs, **about)
+    return model_flops(model, inputs, made=MOST_MASK_BYTES), predict(model, inputs, made=MOST_MASK_BYTES, **about)
 
 
 def _costs(captured: CapturedPass) -> dict[str, Cost]:
@@ -158,19 +155,18 @@ def _costs(captured: CapturedPass) -> dict[str, Cost]:
     return costs
 
 
-def _extract_split(variant: Variant, *, grad: bool) -> CapturedPass:
+def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
     """Captures the aten operators and the collectives that one rank of a split model runs in a forward pass."""
+    there = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
     with contextlib.redirect_stdout(sys.stderr), fake_group(variant.cards):
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-        with fake_pass(model, inputs, None, "cpu") as (_, fake_inputs, _):
+        with fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _):
             split(model, variant, "cpu")
-            return capture_forward(model, fake_inputs, grad=grad, warmed_up=False)
+            return capture_forward(model, fake_inputs, grad=grad, warmed_up=False, fakes=fakes)
 
 
-def capture_forward(
-    model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, device_type: str = "cpu", warmed_up: bool = True
-) -> CapturedPass:
-    captured = capture_step(ForwardPass(model, inputs, grad=grad), device_type=device_type, warmed_up=warmed_up)
+def capture_forward(model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, **about: Any) -> CapturedPass:
+    captured = capture_step(ForwardPass(model, inputs, grad=grad), **{"warmed_up": True} | about)
     calls = tuple(dataclasses.replace(one, part="", owner="", stage="", owner_index=None) for one in captured.calls)
     return dataclasses.replace(captured, calls=calls, owners=(), grad_enabled=grad, training=model.training)
 
@@ -178,7 +174,7 @@ def capture_forward(
 def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     """Captures one training step of a variant as a kind of device would run it, in train mode; nothing is computed.
 
-    Without a CUDA context it records the operators of the CPU, with the optimizer implementation that a GPU uses.
+    Without a CUDA context it records the operators of the CPU, but the attention, dropout and optimizer of a GPU.
     Raises `CaptureError` if the step does not run, and as `farm.models.catalog` and `farm.training.step`.
     """
     if variant.phase == "decode":
@@ -189,27 +185,23 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
         on = device_type if torch.cuda.is_initialized() else "cpu"
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
-            there = STANDS_FOR_A_CARD if on != device_type and variant.cards == 1 else on
+            there = on
+            if on != device_type:
+                there, functions = STANDS_FOR_A_CARD, torch.nn.functional
+                stack.enter_context(replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention))
+                stack.enter_context(replaced(torch._VF, "dropout", dropout))
             fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, there))
             stack.enter_context(checkpoint_modules(model, variant.recompute))
-            forward: Callable[..., Any] = model
             if variant.cards > 1:
                 stack.enter_context(WatchedOperators(completed_works))
-                forward = split(model, variant, on)
+            forward = split(model, variant, on) if variant.cards > 1 else model
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
                     found = loss_for(variant, output, torch.device("cpu"))
                     return dataclasses.replace(found, targets=fakes.tree(found.targets))
 
-            step = TrainingStep(
-                model,
-                fake_inputs,
-                optimizer=implementation(variant.optimizer, device_type),
-                make_loss=loss,
-                amp=_AMP[variant.amp],
-                accumulate=variant.accumulate,
-            )
+            step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
             if variant.cards > 1:
                 step.forward, step.split = forward, True
                 step.run()  # DDP forms its buckets anew in the second run
@@ -222,15 +214,8 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
     `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
     model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
     checkpoint_modules(model, variant.recompute)
-    step = TrainingStep(
-        model,
-        inputs,
-        optimizer=implementation(variant.optimizer, device.type),
-        make_loss=lambda output: loss_for(variant, output, device),
-        amp=_AMP[variant.amp],
-        accumulate=variant.accumulate,
-        capturable=device.type == "cuda" and launch == "graph",
-    )
+    chosen = _chosen(variant, device.type, launch)
+    step = TrainingStep(model, inputs, make_loss=lambda output: loss_for(variant, output, device), **chosen)
     step.split = variant.cards > 1
     if variant.data_parallel > 1 and variant.sharding == "ddp":
         step.forward = split(model, variant, device.type)
@@ -238,6 +223,11 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
     for _ in range(11 if step.forward is not model else 1):
         step.run()
     return step
+
+
+def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:
+    optimizer, graph = implementation(variant.optimizer, device_type), device_type == "cuda" and launch == "graph"
+    return {"optimizer": optimizer, "amp": _AMP[variant.amp], "accumulate": variant.accumulate, "capturable": graph}
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:

@@ -17,6 +17,7 @@ from torch import nn
 
 from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
+from farm.models.building import replaced
 from farm.operators.collectives import local_part
 from farm.training.step import blocks_of
 from farm.types.protocol import Variant
@@ -92,12 +93,15 @@ def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[...,
         replicated._set_ddp_runtime_logging_sample_rate(2**30)
         return replicated
     else:
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp
 
+        paths, device = [""], next(model.parameters()).device
         with contextlib.suppress(UsageError):  # a model without a list of blocks is one unit
-            for path in blocks_of(model):
-                fully_shard(model.get_submodule(path), mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            paths = [*blocks_of(model), ""]
+        place = replaced(fsdp, "_get_device_from_mesh", lambda mesh: device)  # a mesh does not know "cpu:0"
+        with place if device.type == "cpu" else contextlib.nullcontext():
+            for path in paths:
+                fsdp.fully_shard(model.get_submodule(path), mesh=mesh)
     return model
 
 

@@ -54,11 +54,11 @@ class Streams:
         waits for the current stream."""
         if not self._on_card:
             return
-        stream = self._number(None)
+        stream, priority = self._number(None), torch.cuda.current_stream().priority
         if asynchronous:
             self._waits[COMMUNICATION] |= self._before(stream)
-            stream = COMMUNICATION
-        self.launches.append(Launch(stream, tuple(sorted(self._waits.pop(stream, ())))))
+            stream, priority = COMMUNICATION, 0
+        self.launches.append(Launch(stream, tuple(sorted(self._waits.pop(stream, ()))), priority))
         self._last[stream] = call
 
     def _before(self, stream: int) -> set[int]:

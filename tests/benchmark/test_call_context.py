@@ -1,5 +1,6 @@
 """The calls of a model played again from its tuples: each on the memory that the calls before it wrote."""
 
+import dataclasses
 import math
 
 import pytest
@@ -142,11 +143,22 @@ def test_a_call_on_another_stream_waits_for_what_it_needs_and_for_what_the_model
 
     seen = CapturedPass(
         tuples={},
-        calls=(call(0, (), (1,)), call(1, (1,), (2,)), call(2, (1,), (3,)), call(3, (2, 3), (1,)), call(4, (), (4,))),
+        calls=(
+            call(0, (), (1,)),
+            call(1, (1,), (2,)),
+            call(2, (1,), (3,)),
+            call(3, (2, 3), (1,)),
+            call(4, (), (4,)),
+            call(5, (1, 2), ()),
+            call(6, (4,), ()),
+        ),
         tensors=(),
-        launches=(Launch(0), Launch(7), Launch(0), Launch(0), Launch(7, (2, 1))),
+        launches=(Launch(0), Launch(7), Launch(0), Launch(0), Launch(7, (2, 1)), Launch(7), Launch(0)),
     )
-    assert seen.waits == ((), (0,), (), (1,), (2,))
+    # Call 5 waits for call 3, the last of those that it needs; call 6 only for call 4.
+    assert seen.waits == ((), (0,), (), (1,), (2,), (3,), (4,))
+    again = dataclasses.replace(seen, launches=(*seen.launches[:6], Launch(7)))
+    assert again.waits[6] == (), "the stream has waited for it, or runs it itself"
 
 
 def test_what_all_collectives_add_is_shared_out_by_what_each_adds():

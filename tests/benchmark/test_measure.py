@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 
 import pytest
 import torch
@@ -372,3 +373,25 @@ def test_numeric_flags_are_set_for_the_measurement_and_put_back() -> None:
         assert torch.backends.cudnn.allow_tf32
         assert torch.backends.cudnn.deterministic
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+
+
+def test_the_window_of_a_whole_goes_on_until_half_of_the_requested_interval_of_the_energy(
+    virtual_time: VirtualTime,
+) -> None:
+    virtual_time.pass_s = 0.02
+    variant = Variant("squeezenet1_1", 1, 64)
+    whole = Subject("variant", variant.id, variant.to_json())
+
+    def noisy(what: Subject | None, maximum_s: float) -> Reading:
+        noise = random.Random(0)
+        device = FakeDevice(lambda _: 300.0 + 150.0 * noise.uniform(-1.0, 1.0), tick_s=0.1)
+        stopping = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=maximum_s, energy_half_width=0.04)
+        return read(device, what, stopping)
+
+    long = noisy(whole, 30.0)
+    assert long.energy_half_width_mj < 0.02 * long.energy_mj
+    tuple_ = noisy(None, 30.0)
+    assert 0.02 < tuple_.energy_half_width_mj / tuple_.energy_mj < 0.04
+    cut = noisy(whole, 2.5)
+    assert 0.02 < cut.energy_half_width_mj / cut.energy_mj < 0.04
+    assert "not_converged" not in cut.flags, "what was requested is enough"

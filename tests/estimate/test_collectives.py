@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from sqlmodel import select
 
 from farm.errors import NoReadings, UsageError
 from farm.estimation.collectives import Size, measured_sizes, predicted
 from farm.estimation.query import EstimateQuery
+from farm.estimation.rank_effects import rank_effects
 from farm.estimation.readings import needed_tuple
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
+from farm.store import tables
+from farm.types.reading import Place
 from farm.types.tuple import Cost
 from tests.report import filled
 
@@ -101,7 +105,13 @@ def is_operator(spec):
     return spec.kind != "collective"
 
 
-def test_a_split_model_is_estimated_from_readings_on_one_card_and_collectives_of_other_sizes(database):
+@pytest.fixture
+def no_package(monkeypatch):
+    for module in ("estimation.query", "exchange.packaged"):
+        monkeypatch.setattr(f"farm.{module}.packaged_files", list)
+
+
+def test_a_split_model_is_estimated_from_readings_on_one_card_and_collectives_of_other_sizes(database, no_package):
     query = EstimateQuery("H200")
     wanted = variant(64, tensor_parallel=2)
     taken = filled.fill(database, wanted, leave_out=is_collective, whole=False)
@@ -130,3 +140,51 @@ def test_a_split_model_is_estimated_from_readings_on_one_card_and_collectives_of
     assert (found.complete, found.exposed_us) == (True, None)
     with pytest.raises(UsageError, match="measure on one card"):
         found.to_measure(1)
+
+
+def store_effects(database, split, taken, later_us, added_us):
+    """Store with the whole of a split model what its calls take longer in the ranks."""
+    with database.write() as session:
+        of = {row.subject_id: row for row in session.exec(select(tables.ReadingRow)).all()}
+        loops = {id_: of[id_].time_us for id_ in taken.capture.tuples}
+        added = {id_: us for id_, us in loops.items() if is_collective(taken.capture.tuples[id_])}
+        details = {
+            "looped_us": {id_: 0.9 * us + later_us for id_, us in loops.items()},  # a loop alone takes 0.9 of the time
+            "added": {id_: vars(Place(us + added_us, 0.1, 1)) for id_, us in added.items()},
+        }
+        of[split.id].details = {**of[split.id].details, **details}
+
+
+def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split_models(database, no_package):
+    wanted, query = variant(64, tensor_parallel=2), EstimateQuery("H200")
+    filled.fill(database, wanted, leave_out=is_collective, whole=False)
+    for length in (16, 256):
+        filled.fill(database, variant(length, tensor_parallel=2), leave_out=is_collective, whole=False)
+        of_ranks = {"software": on(LINK), "leave_out": is_operator}
+        taken = filled.fill(database, variant(length, tensor_parallel=2), **of_ranks)
+    with database.read() as session:
+        before = query.estimate(session, wanted)
+    assert (before.ranks_time, before.to_json()["ranks_time_us"]) == (None, None)
+    store_effects(database, variant(256, tensor_parallel=2), taken, later_us=0.5, added_us=3.0)
+    with database.read() as session:
+        found = query.estimate(session, wanted)
+        about = session, "NVIDIA H200", filled.PROTOCOL, on(LINK)
+        overlapping, _ = rank_effects(*about, overlaps=True)
+    exchanges = sum(is_collective(taken.capture.tuples[one.tuple_id]) for one in taken.capture.calls)
+    operators = len(taken.capture.calls) - exchanges
+    assert found.ranks_time.value == pytest.approx(0.5 * operators + 3.0 * exchanges)
+    assert found.time.value == pytest.approx(before.time.value + found.ranks_time.value)
+    assert found.energy.value / found.time.value == pytest.approx(before.energy.value / before.time.value)
+    width, width_before = (one.time.high - one.time.low for one in (found, before))
+    assert width > width_before
+    assert "medians of 1 whole split model on 2 cards" in found.notes[0]
+    assert set(overlapping) == {"operator"}, "how much of a collective a training step hides is unknown"
+
+
+def test_without_whole_split_models_in_the_own_database_those_of_the_package_show_the_effects(database):
+    wanted = variant(64, tensor_parallel=2)
+    filled.fill(database, wanted, whole=False)
+    with database.read() as session:
+        found = EstimateQuery("H200").estimate(session, wanted)
+    assert 0.2 * found.tuples < found.ranks_time.value < 0.5 * found.time.value
+    assert "operator +0." in found.notes[0]

@@ -136,16 +136,25 @@ def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_t
     def asked(job_id):
         with any_database.read() as session:
             capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
-        return content.predicted_counts(any_database, capture_id, job_id)[1], capture_id
+        return content.predicted_counts(any_database, capture_id, job_id, card)[1], capture_id
 
-    cards = register(any_database, 0)
-    first = plan_model(any_database, cards, ["Conv2d", "ReLU"])
+    (card,) = register(any_database, 0)
+    (other,) = register(any_database, 1, model="another")
+    first = plan_model(any_database, [card], ["Conv2d", "ReLU"])
     awaited, capture_id = asked(first)
     assert awaited
-    content.store_observed(any_database, capture_id, None, Verification(matches=True), card_id="CPU-0")
+    content.store_observed(any_database, capture_id, None, Verification(matches=True), card_id=card)
     assert asked(first) == (False, capture_id)
     with any_database.write() as session:  # a job that was made after that
         session.get_one(tables.Job, first).created_at_s += 1.0
+    assert asked(first) == (True, capture_id)
+    with any_database.write() as session:  # it saves card time
+        job = session.get_one(tables.Job, first)
+        job.request = {**job.request, "within": 0.01}
+    assert asked(first) == (False, capture_id)
+    with any_database.write() as session:
+        capture = session.get_one(tables.Capture, capture_id)
+        capture.verification = {**capture.verification, "card": other}
     assert asked(first) == (True, capture_id)
 
 

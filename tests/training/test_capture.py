@@ -1,5 +1,6 @@
 """One training step extracted: every operator has exactly one part, and looking changes nothing."""
 
+import contextlib
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,12 @@ from torch.nn import functional
 
 from farm.errors import CaptureError, SettingsError, UnsupportedModel, UsageError
 from farm.models import catalog
+from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.profiler import profiled
 from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.extract import extract, extract_step
-from farm.training.step import TrainingStep, blocks_of, loss_of
+from farm.training.step import Loss, TrainingStep, blocks_of, loss_of
 
 CPU = torch.device("cpu")
 
@@ -86,6 +88,64 @@ def test_a_backward_belongs_to_the_call_whose_gradient_it_takes():
         # of the activation with two users, and of the parameters used twice: in place, as unobserved
         "aten.add_.Tensor",
     ] * 3
+
+
+class Tied(nn.Module):
+    """The first gradient of its weight is a view of a product, which the product's node still holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids))[:, 0]
+
+
+@pytest.mark.parametrize("device", ["", "cpu", STANDS_FOR_A_CARD])
+def test_a_gradient_that_is_a_view_is_added_into_new_memory(device):
+    model, ids = Tied(), torch.ones(2, 3, dtype=torch.long)
+    (step := stepping(model, ids)).run()
+    with torch.profiler.profile() as unobserved:
+        step.run()
+    assert [event.name for event in unobserved.events()].count("aten::add") == 1
+    faked = fake_pass(model, (ids,), None, device) if device else contextlib.nullcontext((None, (ids,), {}))
+    with faked as (fakes, given, _):
+        step = stepping(model, *given)
+        step.loss = Loss("sum", (), lambda output, targets: output.sum())
+        seen = capture_step(step, fakes=fakes)
+    summed = [seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"]
+    assert summed == ["aten.add.Tensor"]
+
+
+@pytest.mark.parametrize(
+    ("said", "attention"),
+    [
+        ({"dtype": "bfloat16"}, "_scaled_dot_product_cudnn_attention"),
+        ({"amp": "float16", "optimizer": "adamw-fused"}, "_scaled_dot_product_cudnn_attention"),
+        ({}, "_scaled_dot_product_efficient_attention"),
+        ({"padded": True}, "_scaled_dot_product_efficient_attention"),
+    ],
+    ids=str,
+)
+def test_a_step_for_a_card_has_the_cards_attention_dropout_and_statistics(said, attention):
+    seen = extract_from_catalog("bert-base", layers=1, length=8, device_type="cuda", **said)
+    assert not seen.gaps
+    (owner,) = (one for one in seen.owners if one.what == "scaled_dot_product_attention")
+    run = {seen.tuples[call.tuple_id].short_name for call in seen.calls if call.owner_index == owner.index}
+    assert attention in run
+    names = {name.split(".")[1] for name in seen.operators}
+    assert names >= {"native_dropout", "native_dropout_backward"}
+    assert not [name for name in names if "bernoulli" in name or "for_cpu" in name]
+    for spec in seen.tuples.values():
+        if spec.short_name == "native_layer_norm_backward":
+            assert {spec.tensors[place].dtype for place in (2, 3)} == {"float32"}
+
+
+def test_in_float32_a_card_has_no_fused_attention_for_fewer_heads_of_keys():
+    seen = extract_from_catalog("llama-3.2-1b", layers=1, length=8, device_type="cuda")
+    assert "aten.bmm.default" in seen.operators
+    assert not [name for name in seen.operators if "attention" in name]
 
 
 def test_a_tensors_life_is_from_the_call_that_made_it_to_the_last_that_holds_it():

@@ -84,6 +84,19 @@ def test_data_parallelism_is_captured_with_its_collectives_and_copies():
                 rebuild(spec, "cpu").run()
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_split_step_for_a_card_adds_only_collectives_and_copies_to_the_step_of_one_card(sharding):
+    said = {"layers": 2, "length": 16, "dtype": "bfloat16", "step": "training", "optimizer": "adamw-fused"}
+    alone = extract(catalog.variant("gpt2", 2, **said), device_type="cuda").capture.operators
+    split = extract(catalog.variant("gpt2", 2, **said, data_parallel=2, sharding=sharding), device_type="cuda")
+    assert not alone - split.capture.operators
+    copies = {"copy_", "mul"} if sharding == "ddp" else {"_chunk_cat", "_foreach_copy_", "split_with_sizes_copy"}
+    collective = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}[sharding]
+    assert {one.split(".")[1] for one in split.capture.operators - alone} == copies | collective
+    assert alone["aten._scaled_dot_product_cudnn_attention.default"] == 2
+    assert alone["aten.native_dropout.default"] == alone["aten.native_dropout_backward.default"] == 5
+
+
 @pytest.mark.parametrize(
     ("model", "said", "message"),
     [
@@ -143,10 +156,14 @@ def test_a_distributed_model_of_your_own_is_captured_on_its_cards(tmp_path, monk
     (tmp_path / "own_split.py").write_text(
         "import torch\n"
         "import torch.distributed as dist\n"
+        "class Scaled(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x * float(torch.arange(4).sum())\n"
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module\n"
         "def net():\n"
         "    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 8), torch.nn.Linear(8, 4))\n"
+        "    model.append(Scaled())\n"
         "    plan = {'1': ColwiseParallel(), '2': RowwiseParallel()}\n"
         "    if dist.is_initialized():\n"
         "        parallelize_module(model, init_device_mesh('cpu', (2,)), plan)\n"
@@ -155,9 +172,13 @@ def test_a_distributed_model_of_your_own_is_captured_on_its_cards(tmp_path, monk
     monkeypatch.setenv("FARM_MODELS", '{"net": "own_split:net"}')
     monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     settings.cache_clear()
-    found = extract(catalog.variant("net", 2, input_size=32, distributed=2))
-    assert found.refusal("net") is None
-    assert collectives(found.capture) == {("all_reduce", 8): 1}
+    variant = catalog.variant("net", 2, input_size=32, distributed=2)
+    on_cpu, on_card = (extract(variant, device_type=kind) for kind in ("cpu", "cuda"))
+    for found in (on_cpu, on_card):
+        assert found.refusal("net") is None
+        assert collectives(found.capture) == {("all_reduce", 8): 1}
+    on_host = set(on_cpu.capture.operators - on_card.capture.operators)  # it costs a card nothing
+    assert on_host == {f"aten.{name}.default" for name in ("arange", "sum", "_local_scalar_dense")}
 
 
 # ------------------------------------------------------------------------------------------------ on real ranks
