@@ -23,7 +23,8 @@ from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import Figure, ReadingView
 
-SMALL_US = 20.0  # below: operators whose differences scatter less, and collectives that are mostly latency
+#: Only shorter operators count, because the differences of longer ones scatter; shorter collectives are mostly latency.
+SMALL_US = 20.0
 MIDDLE = 0.5  # of operators: 12 of 14 wholes have their median within the middle half of all calls
 UNSURE = 0.2  # half-width of what a collective adds, relative to its loop, from which it is ignored
 OPERATOR_CALL = "operator"
@@ -31,9 +32,8 @@ Effects = Mapping[str, Figure]  # kind of a call -> µs
 
 
 def kind_of(short_name: str, loop_us: float) -> str:
-    if short_name not in COLLECTIVES:
-        return OPERATOR_CALL
-    return f"{short_name} {'below' if loop_us < SMALL_US else 'from'} {SMALL_US:g} µs"
+    name = short_name if short_name in COLLECTIVES else OPERATOR_CALL
+    return f"{name} {'below' if loop_us < SMALL_US else 'from'} {SMALL_US:g} µs"
 
 
 def rank_effects(
@@ -63,13 +63,13 @@ def rank_effects(
         for id_ in (one.looped_us or {}).keys() & loops.keys() - names.keys():
             alone, limited = loops[id_].details.context, loops[id_].details.burst
             if alone and not limited and alone.alone_us < SMALL_US:
-                found[OPERATOR_CALL].append((one.looped_us or {})[id_] - alone.alone_us)
+                found[kind_of("", alone.alone_us)].append((one.looped_us or {})[id_] - alone.alone_us)
         for id_, place in (one.added or {}).items() if split[variant_id].tensor_parallel > 1 and not overlaps else ():
             if (loop := loops.get(id_)) and place.half_width_us < UNSURE * loop.time_us:
                 found[kind_of(names[id_], loop.time_us)].append(place.effect_us - counted_us(loop))
     if not found:
         return None
-    effects = {kind: _typical(found[kind], MIDDLE if kind == OPERATOR_CALL else 1.0) for kind in sorted(found)}
+    effects = {kind: _typical(found[kind], MIDDLE if kind.startswith(OPERATOR_CALL) else 1.0) for kind in sorted(found)}
     each = ", ".join(f"{kind} {one.value:+.2f} ± {one.half_width:.2f} µs" for kind, one in effects.items())
     on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
     return effects, f"medians of {len(wholes)} whole split {plural('model', len(wholes))} on {on} cards ({each})"

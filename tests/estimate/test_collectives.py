@@ -172,13 +172,13 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
         overlapping, _ = rank_effects(*about, overlaps=True)
     exchanges = sum(is_collective(taken.capture.tuples[one.tuple_id]) for one in taken.capture.calls)
     operators = len(taken.capture.calls) - exchanges
-    assert found.ranks_time.value == pytest.approx(0.5 * operators + 3.0 * exchanges)
+    assert found.ranks_time.value == pytest.approx(0.5 * (operators - 1) + 3.0 * exchanges), "one takes above 20 µs"
     assert found.time.value == pytest.approx(before.time.value + found.ranks_time.value)
     assert found.energy.value / found.time.value == pytest.approx(before.energy.value / before.time.value)
     width, width_before = (one.time.high - one.time.low for one in (found, before))
     assert width > width_before
     assert "medians of 1 whole split model on 2 cards" in found.notes[0]
-    assert set(overlapping) == {"operator"}, "how much of a collective a training step hides is unknown"
+    assert set(overlapping) == {"operator below 20 µs"}, "how much of a collective a training step hides is unknown"
 
 
 def test_without_whole_split_models_in_the_own_database_those_of_the_package_show_the_effects(database):
@@ -187,4 +187,4 @@ def test_without_whole_split_models_in_the_own_database_those_of_the_package_sho
     with database.read() as session:
         found = EstimateQuery("H200").estimate(session, wanted)
     assert 0.2 * found.tuples < found.ranks_time.value < 0.5 * found.time.value
-    assert "operator +0." in found.notes[0]
+    assert "operator below 20 µs +0." in found.notes[0]
