@@ -145,7 +145,6 @@ def time_among_others(
     Args:
         run: one pass, capturable in a CUDA graph.
         memories: the inputs that another operator of the model writes just before the operator runs.
-        others: runs other operators (`other_operators`).
         pass_s: approximate time of one pass in s.
     """
     if pass_s > LONGEST_S:

@@ -58,7 +58,7 @@ class HostSteps:
             run()
         synchronize(device)
         if found.steps and not found.launches:
-            raise _refused(f"{found.steps[0].operator} depends on values, and nothing else runs on the card")
+            raise not_capturable(f"{found.steps[0].operator} depends on values, and nothing else runs on the card.")
         return found
 
     def around(self, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -71,7 +71,7 @@ class HostSteps:
             with repeated.watching():
                 out = run()
             if repeated.left:
-                raise _refused(f"{repeated.left[0].operator} does not run again")
+                raise not_capturable(f"{repeated.left[0].operator} does not run again.")
             return out
 
         return call if self.steps else run
@@ -129,7 +129,7 @@ class _Pass:
             elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
                 return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
             if self.left_out and self.left_out.keys() & set(map(storage_key, written_tensors(func, args, kwargs))):
-                raise _refused(f"{func} writes to the output of an operator that is left out")
+                raise not_capturable(f"{func} writes to the output of an operator that is left out.")
             self.found.launches |= any(here) and not func.is_view
             return func(*args, **kwargs)
 
@@ -138,7 +138,7 @@ class _Pass:
 
     def _next(self, operator: str) -> Any:
         if not self.left or self.left[0].operator != operator:
-            raise _refused(f"{operator} did not run in the eager pass")
+            raise not_capturable(f"{operator} did not run in the eager pass.")
         return self.left.pop(0)
 
     def _read(self, func: Any, run: Callable[[], Any], source: torch.Tensor) -> Any:
@@ -213,6 +213,6 @@ def _lists_replaced(original: Any, make: Callable[..., Any]) -> contextlib.Abstr
     return replaced(torch.Tensor, original.__name__, call)
 
 
-def _refused(text: str) -> Unmeasurable:
-    text = f"The operator or model cannot be captured in a CUDA graph: {text}."
+def not_capturable(why: str) -> Unmeasurable:
+    text = f"The operator or model cannot be captured in a CUDA graph: {why}"
     return Unmeasurable("not_capturable", text, "Measure it with --launch eager.")

@@ -77,9 +77,6 @@ def operator_passes(
 ) -> Passes:
     """Rebuild an operator tuple with the data class, the residency and the placement of the protocol.
 
-    Args:
-        offload: puts the tensors of the protocol's placement in slow memory.
-
     Raises:
         Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or offloaded).
         TupleRejected: the JSON is not a tuple.

@@ -66,7 +66,7 @@ class SampledWindow:
 
 
 class Sampler:
-    """Samples one device's sensors in its own thread between `start` and `stop`; also a context manager.
+    """While active, samples one device's sensors in its own thread.
 
     If the device has no sensors, the sampler starts no thread, and windows are empty.
 
@@ -99,24 +99,18 @@ class Sampler:
     def active(self) -> bool:
         return bool(self._series and (self.counts_energy or self._power_field or self._slow_fields))
 
-    def start(self) -> Self:
+    def __enter__(self) -> Self:
         self.began_s = time.perf_counter()
         if self.active and self._thread is None:
             self._thread = threading.Thread(target=self._poll, name="sampler", daemon=True)
             self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
             self._thread = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
         """The times in s, from `since_s`, at which the energy counter changed, and its new values in mJ."""

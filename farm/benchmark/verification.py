@@ -336,21 +336,16 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
 
 
 def time_in_model(
-    run: ObservedRun, capture: CapturedPass, device: torch.device, *, passes: int = PASSES, record: Record | None = None
+    run: ObservedRun, capture: CapturedPass, device: torch.device, *, record: Record | None = None
 ) -> InModelTimes:
-    """Time the calls of a capture while its model or step runs. It must be warm, and run the same calls in each pass.
-
-    Args:
-        run: runs one pass, with a context around each of ``capture.slots``.
-        record: makes the measured run from a function, as in `farm.operators.profiler.verify_on_device`.
-    """
+    """Time the calls of a capture while its model or step runs. It must be warm and run the same calls in each pass."""
     source = "kernels" if device.type == "cuda" else "ranges"
     if device.type != "cuda":
-        seen, attributed = _by_clock(run, passes, record or (lambda run: run)), 1.0
+        seen, attributed = _by_clock(run, record or (lambda run: run)), 1.0
     elif record is not None:
-        seen, attributed = _by_marks(run, capture, device, passes, record)
+        seen, attributed = _by_marks(run, capture, device, record)
     else:
-        seen, attributed = attribute(profiled_calls(run, device, passes))
+        seen, attributed = attribute(profiled_calls(run, device, PASSES))
     times_us: list[float | None] = [None] * len(capture.calls)
     for number, index in enumerate(capture.slots):
         if index is not None and number in seen:
@@ -361,13 +356,13 @@ def time_in_model(
     return InModelTimes(
         calls_us={tuple_id: tuple(values) for tuple_id, values in calls_us.items()},
         source=source,
-        passes=passes,
+        passes=PASSES,
         attributed_share=round(attributed, 4),
         sum_us=round(sum(value for value in times_us if value is not None), 3),
     )
 
 
-def _by_clock(run: ObservedRun, passes: int, record: Record) -> dict[int, list[float]]:
+def _by_clock(run: ObservedRun, record: Record) -> dict[int, list[float]]:
     seen: dict[int, list[float]] = defaultdict(list)
 
     @contextlib.contextmanager
@@ -377,13 +372,13 @@ def _by_clock(run: ObservedRun, passes: int, record: Record) -> dict[int, list[f
         seen[number].append((time.thread_time() - begin_s) * 1e6)
 
     one_pass = record(lambda: run(around))
-    for _ in range(passes):
+    for _ in range(PASSES):
         one_pass()
     return seen
 
 
 def _by_marks(
-    run: ObservedRun, capture: CapturedPass, device: torch.device, passes: int, record: Record
+    run: ObservedRun, capture: CapturedPass, device: torch.device, record: Record
 ) -> tuple[dict[int, list[float]], float]:
     """Slot number -> times (us) of its call in a replayed graph; and the share of kernel time that belongs to calls."""
 
@@ -398,10 +393,10 @@ def _by_marks(
     owners = len(capture.slots)
 
     def launch() -> int:
-        for _ in range(passes):
+        for _ in range(PASSES):
             one_pass()
         torch.cuda.synchronize(device)
-        return 2 * owners * passes
+        return 2 * owners * PASSES
 
     seen: dict[int, list[float]] = defaultdict(list)
     total_us = 0.0

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from farm.benchmark import ranks
+from farm.benchmark.host_steps import not_capturable
 from farm.benchmark.passes import (
     CHAIN_LAYERS,
     MEMORY_SHARE,
@@ -277,6 +278,4 @@ def _not_capturable() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        first_line = str(error).split("\n")[0][:300]
-        text = f"The operator or model cannot be captured in a CUDA graph: {first_line}"
-        raise Unmeasurable("not_capturable", text, "Measure it with --launch eager.") from error
+        raise not_capturable(str(error).split("\n")[0][:300]) from error

@@ -150,14 +150,14 @@ class BenchmarkProcess:
             with contextlib.suppress(OSError):  # a verification will try to start it again
                 self._verifier.start()
 
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
+    def wait_ready(self) -> Software:
         """Start the process if necessary, wait until it can measure, and return its software.
 
         Raises:
             Unmeasurable: crashed, hung or not_available.
         """
         self.start()
-        while not self.is_ready(time.monotonic() + timeout_s):
+        while not self.is_ready(time.monotonic() + START_TIMEOUT_S):
             pass
         assert self._ready is not None
         return Software.from_json(self._ready["software"])

@@ -98,14 +98,14 @@ class BenchmarkGroup:
         for process in self._ranks:
             process.start()
 
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
+    def wait_ready(self) -> Software:
         """Start the ranks if necessary, wait until all have joined, and return their software.
 
         Raises:
             Unmeasurable: crashed, hung or not_available.
         """
         self.start()
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         with self._killing():
             waiting = dict(enumerate(self._ranks))
             while waiting:

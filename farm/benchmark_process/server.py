@@ -37,7 +37,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, TextIO
 
 from farm.benchmark_process import requests as kinds
@@ -275,7 +275,7 @@ class TorchVerifier(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
-        self.preparations = (_import_torchvision,) if cuda else ()
+        self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()  # for the first variant
         self.software = software_of(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
@@ -317,12 +317,10 @@ class TorchRunner(TorchVerifier):
     def __init__(self, device: Device) -> None:
         from farm.benchmark.sampler import Sampler
 
-        idle = Sampler(device).start()  # the card is idle during the import of torch: measure its idle power meanwhile
-        super().__init__(device)
-        from farm.benchmark import checks, fingerprinting, measure
-        from farm.slow_memory import offload, planned_step
-
-        idle.stop()
+        with Sampler(device) as idle:  # the card is idle during the import of torch: measure its idle power meanwhile
+            super().__init__(device)
+            from farm.benchmark import checks, fingerprinting, measure
+            from farm.slow_memory import offload, planned_step
         # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
@@ -350,10 +348,6 @@ class TorchRunner(TorchVerifier):
 
     def unhealthy(self) -> str:
         return self._health().run()
-
-
-def _import_torchvision() -> None:
-    import torchvision  # noqa: F401 - the first variant needs it
 
 
 def software_of(torch: Any, card: Card) -> Software:

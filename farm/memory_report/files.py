@@ -17,7 +17,7 @@ from typing import Any
 from farm.errors import UsageError
 from farm.memory_report.plans import plan_rows, sentences
 from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
-from farm.operators.captured import CapturedCall, CapturedTensor
+from farm.operators.captured import CapturedCall
 from farm.pages import COLOURS
 from farm.pages.charts import Chart as PageChart
 from farm.pages.charts import page_chart
@@ -26,8 +26,6 @@ from farm.pages.plots import Chart, Line, check_available, draw_charts
 from farm.training.tensor_lifetime import PeriodInterval
 from farm.types.format import TIME, count_of, quantity
 
-_RULE = "_" * 77
-_BETWEEN = "_ " * 36
 _DTYPES = {"bool": "b8", "bfloat16": "bf16", "uint8": "u8"}
 _DTYPES |= {f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for bits in (8, 16, 32, 64)}
 
@@ -35,15 +33,23 @@ _DTYPES |= {f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
     """Write ``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``; return their paths. Raises
     `UsageError` if a file cannot be written."""
-    names = _names(found)
-    return _written(
-        folder,
-        {
-            "kernels.config": "".join(_kernels(found, names)),
-            "tensors.config": "".join(f"{_line(tensor, names)}\n" for tensor in found.life.tensors),
-            "liveness_analysis.config": "".join(_liveness(found, names)),
-        },
+    import jinja2
+
+    tensors, names = found.life.tensors, _names(found)
+    lines = {
+        one.number: f"tensor{one.number}, Name: {names[one.number]}, Is global?: {int(one.outlives)}: "
+        f"Size in byte: {one.size_bytes}, "
+        for one in tensors
+    }
+    shapes = {one.number: f"{_DTYPES.get(one.dtype, one.dtype)}[{', '.join(map(str, one.shape))}]" for one in tensors}
+    calls = [(call, _expression(found, call, names)) for call in found.capture.calls]
+    facts = {"tensors": tensors, "lines": lines, "shapes": shapes, "calls": calls, "periods": found.life.periods}
+    folder_of_templates = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=folder_of_templates, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
+    files = ("kernels.config", "tensors.config", "liveness_analysis.config")
+    return _written(folder, {name: environment.get_template(f"{name}.txt").render(facts) for name in files})
 
 
 def check_drawing() -> None:
@@ -106,27 +112,6 @@ def _names(found: StepMemory) -> dict[int, str]:
     return names
 
 
-def _line(tensor: CapturedTensor, names: Mapping[int, str]) -> str:
-    return (
-        f"tensor{tensor.number}, Name: {names[tensor.number]}, Is global?: {int(tensor.outlives)}: "
-        f"Size in byte: {tensor.size_bytes}, "
-    )
-
-
-def _kernels(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
-    lines = {
-        tensor.number: f"{_line(tensor, names)}Dimensions: {_DTYPES.get(tensor.dtype, tensor.dtype)}"
-        f"[{', '.join(map(str, tensor.shape))}]\n"
-        for tensor in found.life.tensors
-    }
-    for call in found.capture.calls:
-        yield f"{_RULE}\nKernel ID: {call.index}, Name: {_expression(found, call, names)}\nInput Tensors:\n"
-        yield from map(lines.__getitem__, call.reads)
-        yield "Output Tensors:\n"
-        yield from map(lines.__getitem__, call.writes)
-    yield f"{_RULE}\n"
-
-
 def _expression(found: StepMemory, call: CapturedCall, names: Mapping[int, str]) -> str:
     """Return a call as text: ``torch.ops.aten.mul.Tensor(sub, rsqrt)``."""
     spec = found.capture.tuples[call.tuple_id]
@@ -142,17 +127,6 @@ def _expression(found: StepMemory, call: CapturedCall, names: Mapping[int, str])
 
     arguments = [*map(text, spec.arguments), *(f"{name} = {text(value)}" for name, value in spec.keywords.items())]
     return f"torch.ops.{spec.operator}({', '.join(arguments)})"
-
-
-def _liveness(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
-    for tensor in found.life.tensors:
-        line = f"{_line(tensor, names)}\n"
-        birth, death = max(tensor.born, 0), (tensor.uses[-1] if tensor.uses else tensor.born) + 1
-        alive = "Global" if tensor.outlives else f"Birth: {birth}, Death: {death}."
-        yield f"{_RULE}\n{line}Liveness: {alive}\n{_BETWEEN}\n{line}Inactive Periods:\n"
-        for number, period in enumerate(found.life.periods[tensor.number]):
-            yield f"Period {number}: {period.begin}--------{period.end}\nEstimated Time:{period.time_us:.6g}us\n"
-        yield f"{_RULE}\n"
 
 
 def _parquet(rows: list[dict[str, Any]], path: Path) -> None:

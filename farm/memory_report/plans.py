@@ -17,24 +17,15 @@ WAITS_SHARE = 0.9  # share of a step's time: if launching takes longer, the card
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan with its predicted time, and the result of running the step under the plan.
+    """A plan with its predicted time, and the result of running the step under the plan."""
 
-    Attributes:
-        plan: None: all tensors are in fast memory.
-        predicted_us: predicted time of the step.
-        run: None if the step was not run under the plan; ``why_not`` has the reason if a run was requested.
-        off: predicted time / measured time - 1.
-        stayed_fast_bytes: size of the planned slow tensors that had to stay in fast memory.
-        moved_bytes: bytes that one step copies out; it copies as many back.
-    """
-
-    plan: OffloadPlan | None
-    predicted_us: float
-    run: Run | None = None
-    why_not: str = ""
-    off: Figure | None = None
-    stayed_fast_bytes: int = 0
-    moved_bytes: int = 0
+    plan: OffloadPlan | None  # None: all tensors are in fast memory
+    predicted_us: float  # of the step
+    run: Run | None = None  # None if the step was not run under the plan
+    why_not: str = ""  # the reason, if a run was requested
+    off: Figure | None = None  # predicted time / measured time - 1
+    stayed_fast_bytes: int = 0  # size of the planned slow tensors that had to stay in fast memory
+    moved_bytes: int = 0  # bytes that one step copies out; it copies as many back
 
     @property
     def moves_told(self) -> str:

@@ -33,18 +33,12 @@ _LARGE_BYTES = 1e6  # for smaller tensors, readings show the latency and not the
 
 @dataclass(frozen=True)
 class MeasuredSlow:
-    """Readings with slow tensors, of one card model and one software.
-
-    Attributes:
-        added_us: (tuple id, placement) -> time that the placement adds to one call.
-        fast_us: tuple id -> time of one call with all tensors fast.
-        rates: "operator tensor" -> bandwidths in bytes/s, from readings with only this input slow.
-    """
+    """Readings with slow tensors, of one card model and one software."""
 
     card_model: str
-    added_us: Mapping[tuple[str, str], float]
-    fast_us: Mapping[str, float]
-    rates: Mapping[str, Sequence[float]]
+    added_us: Mapping[tuple[str, str], float]  # (tuple id, placement) -> time that the placement adds to one call
+    fast_us: Mapping[str, float]  # tuple id -> time of one call with all tensors fast
+    rates: Mapping[str, Sequence[float]]  # "operator tensor" -> bandwidths in bytes/s, with only this input slow
 
 
 def slow_costs(

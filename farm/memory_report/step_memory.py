@@ -44,23 +44,14 @@ LONGEST = 10  # number of tensors in the table of the most inactive tensors
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The time of one call of each tuple on a card: from a reading, or estimated by the roofline.
+    """The time of one call of each tuple on a card: from a reading, or estimated by the roofline."""
 
-    Attributes:
-        card: the card's model, or part of it.
-        kind: cuda or cpu.
-        read_us: time of one call from a reading, by tuple id.
-        readings: origin of `read_us`, as text; "" without readings.
-        job: id of the job that measured the readings; "" if the user named no job.
-        fingerprint: the measured peaks of the card; None if they are unknown.
-    """
-
-    card: str
-    kind: str = "cuda"
-    read_us: Mapping[str, float] = field(default_factory=dict)
-    readings: str = ""
-    job: str = ""
-    fingerprint: Mapping[str, Any] | None = None
+    card: str  # the card's model, or part of it
+    kind: str = "cuda"  # cuda or cpu
+    read_us: Mapping[str, float] = field(default_factory=dict)  # time of one call from a reading, by tuple id
+    readings: str = ""  # origin of `read_us`, as text; "" without readings
+    job: str = ""  # id of the job that measured the readings; "" if the user named no job
+    fingerprint: Mapping[str, Any] | None = None  # the measured peaks of the card; None if they are unknown
 
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
         floating = (one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf")))
@@ -102,19 +93,13 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of one training step of a variant.
-
-    Attributes:
-        times: times of its calls.
-        costs: FLOPs and bytes by tuple id.
-        read_peak: measured peak; None if the whole step has no reading on that card.
-    """
+    """The memory of one training step of a variant."""
 
     variant: Variant
     times: CallTimes
     life: Life
-    costs: Mapping[str, Cost]
-    read_peak: MeasuredPeak | None = None
+    costs: Mapping[str, Cost]  # FLOPs and bytes by tuple id
+    read_peak: MeasuredPeak | None = None  # None if the whole step has no reading on that card
     fit: Fit | None = None
     offload: Offload | None = None
     recomputed: tuple[Recomputed, ...] = ()
@@ -417,7 +402,6 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
 
     Args:
         peak_of: returns the peak of a batch in bytes. It may raise `CaptureError` for a batch of 1.
-        start: the first batch to try.
 
     Raises:
         UsageError: not even the smallest batch fits.

@@ -92,7 +92,7 @@ def matching(name: str) -> list[str]:
 
 
 def _found(name: str) -> tuple[Source, ModelEntry]:
-    """The source and entry of a model; see `find`."""
+    """The source that makes a model, and its entry; see `find`."""
     prefix, _, bare = name.rpartition("/")
     source = next((one for one in SOURCES if prefix == one.NAME), None) if prefix else _owner(bare)
     if source is None:
@@ -106,7 +106,9 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
         raise UnsupportedModel(f"{bare} is {reasons[bare]}.", "Choose a model that `farm models` lists.")
     if (entry := _entries(source).get(bare)) is None:
         raise UnknownModel.named(name, [f"{prefix}/{one}" for one in _entries(source)])
-    return source, dataclasses.replace(entry, name=_shortest(source, bare))
+    named = dataclasses.replace(entry, name=_shortest(source, bare))
+    of_folder = source is own and bare in transformers.folders()  # the folder has a config.json of transformers
+    return cast(Source, transformers) if of_folder else source, named
 
 
 def find(name: str) -> ModelEntry:
@@ -198,10 +200,9 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
     """The variant, its source and entry; raises `UnsupportedModel` if the source's package is not installed."""
     chosen = variant(model) if isinstance(model, str) else model
     source, entry = _found(chosen.model)
-    needed = transformers if entry.own_name in transformers.folders() and source is own else source
-    if not is_installed(needed):  # type: ignore[arg-type]
-        problem = f"{chosen.model} is a model of {needed.PACKAGE}, which is not installed."
-        raise UnsupportedModel(problem, f"Install it: {install_line(needed)}")  # type: ignore[arg-type]
+    if not is_installed(source):
+        problem = f"{chosen.model} is a model of {source.PACKAGE}, which is not installed."
+        raise UnsupportedModel(problem, f"Install it: {install_line(source)}")
     return chosen, source, entry
 
 
@@ -235,7 +236,7 @@ def tensor_parallel_plan(variant: Variant, model: nn.Module) -> Mapping[str, str
         UnsupportedModel: the model has no plan, or its heads cannot be divided among the cards.
     """
     source, entry = _found(variant.model)
-    if source is not transformers and entry.own_name not in transformers.folders():
+    if source is not transformers:
         raise UnsupportedModel(
             f"{variant.model} has no plan for tensor parallelism.",
             "Choose a language model of transformers. A model of your own that is distributed needs only --cards.",

@@ -288,8 +288,6 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     error, or does not return a module."""
     from farm.models.building import ByPosition, dtype_of
 
-    if entry.own_name in transformers.folders():
-        return transformers.make(entry, variant, device)
     model, positional, keywords = _made(entry.own_name)
     model = model.to(dtype_of(variant))
     return ByPosition(model, len(positional or ()), tuple(keywords)) if keywords else model
@@ -299,8 +297,6 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[A
     """The model's own inputs in the variant's dtype and batch (`batched`), or images without them. Raises as `make`."""
     from farm.models.building import dtype_of, images
 
-    if entry.own_name in transformers.folders():
-        return transformers.inputs(entry, variant, device)
     if (given := given_inputs(entry.own_name)) is None:
         return (images(variant, device),)
     return tuple(_like(value, dtype_of(variant), device) for value in batched(given, variant.batch))

@@ -224,9 +224,6 @@ def capture(
 ) -> CapturedPass:
     """Captures one forward pass of ``model`` with its present tensors, real or fake.
 
-    Args:
-        watch: called after each operator call.
-
     Raises:
         CaptureError: the model is compiled or scripted, or raises an error.
     """

@@ -106,7 +106,7 @@ class LaunchRecorder(Recorder):
         between = self.compiled.between_graphs
         with torch._C.DisableTorchFunction():
             passed = list(tensors_in((args, kwargs)))
-            given, problem = None, ""
+            given = None
             if func.namespace == "aten" and str(func) in ATEN_OVERLOADS and self.look is not None:
                 with contextlib.suppress(NotEncodable):
                     given = self.describe(str(func), "aten", args, kwargs, self._table(passed))
@@ -118,14 +118,12 @@ class LaunchRecorder(Recorder):
                 return out
             name = str(func)
             paths = [] if between else self.compiled.paths_of_library(name)
-            if name not in ATEN_OVERLOADS:
-                problem = "the aten operator is not in the allow-list of operators"
             try:
                 given = given or self.describe(name, "aten", args, kwargs, self._table(passed))
+                if name not in ATEN_OVERLOADS:
+                    raise NotEncodable("the aten operator is not in the allow-list of operators")
             except NotEncodable as error:
-                problem = str(error)
-            if problem or given is None:
-                self.gaps.append(f"{name} at '{', '.join(paths)}': {problem}")
+                self.gaps.append(f"{name} at '{', '.join(paths)}': {error}")
                 return out
             written = list(written_tensors(func, args, kwargs))
             self._close(number, given.spec, given.tensors, written, tensors_in(out), paths, EAGER if between else "")

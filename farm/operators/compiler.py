@@ -67,21 +67,17 @@ Observer = Callable[[Kernel, tuple[Any, ...], Callable[[], Any]], Any]
 
 
 class Graph:
-    """One compiled graph.
-
-    Attributes:
-        launches: name of a launch -> for each launch with this name, the paths of the modules that it computes.
-        backward: it computes gradients.
-    """
+    """One compiled graph."""
 
     def __init__(self, provenance: str | None, modules: Mapping[str, str]) -> None:
         """``provenance`` is the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for
         a backward, the paths of the modules (`_provenance_with_paths`). ``modules``: the module path of each node."""
         data = json.loads(provenance) if provenance else {}
         before, found = data.get("postToPre", {}), data.get("module_paths", {})
-        self.backward = "module_paths" in data
+        self.backward = "module_paths" in data  # True if it computes gradients
         for key, nodes in data.get("cppCodeToPost", {}).items():
             found[key] = [modules.get(one) for node in nodes for one in before.get(node, ())]
+        # Name of a launch -> for each launch with this name, the paths of the modules that it computes
         self.launches: dict[str, list[list[str]]] = defaultdict(list)
         for name, _, number in sorted((key.rpartition(":") for key in found), key=lambda key: int(key[2])):
             self.launches[name].append([one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None])
@@ -106,13 +102,7 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
 
 
 class CompiledModel:
-    """A compiled model. The first calls compile it.
-
-    Attributes:
-        choices: what autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an
-            operation -> algorithm -> time in ms, for the fastest algorithms). Give them to another compilation to get
-            the same kernels.
-    """
+    """A compiled model. The first calls compile it."""
 
     def __init__(
         self,
@@ -128,6 +118,9 @@ class CompiledModel:
         self.graphs: dict[int, Graph] = {}
         self.breaks: Counter[str] = Counter()  # graph breaks by reason
         self.given: Mapping[str, Any] = choices or {}
+        # What autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an operation
+        # -> algorithm -> time in ms, for the fastest algorithms). Give them to another compilation to get the same
+        # kernels.
         self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
         self._observer: Observer | None = None
         self._graph: Graph | None = None
@@ -218,79 +211,63 @@ class CompiledModel:
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
+        """While active, functions of the compiler are replaced: each hook gets the original and the arguments."""
         from torch._inductor import async_compile, codecache, debug, output_code
 
-        graph_class, compile_class = output_code.CompiledFxGraph, async_compile.AsyncCompile
-        call, binding, wait = graph_class.__call__, compile_class.cpp_pybinding, compile_class.wait
-        lookup, provenance = codecache.PersistentCache.lookup, debug.dump_inductor_provenance_info
+        hooks: list[tuple[Any, str, Callable[..., Any]]] = [
+            (output_code.CompiledFxGraph, "__call__", self._run_graph),
+            (async_compile.AsyncCompile, "cpp_pybinding", self._bind),
+            (async_compile.AsyncCompile, "wait", _wait_for_kernels),
+            (codecache.PersistentCache, "lookup", self._look_up),
+            (debug, "dump_inductor_provenance_info", _provenance_with_paths),
+        ]
+        if torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+            from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-        def run_graph(graph: Any, inputs: Any) -> Any:
-            if id(graph) not in self.graphs:
-                self.graphs[id(graph)] = Graph(graph.inductor_provenance_mapping_str, self._newest)
-            outer = self._graph, self._met
-            self._graph, self._met = self.graphs[id(graph)], Counter()
-            try:
-                return call(graph, inputs)
-            finally:
-                self._graph, self._met = outer
-
-        def bind(compiler: Any, argument_types: Any, source: str) -> Any:
-            made = binding(compiler, argument_types, source)
-            future = isinstance(made, codecache.LambdaFuture)
-            return codecache.LambdaFuture(lambda: _CppKernel(self, made.result() if future else made, source))
-
-        def wait_for(compiler: Any, scope: dict[str, Any]) -> None:
-            wait(compiler, scope)
-            for name, value in list(scope.items()):
-                if isinstance(value, codecache.LambdaFuture):
-                    scope[name] = value = value.result()
-                if isinstance(value, _CppKernel):
-                    value.name = name
-
-        def look_up(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **more: Any) -> Any:
-            key = _hash(f"{op} {inputs}")
-            known = self.given.get("algorithms", {}).get(key, {})
-            by_hash = {_hash(one.hash_key(), 16): one for one in choices}
-            if known.keys() & by_hash.keys():
-                return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
-            times = lookup(cache, choices, op, inputs, benchmark, *rest, **more)
-            if times:
-                measured = {hash_: times[one] for hash_, one in by_hash.items() if math.isfinite(times[one])}
-                self.choices["algorithms"][key] = dict(
-                    sorted(measured.items(), key=operator.itemgetter(1))[:MOST_TIMES]
-                )
-            return times
-
+            hooks.append((CachingAutotuner, "run", self._run_triton))
         with contextlib.ExitStack() as stack:
-            for owner, name, value in (
-                (graph_class, "__call__", run_graph),
-                (compile_class, "cpp_pybinding", bind),
-                (compile_class, "wait", wait_for),
-                (codecache.PersistentCache, "lookup", look_up),
-                (debug, "dump_inductor_provenance_info", functools.partial(_provenance_with_paths, provenance)),
-            ):
-                stack.enter_context(replaced(owner, name, value))
-            if torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-                from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-                run = CachingAutotuner.run
-
-                def run_triton(
-                    autotuner: Any, *args: Any, stream: Any, benchmark_run: bool = False, **more: Any
-                ) -> Any:
-                    if benchmark_run:
-                        return run(autotuner, *args, stream=stream, benchmark_run=True, **more)
-                    self._use_given_config(autotuner)
-
-                    def launch() -> Any:
-                        return run(autotuner, *args, stream=stream, **more)
-
-                    if self._observer is None:
-                        return launch()
-                    return self._observer(self._triton_kernel(autotuner), args, launch)
-
-                stack.enter_context(replaced(CachingAutotuner, "run", run_triton))
+            for owner, name, hook in hooks:
+                stack.enter_context(replaced(owner, name, _hooked(getattr(owner, name), hook)))
             yield
+
+    def _run_graph(self, call: Callable[..., Any], graph: Any, inputs: Any) -> Any:
+        if id(graph) not in self.graphs:
+            self.graphs[id(graph)] = Graph(graph.inductor_provenance_mapping_str, self._newest)
+        outer = self._graph, self._met
+        self._graph, self._met = self.graphs[id(graph)], Counter()
+        try:
+            return call(graph, inputs)
+        finally:
+            self._graph, self._met = outer
+
+    def _bind(self, bind: Callable[..., Any], compiler: Any, argument_types: Any, source: str) -> Any:
+        from torch._inductor.codecache import LambdaFuture
+
+        made = bind(compiler, argument_types, source)
+        return LambdaFuture(lambda: _CppKernel(self, made.result() if isinstance(made, LambdaFuture) else made, source))
+
+    def _look_up(
+        self, look_up: Callable[..., Any], cache: Any, choices: Any, op: str, inputs: str, *rest: Any, **more: Any
+    ) -> Any:
+        key = _hash(f"{op} {inputs}")
+        known = self.given.get("algorithms", {}).get(key, {})
+        by_hash = {_hash(one.hash_key(), 16): one for one in choices}
+        if known.keys() & by_hash.keys():
+            return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
+        times = look_up(cache, choices, op, inputs, *rest, **more)
+        if times:
+            measured = {hash_: times[one] for hash_, one in by_hash.items() if math.isfinite(times[one])}
+            self.choices["algorithms"][key] = dict(sorted(measured.items(), key=operator.itemgetter(1))[:MOST_TIMES])
+        return times
+
+    def _run_triton(
+        self, run: Callable[..., Any], autotuner: Any, /, *args: Any, benchmark_run: bool = False, **more: Any
+    ) -> Any:
+        if benchmark_run:
+            return run(autotuner, *args, benchmark_run=True, **more)
+        self._use_given_config(autotuner)
+        launch = functools.partial(run, autotuner, *args, **more)
+        return launch() if self._observer is None else self._observer(self._triton_kernel(autotuner), args, launch)
 
     def _triton_kernel(self, autotuner: Any) -> Kernel:
         if id(autotuner) not in self._settled:
@@ -366,6 +343,21 @@ class _CppKernel:
             tuple(_PARAMETER.findall(signature.rpartition(")")[0])),
             self.function,
         )
+
+
+def _hooked(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: hook(original, *args, **kwargs)
+
+
+def _wait_for_kernels(wait: Callable[..., None], compiler: Any, scope: dict[str, Any]) -> None:
+    from torch._inductor.codecache import LambdaFuture
+
+    wait(compiler, scope)
+    for name, value in list(scope.items()):
+        if isinstance(value, LambdaFuture):
+            scope[name] = value = value.result()
+        if isinstance(value, _CppKernel):
+            value.name = name
 
 
 def _without_number(words: list[str]) -> list[str]:

@@ -58,9 +58,7 @@ def cost_of_run(
     """The cost of a call that has run.
 
     Args:
-        flops: the counted FLOPs of the call.
         tensors: its inputs, in the order of ``spec.tensors``.
-        out: its output.
         written: the indices of the tensors that it wrote.
     """
     inputs = {storage_key(tensor) for tensor in tensors}

@@ -27,7 +27,7 @@ import torch
 
 from farm.errors import TupleRejected
 from farm.operators.allow_list import arguments_of, tensor_arguments, written_by_schema
-from farm.types.tuple import OperatorTuple, TensorSpec, names_listed, plain, tensor_references, words
+from farm.types.tuple import OperatorTuple, TensorSpec, names_listed, plain, table_named, tensor_references, words
 
 # Mantissa bits of each format.
 MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
@@ -251,18 +251,8 @@ _ALONG = names_listed("indexed_along_a_dimension")
 _BY_POSITION = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"})
 #: Arguments that are the state of a random generator, reserved memory of a library, or a counter.
 _STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})
-
-_BY_NAME: dict[str, Fill] = {
-    **dict.fromkeys(("running_var", "save_var", "save_invstd", "rstd"), _SPREAD),
-    **dict.fromkeys(("exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "saved_norms"), _SPREAD),
-    "logsumexp": Fill("near", scale=0.1, shift=20.0),
-    "state_steps": Fill("near", scale=0.0, shift=10.0),
-    "total_weight": Fill("near", scale=0.0, shift=2.0),
-    "lr": Fill("near", scale=0.0, shift=1e-12),
-    "found_inf": _STAYS_ZERO,
-    "inv_scale": Fill("near", scale=0.0, shift=1.0),
-    "grad_scale": Fill("near", scale=0.0, shift=1.0),
-}
+#: Argument of an aten operator -> its values.
+_BY_NAME = {name: Fill(**how) for name, how in table_named("values_of_arguments").items()}
 #: (operator, argument that must be positive); also for operators in place.
 _POSITIVE_ARGUMENTS = frozenset(
     {(name, "self") for name in words("sqrt rsqrt log log2 log10 log1p reciprocal pow")}

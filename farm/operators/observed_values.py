@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 from collections import defaultdict
@@ -57,29 +58,26 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
             with contextlib.suppress(FarmError):
                 return watch_values(model, arguments)
         found: ObservedValues = defaultdict(list)
-
-        def look(path: str, operator: str, activations: _Tensors, held: _Tensors) -> None:
-            """Describe the initial values of the buffers; the model is not run."""
-            with _disable_current_modes(), torch.no_grad():
-                entries = _held_entries(activations, held)
-            found[path, operator].append([*[None] * len(activations), *entries] if entries else [])
-
-        with contextlib.suppress(FarmError):
-            predict(on_meta, catalog.meta_inputs(plain), watch=look)
+        with contextlib.suppress(FarmError):  # the model is not run: only its buffers have values
+            predict(on_meta, catalog.meta_inputs(plain), watch=functools.partial(_look, found, described=False))
             return dict(found) if any(entry for calls in found.values() for entry in calls) else None
     return None
 
 
 def watch_values(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> ObservedValues:
     found: ObservedValues = defaultdict(list)
-
-    def look(path: str, operator: str, activations: _Tensors, held: _Tensors) -> None:
-        with _disable_current_modes(), torch.no_grad():
-            entries = [None if written else describe_values(tensor) for tensor, written in activations]
-            found[path, operator].append(entries + _held_entries(activations, held))
-
-    capture(model, arguments, named, watch=look)
+    capture(model, arguments, named, watch=functools.partial(_look, found, described=True))
     return dict(found)
+
+
+def _look(
+    found: ObservedValues, path: str, operator: str, activations: _Tensors, held: _Tensors, *, described: bool
+) -> None:
+    """Add the entries of a call to `found`. Its activations have values only if they are `described`."""
+    with _disable_current_modes(), torch.no_grad():
+        of_held = _held_entries(activations, held)
+        known = [describe_values(tensor) if described and not written else None for tensor, written in activations]
+    found[path, operator].append([*known, *of_held] if described or of_held else [])
 
 
 def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:

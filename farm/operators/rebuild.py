@@ -32,13 +32,7 @@ MOST_BYTES = 2**40
 
 
 class Rebuilt:
-    """An operator that is ready to run, any number of times.
-
-    Attributes:
-        spec: the tuple that it was built from.
-        storages: one tensor per storage number of ``spec``.
-        tensors: one per entry of ``spec.tensors``.
-    """
+    """An operator that is ready to run, any number of times."""
 
     def __init__(
         self,
@@ -48,11 +42,11 @@ class Rebuilt:
         elsewhere: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
         """``elsewhere``: number of a storage outside the device's memory -> the function that copies a tensor there."""
-        self.spec = spec
+        self.spec = spec  # the tuple that it was built from
         self.device = device
-        self.storages = storages
+        self.storages = storages  # one tensor per storage number of ``spec``
         self._elsewhere = elsewhere or {}
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []  # one per entry of ``spec.tensors``
         for tensor in spec.tensors:
             view = base = storages[tensor.storage]
             if not _is_alone(spec, tensor):

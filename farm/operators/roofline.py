@@ -78,12 +78,10 @@ def roofline_of(
 
     Args:
         card_kind: ``cuda``, ``cpu`` or ``simulated``.
-        card_model: the card's name, such as ``NVIDIA H200``.
         fingerprint: measured when a worker first saw the card: ``copy_bytes_per_s``, ``launch_floor_us`` and
             ``matmul_flops_per_s`` (``float32``, ``tf32``, ``float16``, ``bfloat16`` -> FLOP/s). The data sheet replaces
             absent values and zeros.
         dtype: of the model's activations.
-        tf32: whether float32 matrix products run as TF32.
     """
     peaks = data_sheet(card_kind, card_model)
     measured = fingerprint or {}

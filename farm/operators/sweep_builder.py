@@ -40,17 +40,13 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionEr
 
 
 class Expansion:
-    """The expansion of a sweep to tuples.
-
-    Attributes:
-        tried: how many combinations have been built so far.
-    """
+    """The expansion of a sweep to tuples."""
 
     def __init__(self, sweep: Sweep) -> None:
         """Raises as `check_names`."""
         check_names(sweep)
         self.sweep = sweep
-        self.tried = 0
+        self.tried = 0  # how many combinations have been built so far
         self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
 
     @property
@@ -156,12 +152,10 @@ class Builder:
             return with_zeros(spec, float(values["zeros"])), cost(spec)
         structure = self._structure(values)
         sample = self._samples.get(structure)
-        if sample is not None:
-            spec, costs = self._like(sample, values) or self.build_by_capture(values)
-        else:
-            spec, costs = self.build_by_capture(values)
-            if structure not in self._samples:
-                self._samples[structure] = spec if self._like(spec, values) == (spec, costs) else None
+        found = self._like(sample, values) if sample is not None else None
+        spec, costs = found or self.build_by_capture(values)
+        if structure not in self._samples:
+            self._samples[structure] = spec if self._like(spec, values) == (spec, costs) else None
         return with_zeros(spec, float(values["zeros"])), costs
 
     def build_by_capture(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:

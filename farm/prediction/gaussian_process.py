@@ -127,9 +127,7 @@ class GaussianProcess:
         return np.sqrt(np.maximum(np.concatenate([np.empty(0), *nearest]), 0.0))
 
 
-def fit_process(
-    inputs: Inputs, values: Floats, steps: int = 25, hyper: int = HYPER, inducing: int = INDUCING
-) -> GaussianProcess:
+def fit_process(inputs: Inputs, values: Floats, steps: int = 25, inducing: int = INDUCING) -> GaussianProcess:
     """Fit a process. ``steps``: maximum number of optimizer steps for the length scales."""
     means, deviations = inputs.numbers.mean(axis=0), inputs.numbers.std(axis=0)
     deviations = np.where(deviations < 1e-9, 1.0, deviations)
@@ -140,7 +138,7 @@ def fit_process(
     columns, features = np.hstack(parts), standard.shape[1]
     weight_of = np.repeat(np.arange(features + 2), [1] * features + [part.shape[1] for part in parts[1:]])
     order = np.random.default_rng(0).permutation(len(values))
-    few = order[:hyper]
+    few = order[:HYPER]
     weights, kernel = _likeliest(columns[few], weight_of, values[few] - middle, steps)
     at = (standard * np.sqrt(weights[:-2])).astype(np.float16)
     points = columns * np.sqrt(weights[weight_of])

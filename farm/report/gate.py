@@ -45,15 +45,11 @@ LEAST_ON_CARDS = 5  # tuples and wholes on several cards, for a spread between c
 
 @dataclass(frozen=True)
 class Gate:
-    """The rows that a gate looks at, and the change that it allows.
+    """The rows that a gate looks at, and the change that it allows."""
 
-    Attributes:
-        limit: the largest allowed change, as a fraction; None: no row fails.
-        min_share: a type or tuple with a smaller share of its side's total, on both sides, is not judged.
-    """
-
-    limit: float | None = None
+    limit: float | None = None  # the largest allowed change, as a fraction; None: no row fails
     scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    # A type or tuple with a smaller share of its side's total, on both sides, is not judged
     min_share: float = MIN_SHARE
 
     @classmethod
@@ -96,26 +92,19 @@ def _scope(text: str) -> Scope:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """One row of the scope. Time in µs, energy in mJ. The change and its bounds are fractions: b / a - 1.
-
-    Attributes:
-        share: the larger of the row's shares in the totals of A and B; 1 for a whole or a sum.
-        a, b: the cost of all calls; of paired rounds the median.
-        rounds: the number of paired rounds that count; 0 for stored readings.
-        fails: True if `low` exceeds the limit.
-    """
+    """One row of the scope. Time in µs, energy in mJ. The change and its bounds are fractions: b / a - 1."""
 
     quantity: Quantity
     level: Level
     name: str
-    share: float
-    a: float
-    b: float
+    share: float  # the larger of the row's shares in the totals of A and B; 1 for a whole or a sum
+    a: float  # the cost of all calls on side A; of paired rounds the median
+    b: float  # the same on side B
     change: float
     low: float
     high: float
-    rounds: int
-    fails: bool
+    rounds: int  # the number of paired rounds that count; 0 for stored readings
+    fails: bool  # True if `low` exceeds the limit
 
     @property
     def line(self) -> str:

@@ -21,6 +21,7 @@ from farm.store.database import by_key, fetch_values
 from farm.types.format import count_of, percent
 from farm.types.label import fused_names, label_of, told_apart
 from farm.types.protocol import Variant
+from farm.types.tuple import NeededTuple
 from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
 
@@ -74,17 +75,12 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     extracted = extract(variant)
-    tuples, counts, costs = extracted.capture.tuples, extracted.capture.counts, extracted.costs
-    weights_us = {id_: count * peaks.estimate_us(costs[id_].flops, costs[id_].bytes) for id_, count in counts.items()}
-    total_us = sum(weights_us.values())
-    labels = told_apart({id_: label_of(spec) for id_, spec in tuples.items()})
-    rows = []
-    for id_, count in counts.items():
-        cost, share = costs[id_], weights_us[id_] / total_us
-        rows.append(OperatorRow(id_, tuples[id_].short_name, labels[id_], count, cost.flops, cost.bytes, share))
-    rows.sort(key=lambda row: (-row.estimated_cost_share, row.label))
+    needed = []
+    for id_, calls in extracted.capture.counts.items():
+        spec, cost = extracted.capture.tuples[id_], extracted.costs[id_]
+        needed.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, {"": calls}, {}))
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
-    return Operators(variant, tuple(rows), extracted.model_flops, gaps, refusal)
+    return Operators(variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal)
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
@@ -96,18 +92,19 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
     card_model, device_type = (found.card_model, found.device_type) if found else ("", device_type)
     needed = tuples_of(session, variant, device_type, "", card_model)
     peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
-    shares = [one.all_calls * peaks.estimate_us(one.flops, one.bytes_moved) for one in needed]
-    labels = told_apart({one.operator_id: one.label for one in needed})
-    rows = [
-        OperatorRow(
-            *(one.operator_id, one.short_name, labels[one.operator_id], one.all_calls, one.flops, one.bytes_moved),
-            estimated_cost_share=share / sum(shares),
-        )
-        for one, share in zip(needed, shares, strict=True)
-    ]
-    rows.sort(key=lambda row: (-row.estimated_cost_share, row.label))
     model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
-    return Operators(variant, tuple(rows), model_flops, card_model=card_model)
+    return Operators(variant, _rows(needed, peaks), model_flops, card_model=card_model)
+
+
+def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
+    weights_us = [one.all_calls * peaks.estimate_us(one.flops, one.bytes_moved) for one in needed]
+    total_us = sum(weights_us)
+    labels = told_apart({one.operator_id: one.label for one in needed})
+    rows = []
+    for one, weight_us in zip(needed, weights_us, strict=True):
+        about = (one.operator_id, one.short_name, labels[one.operator_id], one.all_calls, one.flops, one.bytes_moved)
+        rows.append(OperatorRow(*about, estimated_cost_share=weight_us / total_us))
+    return tuple(sorted(rows, key=lambda row: (-row.estimated_cost_share, row.label)))
 
 
 # ------------------------------------------------------------------------------------------------ kernels

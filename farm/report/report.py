@@ -6,12 +6,14 @@ without tuples, they are computed as at the end of a round. The report of an ope
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy
@@ -26,14 +28,14 @@ from farm.store import tables
 from farm.store.columns import ITEM
 from farm.store.database import by_key, fetch
 from farm.store.tables import CLOSED, ItemState, JobState
-from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity, span
+from farm.types import format as formats
 from farm.types.protocol import Protocol
-from farm.types.reading import InModelTimes, OtherCalls, RankFigures, Verification, inside_s
+from farm.types.reading import OtherCalls, RankFigures, Verification, inside_s
 from farm.types.request import Request
 from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
 from farm.verdict.figures import PerToken, ReadingView, share_of
-from farm.verdict.verdict import VERDICT_SCHEMA, Adjustment, KernelAudit, Sums, TupleRow, Verdict, sums_of
+from farm.verdict.verdict import VERDICT_SCHEMA, Sums, TupleRow, Verdict, sums_of
 
 SCHEMA = 1
 
@@ -180,21 +182,17 @@ class Report:
         }
 
 
-def build(session: Session, job_id: str, number: int | None = None) -> Report:
-    """Compute the report of a job, for round `number` or (None) the newest round. Raises `NoSuchJob` without such a
-    round."""
+def build(session: Session, job_id: str) -> Report:
+    """Compute the report of a job's newest round. Raises `NoSuchJob`."""
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
-    shown = job.round if number is None else number
-    if not 0 <= shown <= job.round:
-        raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
-    request, evidence = Request.from_json(job.request), Evidence(session, job, shown)
+    request, evidence = Request.from_json(job.request), Evidence(session, job, job.round)
     protocol, variant = request.protocol, request.variant
     of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
     without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {row.round: row for row in session.exec(without_details)}
-    verdict, preliminary = _verdict(evidence, verdicts.get(shown))
+    verdict, preliminary = _verdict(evidence, verdicts.get(job.round))
     seen = evidence.seen
     calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
     known_us = {id_: [value for value in values if value is not None] for id_, values in calls_us.items()}
@@ -207,7 +205,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     return Report(
         **of_job,
         job_id=job.id,
-        round=shown,
+        round=job.round,
         protocol=protocol,
         cards=_cards(evidence, of_cards),
         software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()),
@@ -387,179 +385,35 @@ def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> R
     )
 
 
-# ---- remarks under a report
-
-
-_MOST_EAGERLY = 4
-
-
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield (topic, text) of each remark. `farm help` explains the topics."""
-    verdict = report.verdict
-    if report.kind == "model":
-        if verdict.parts:
-            tuples = f"{verdict.measured} of {verdict.parts} tuples"
-            yield "coverage", f"{percent(verdict.coverage)} of the estimated cost; {tuples}"
-        yield "intervals", f"95 %. {_systematic(verdict)}{_between_jobs(verdict)}"
-    if tokens := str(report.per_token):
-        yield "tokens", tokens
-    if report.all_layers is not None:
-        yield "all layers", _all_layers(report.all_layers)
-    if adjusted := [entry for entry in verdict.adjustments if entry.used != "steady"]:
-        yield "power limit", _power_limit(adjusted)
-    if verdict.context_time_us is not None:
-        yield "neighbours", _neighbours(verdict)
-    if verdict.temperature_energy_mj is not None and verdict.energy:
-        share = verdict.temperature_energy_mj / verdict.energy.total.value
-        restated = "restating the tuples' energies to the temperature of the whole model changes the sum by"
-        yield "temperature", f"{restated} {share * 100:+z.1f} %"
-    if verdict.communication_us is not None and verdict.time.gap is not None:
-        alone_us, exposed_us = verdict.communication_us
-        alone, exposed, hidden = (quantity(us, TIME) for us in (alone_us, exposed_us, alone_us - exposed_us))
-        how = "the whole model minus the other operators"
-        if verdict.collectives_alone_us is not None:
-            how = "replays of the model's calls with and without collectives"
-        split = f"{exposed} are exposed and {hidden} hidden, from {how}"
-        yield "overlap", f"collectives take {alone} alone; {split}"
-    if report.ranks:
-        yield "ranks", "; ".join(_rank(number, rank) for number, rank in enumerate(report.ranks))
-    if verdict.launch_gap_us is not None:
-        more = "longer" if verdict.launch_gap_us >= 0 else "less"
-        yield "launch gap", f"a pass takes {quantity(abs(verdict.launch_gap_us), TIME)} {more} if launched eagerly"
-    if verdict.host_steps:
-        yield "host steps", verdict.host_steps
-    if report.capture_origin:
-        yield "operators", _capture(report)
-    if report.eagerly:
-        yield "eagerly", _eager_changes(report)
-    if report.compiled:
-        yield "graph breaks", report.compiled.breaks
-    if verdict.kernels:
-        yield "kernels", _kernels(verdict.kernels, verdict.launch)
-    if timed := report.verification.in_model:
-        yield "in model", _in_model(timed, report.verification.read_at_s)
-    if empty := sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples):
-        tuples = f"{empty} {plural('tuple', empty)} measured with a cache that holds only zeros, as in the model"
-        yield "data", f"{tuples}; with other values in the cache, the energy would be higher"
-    if verdict.flags:
-        yield "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items())
+    """Yield (topic, text) of each remark, from the blocks of ``remarks.txt``. `farm help` explains the topics."""
+    template = _remarks_template()
+    empty = sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples)
+    facts = {"report": report, "verdict": report.verdict, "seen": report.verification, "empty": empty}
+    context = template.new_context({**facts, "now_s": time.time()})
+    for name, block in template.blocks.items():
+        lines = map(str.strip, "".join(block(context)).splitlines())
+        if text := " ".join(filter(None, lines)):
+            yield name.replace("_", " "), text
 
 
-def _all_layers(found: AllLayers) -> str:
-    """Remark: the sum for the complete model, which has no measured whole."""
-    text = f"no readings for any of the {found.layers} layers"
-    if found.time:
-        sums = [interval(found.time, TIME), *([interval(found.energy, ENERGY)] if found.energy else [])]
-        text = f"sum over all {found.layers} layers: {', '.join(sums)}; not compared with a measured whole model"
-    if each := str(found.per_token):
-        text += f"; {each}"
-    if found.lacking:
-        number, share = found.tuples - found.covered_tuples, percent(1 - found.coverage)
-        text += f"; the sum lacks {number} of {found.tuples} tuples ({share} of the estimated cost) without a reading: "
-        text += f"{found.lacking[0].label}{', ...' if number > 1 else ''}"
-    return text
+@functools.cache
+def _remarks_template() -> Any:
+    import jinja2
 
-
-def _rank(number: int, rank: RankFigures) -> str:
-    energy = "" if rank.energy_mj is None else f", {quantity(rank.energy_mj, ENERGY)}"
-    return f"{number}: {quantity(rank.time_us, TIME)}{energy} on {rank.card}"
-
-
-def _power_limit(adjusted: Sequence[Adjustment]) -> str:
-    """Remark: the figures that the sum uses for tuples that hit the power limit in a loop."""
-    figures = {"burst": "burst figures", "interpolated": "figures between steady and burst"}
-    numbers = Counter[str](entry.used for entry in adjusted)
-    used = [
-        f"{text} for {numbers[name]} {plural('tuple', numbers[name])}"
-        for name, text in figures.items()
-        if numbers[name]
-    ]
-    time_us = sum(entry.effect_time_us for entry in adjusted)
-    return f"the sum uses {' and '.join(used)} instead of steady figures, which changes it by {time_us:+z.1f} µs"
-
-
-def _neighbours(verdict: Verdict) -> str:
-    """Remark: the effect of the neighbouring operators on the sum."""
-    added_us = verdict.context_time_us or 0.0
-    share = added_us / (verdict.time.total.value - added_us)
-    weights = "how many weights a pass finds in the cache is unknown"
-    if verdict.weights_in_cache is not None:
-        weights = f"a pass finds {percent(verdict.weights_in_cache)} of its weights in the cache"
-    return (
-        f"timing each tuple among its neighbours instead of alone changes the sum by {share * 100:+z.1f} %; {weights}"
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        {name: getattr(formats, name) for name in ("percent", "plural", "span")},
+        form=format,
+        time=lambda time_us: formats.quantity(time_us, formats.TIME),
+        energy=lambda energy_mj: formats.quantity(energy_mj, formats.ENERGY),
+        interval=lambda figure, units: formats.interval(figure, getattr(formats, units)),
+        kernel_name=_kernel_name,
     )
+    return environment.from_string(Path(__file__).with_name("remarks.txt").read_text("utf-8"))
 
 
-def _between_jobs(verdict: Verdict) -> str:
-    if not verdict.between_jobs_time:
-        return ""
-    shares = f"± {percent(verdict.between_jobs_time)} in time and ± {percent(verdict.between_jobs_energy)} in energy"
-    return f" The gaps also include {shares} for what differs between processes, such as the addresses of the data."
-
-
-def _systematic(verdict: Verdict) -> str:
-    if not verdict.systematic_time and not verdict.systematic_energy:
-        return verdict.systematic_note
-    spread = f"{percent(verdict.systematic_time, 2)} of the time"
-    if verdict.energy:
-        spread += f" and {percent(verdict.systematic_energy, 2)} of the energy"
-    return f"They include {spread} for differences of the canary ({verdict.systematic_note.rstrip('.')})."
-
-
-def _capture(report: Report) -> str:
-    found, origin = report.verification, report.capture_origin
-    if found.matches is None:
-        return f"{origin}; not compared with a run on the card"
-    if (observed := found.launch or "eager") != report.verdict.launch:
-        why = f" ({found.not_captured})" if found.not_captured else ""
-        return f"{origin}; compared with an {observed} pass instead of the measured run{why}"
-    if found.matches:
-        return f"{origin}; a run on the card had the same operators"
-    differences = found.differences or ()
-    number = len(differences) if found.difference_count is None else found.difference_count
-    first = f"; the first: {differences[0]}" if differences else ""
-    return f"{origin}; a run on the card had {number} {plural('difference', number)}{first}"
-
-
-def _eager_changes(report: Report) -> str:
-    """Remark: the operators that an eager pass calls more or less often, with their costs."""
-    changes = []
-    for row in report.eagerly[:_MOST_EAGERLY]:
-        each = f" ({quantity(row.time_us, TIME)} each)" if row.time_us is not None else ""
-        changes.append(f"{row.launched} instead of {row.eager} calls of {row.label}{each}")
-    left = len(report.eagerly) - len(changes)
-    more = f"; {left} more" if left > 0 else ""
-    return f"the graph of this model runs other operators than an eager pass: {'; '.join(changes)}{more}"
-
-
-def _kernels(audit: KernelAudit, launch: str) -> str:
-    text = [f"the tuples' kernels account for {percent(audit.explained)} of the whole model's kernel time"]
-    for kernels, number, what in (
-        (audit.only_whole, audit.only_whole_count, "only in the whole model"),
-        (audit.only_tuples, audit.only_tuples_count, "only in the tuples"),
-        (audit.other_counts, audit.other_counts_count, "launched at another number of times"),
-    ):
-        if number:
-            text.append(f"{number} {what} ({_kernel_name(kernels[0].name)}{', ...' if number > 1 else ''})")
-    if audit.unknown_tuples:
-        text.append(f"the kernels of {audit.unknown_tuples} {plural('tuple', audit.unknown_tuples)} are unknown")
-    if audit.launch != launch:
-        text.append(f"recorded in an {audit.launch} pass instead of the measured run")
-    return "; ".join(text) if len(text) > 1 else f"{text[0]}; both launch the same kernels equally often"
-
-
-def _kernel_name(name: str, most: int = 48) -> str:
+def _kernel_name(name: str) -> str:
     """Shorten a kernel's name: no return type and no template arguments."""
     short = name.removeprefix("void ").split("<")[0].split("(")[0].strip() or name
-    return short if len(short) <= most else short[: most - 1] + "…"
-
-
-def _in_model(timed: InModelTimes, read_at_s: float | None) -> str:
-    passes = f"median of {timed.passes} passes"
-    if read_at_s is not None:
-        passes += f", measured {span(time.time() - read_at_s)} ago"
-    if timed.source != "kernels":
-        return f"time of each call in the running model by the host's clock, {passes}"
-    share = timed.attributed_share or 0.0
-    missing = "" if share >= 0.999 else f"; {percent(1 - share)} of the kernel time belongs to no call"
-    return f"kernel time of each call in the running model, without gaps between kernels, {passes}{missing}"
+    return short if len(short) <= 48 else f"{short[:47]}…"

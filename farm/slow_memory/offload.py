@@ -41,17 +41,11 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Outputs:
-    """How to run an operator with outputs in slow memory.
+    """How to run an operator with outputs in slow memory."""
 
-    Attributes:
-        run: returns a function that runs the rebuilt operator, or a replica of it, once.
-        workspaces: "fast", or "may be with the output" (in slow memory).
-        pool: the memory pool that a CUDA graph must allocate from; None: any pool.
-    """
-
-    run: Callable[[Rebuilt], Pass]
-    workspaces: str
-    pool: Any = None
+    run: Callable[[Rebuilt], Pass]  # returns a function that runs the rebuilt operator, or a replica of it, once
+    workspaces: str  # "fast", or "may be with the output" (in slow memory)
+    pool: Any = None  # the memory pool that a CUDA graph must allocate from; None: any pool
 
 
 def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:

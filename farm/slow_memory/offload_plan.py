@@ -39,22 +39,15 @@ _TINY_US = 1e-6  # added to each cost, so that a tensor without a cost stays fas
 
 @dataclass(frozen=True)
 class SlowCosts:
-    """The time that each tensor of a step adds if it is in slow memory for its whole lifetime.
+    """The time that each tensor of a step adds if it is in slow memory for its whole lifetime."""
 
-    Attributes:
-        slow_us: added time over all calls, by number of the tensor.
-        read_us: the part of `slow_us` that comes from readings; the rest is estimated from a bandwidth.
-        bytes_per_s: bandwidth of the link.
-        source: where the costs come from, as text.
-        together: a check of the assumption that added times of tensors can be summed. Time of a tuple with no slow
-            tensor plus the time that each tensor adds alone, divided by the measured time with all tensors slow. Median
-            over the tuples that have these readings; None if no tuple has them.
-    """
-
-    slow_us: Mapping[int, float]
-    read_us: Mapping[int, float]
-    bytes_per_s: float
-    source: str
+    slow_us: Mapping[int, float]  # added time over all calls, by number of the tensor
+    read_us: Mapping[int, float]  # the part of `slow_us` from readings; the rest is estimated from a bandwidth
+    bytes_per_s: float  # of the link
+    source: str  # where the costs come from, as text
+    # A check of the assumption that added times of tensors can be summed. Time of a tuple with no slow tensor plus the
+    # time that each tensor adds alone, divided by the measured time with all tensors slow. Median over the tuples that
+    # have these readings; None if no tuple has them.
     together: float | None = None
 
     @property
@@ -66,51 +59,33 @@ class SlowCosts:
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """A plan for one amount of fast memory.
-
-    Attributes:
-        slow: numbers of the slow tensors.
-        moved: periods in which a fast tensor is in slow memory, as (tensor, index of its inactive period).
-        time_us: predicted time of the step.
-        peak_bytes: peak of fast memory.
-        gap: bound of the solver: no plan adds less than (1 - gap) of this plan's added time. 0: this plan is the best.
-        ended_in_time: True if the solver reached its gap; False if it reached the time limit.
-    """
+    """A plan for one amount of fast memory."""
 
     fast_bytes: int
-    slow: frozenset[int]
-    moved: tuple[tuple[int, int], ...]
-    time_us: float
-    peak_bytes: int
+    slow: frozenset[int]  # numbers of the slow tensors
+    moved: tuple[tuple[int, int], ...]  # (tensor, index of the inactive period in which a fast tensor is slow)
+    time_us: float  # predicted for the step
+    peak_bytes: int  # of fast memory
+    # Bound of the solver: no plan adds less than (1 - gap) of this plan's added time. 0: this plan is the best.
     gap: float
-    ended_in_time: bool
+    ended_in_time: bool  # True if the solver reached its gap; False if it reached the time limit
 
 
 @dataclass(frozen=True)
 class OffloadPlans:
-    """Plans for the requested amounts of fast memory, and the curve of step time over fast memory.
-
-    Attributes:
-        plans: one plan for each requested amount.
-        unsolved: amounts of the curve without a plan within the time limit.
-        all_fast_us, all_slow_us: time of the step with all tensors in fast memory, and in slow memory.
-        least_bytes: bytes that the largest operator reads and writes; the least allowed amount of fast memory.
-        moves_bytes_per_s: assumed bandwidth of moves in each direction; None without moves.
-        wire: measured bandwidths of copies; None if not measured.
-        run: results of running the step under these plans; None if it was not run.
-    """
+    """Plans for the requested amounts of fast memory, and the curve of step time over fast memory."""
 
     costs: SlowCosts
-    plans: tuple[OffloadPlan, ...]
+    plans: tuple[OffloadPlan, ...]  # one plan for each requested amount
     curve: tuple[OffloadPlan, ...]
-    unsolved: tuple[int, ...]
-    all_fast_us: float
-    all_slow_us: float
-    least_bytes: int
+    unsolved: tuple[int, ...]  # amounts of the curve without a plan within the time limit
+    all_fast_us: float  # time of the step with all tensors in fast memory
+    all_slow_us: float  # and in slow memory
+    least_bytes: int  # bytes that the largest operator reads and writes; the least allowed amount of fast memory
     peak_bytes: int
-    moves_bytes_per_s: float | None = None
-    wire: Wire | None = None
-    run: AsRun | None = None
+    moves_bytes_per_s: float | None = None  # assumed bandwidth of moves in each direction; None without moves
+    wire: Wire | None = None  # measured bandwidths of copies; None if not measured
+    run: AsRun | None = None  # results of running the step under these plans; None if it was not run
 
     @property
     def plan(self) -> OffloadPlan:

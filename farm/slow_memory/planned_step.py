@@ -177,25 +177,17 @@ def _release_memory(device: torch.device) -> None:
 
 
 class PlannedStep:
-    """A step under one plan.
-
-    Attributes:
-        player: replays the calls.
-        memories: own the slow tensors.
-        stayed_fast: numbers of planned slow tensors that had to stay in fast memory; known after `replayed`.
-        movers: one for each move.
-        graphs: the CUDA graphs of the step, on a GPU.
-    """
+    """A step under one plan."""
 
     def __init__(
         self, player: Player, slow: frozenset[int], memory: Callable[[], SlowMemory], moves: Sequence[Move] = ()
     ) -> None:
         """Raises `Unmeasurable` (out_of_memory) if there is not enough slow memory."""
-        self.graphs: list[torch.cuda.CUDAGraph] = []  # created first, so that graphs are freed before pools
+        self.graphs: list[torch.cuda.CUDAGraph] = []  # on a GPU; created first, so that graphs are freed before pools
         self._sequence: list[Callable[[], None]] = []  # replays of graphs, with copies between them
         self._capture, self._slow, self._make_memory, self._device = player.capture, slow, memory, player.device
         first = memory()
-        self.memories = [first]
+        self.memories = [first]  # own the slow tensors
         tensors = {*slow, *(move.tensor for move in moves)}
         sizes = {number: self._capture.tensors[number].size_bytes for number in tensors}
         first.check_room(*sizes.values())
@@ -207,7 +199,7 @@ class PlannedStep:
                 self._actions[index].append(action)
         self.player = player.with_copies(slow, first.copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by index of the call
-        self.stayed_fast: set[int] = set()
+        self.stayed_fast: set[int] = set()  # planned slow tensors that had to stay in fast memory; after `replayed`
         self._kept: list[Rebuilt] = []
 
     def time(self, window_s: float) -> Run:

@@ -12,20 +12,13 @@ from farm.training.tensor_lifetime import Inactive, Life
 @dataclass(frozen=True)
 class Move:
     """One tensor that is in slow memory for one inactive period. Each attribute except `tensor` is the index of a call:
-    the event happens before that call. The number of calls means the end of the step.
-
-    Attributes:
-        out: the copy to slow memory begins.
-        gone: the copy to slow memory must be complete, because other tensors then use the fast memory.
-        back: the copy back begins. `gone`, `back` and `used` are at or before `out` if they are in the next step.
-        used: the copy back must be complete.
-    """
+    the event happens before that call. The number of calls means the end of the step."""
 
     tensor: int
-    out: int
-    gone: int
-    back: int
-    used: int
+    out: int  # the copy to slow memory begins
+    gone: int  # the copy to slow memory must be complete, because other tensors then use the fast memory
+    back: int  # the copy back begins. `gone`, `back` and `used` are at or before `out` if they are in the next step.
+    used: int  # the copy back must be complete
 
 
 def moves_of(life: Life, moved: Iterable[tuple[int, int]], bytes_per_s: float) -> list[Move]:
@@ -54,24 +47,16 @@ def away_while(life: Life, period: Inactive, copy_us: float) -> list[tuple[int, 
 
 @dataclass(frozen=True)
 class Offload:
-    """The memory that a step saves if inactive tensors are in slow memory, with the same bandwidth in both directions.
-
-    Attributes:
-        periods: all inactive periods of the step.
-        long_enough: number of periods that are longer than the two copies.
-        hidden: these long periods as far as the link has time for their copies, the most byte-seconds first.
-        moved_bytes: bytes that one step copies out; it copies as many back.
-        link_share: the share of the step in which the link is busy, for each direction.
-        held_bytes: bytes in fast memory during each call.
-    """
+    """The memory that a step saves if inactive tensors are in slow memory, with equal bandwidths in both directions."""
 
     bytes_per_s: float
-    periods: int
-    long_enough: int
+    periods: int  # all inactive periods of the step
+    long_enough: int  # number of periods that are longer than the two copies
+    # These long periods as far as the link has time for their copies, the most byte-seconds first
     hidden: tuple[Inactive, ...]
-    moved_bytes: int
-    link_share: float
-    held_bytes: tuple[int, ...]
+    moved_bytes: int  # bytes that one step copies out; it copies as many back
+    link_share: float  # the share of the step in which the link is busy, for each direction
+    held_bytes: tuple[int, ...]  # bytes in fast memory during each call
 
     @property
     def peak_bytes(self) -> int:
@@ -131,24 +116,15 @@ class Wire:
 
 @dataclass(frozen=True)
 class Run:
-    """The result of running a step on a card.
-
-    Attributes:
-        half_width_us: half-width of the 95 % interval.
-        graphs: graphs launched for one step; 0 if Python launches the calls.
-        stayed_fast: numbers of the tensors that the plan puts in slow memory, but that had to stay in fast memory.
-        moves: number of moves in one step.
-        moved_bytes: bytes that these moves copy out; they copy as many back.
-        launch_us: time that Python needs to launch one step on an idle card. If it exceeds `time_us`, the card waited
-            for Python.
-    """
+    """The result of running a step on a card."""
 
     time_us: float
-    half_width_us: float
-    graphs: int = 0
-    stayed_fast: tuple[int, ...] = ()
-    moves: int = 0
-    moved_bytes: int = 0
+    half_width_us: float  # half-width of the 95 % interval
+    graphs: int = 0  # graphs launched for one step; 0 if Python launches the calls
+    stayed_fast: tuple[int, ...] = ()  # numbers of the planned slow tensors that had to stay in fast memory
+    moves: int = 0  # number of moves in one step
+    moved_bytes: int = 0  # bytes that these moves copy out; they copy as many back
+    # Time that Python needs to launch one step on an idle card. If it exceeds `time_us`, the card waited for Python.
     launch_us: float = 0.0
 
 

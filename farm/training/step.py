@@ -40,14 +40,7 @@ class Loss:
 
 
 class TrainingStep:
-    """A model with its inputs, optimizer and loss: everything that one training iteration needs.
-
-    Attributes:
-        forward: runs the forward pass: the model, or the compiled model.
-        split: the model is split over several cards.
-        compiles_optimizer: a compiled step compiles the optimizer, too.
-        loss: created from the model's output in the first step; None before.
-    """
+    """A model with its inputs, optimizer and loss: everything that one training iteration needs."""
 
     def __init__(
         self,
@@ -73,13 +66,13 @@ class TrainingStep:
             UsageError: the model has no parameters to train.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
-        self.forward: Callable[..., Any] = model
-        self.split = False
-        self.compiles_optimizer = optimizer.endswith("-compiled")
+        self.forward: Callable[..., Any] = model  # runs the forward pass: the model, or the compiled model
+        self.split = False  # True if the model is split over several cards
+        self.compiles_optimizer = optimizer.endswith("-compiled")  # a compiled step compiles the optimizer, too
         self.optimizer = _optimizer(optimizer, model, capturable)
         self._device_type = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
-        self.loss: Loss | None = None
+        self.loss: Loss | None = None  # created from the model's output in the first step; None before
         self._make_loss = make_loss
 
     @torch.enable_grad()

@@ -101,11 +101,11 @@ class SteppedSampler(sampler.Sampler):
         super().__init__(device, own_processes)
         self.clock = clock
 
-    def start(self) -> Self:
+    def __enter__(self) -> Self:
         self.began_s = self.clock.now_s
         if self.active:
             self.clock.add(self)
         return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clock.remove(self)

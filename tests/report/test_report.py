@@ -27,9 +27,9 @@ from tasks.submissions import submit
 from tests.report import measured, rows
 
 
-def built(database, job_id, number=None):
+def built(database, job_id):
     with database.read() as session:
-        return report.build(session, job_id, number)
+        return report.build(session, job_id)
 
 
 def judged(database, job_id="job1"):
@@ -300,12 +300,10 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
     assert {row.short_name: row.tuples for row in stored.types} == {"Conv2d": 10, "add": 1}
 
 
-def test_no_such_job_or_round(database):
+def test_no_such_job(database):
     rows.model_job(database)
     with pytest.raises(NoSuchJob, match="no job 'nope'"):
         built(database, "nope")
-    with pytest.raises(NoSuchJob, match="no round 7"):
-        built(database, "job1", 7)
 
 
 def test_reports_and_their_rendering_need_no_torch():
