@@ -39,7 +39,7 @@ from farm.verdict.verdict import Verdict
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
 ITEM_OVERHEAD_S = 0.3
 #: The same of a whole model, with its window; on GPUs also with the verification and the replays. 18 wholes on H200s
-#: took 11.5 s in the median.
+#: took 11.5 s in the median, before windows aimed at half of the interval of the energy.
 WHOLE_S, WHOLE_ON_GPU_S = 5.0, 12.0
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its tuples may use up. The
 #: rest is for errors that they share.

@@ -180,16 +180,23 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."
         raise UsageError(text, "Give --phase prefill.")
+    on = device_type if torch.cuda.is_initialized() else "cpu"
+    if on == device_type:
+        return _extract_step(variant, device_type, on, on)
+    functions = torch.nn.functional
+    attention = replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention)
+    with attention, replaced(torch._VF, "dropout", dropout):
+        with contextlib.suppress(Exception):  # some models mix tensors of two devices, which a card allows
+            return _extract_step(variant, device_type, on, STANDS_FOR_A_CARD)
+        return _extract_step(variant, device_type, on, on)
+
+
+def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
+    """`extract_step` with the operators of one device (``on``); the fake tensors are on another (``there``)."""
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-        on = device_type if torch.cuda.is_initialized() else "cpu"
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
-            there = on
-            if on != device_type:
-                there, functions = STANDS_FOR_A_CARD, torch.nn.functional
-                stack.enter_context(replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention))
-                stack.enter_context(replaced(torch._VF, "dropout", dropout))
             fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, there))
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             if variant.cards > 1:
@@ -204,7 +211,8 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
             step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
             if variant.cards > 1:
                 step.forward, step.split = forward, True
-                step.run()  # DDP forms its buckets anew in the second run
+                with contextlib.suppress(Exception):  # `capture_step` runs it again, and explains the error
+                    step.run()  # DDP forms its buckets anew in the second run
             return capture_step(step, device_type=on, fakes=fakes)
 
 

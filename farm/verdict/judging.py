@@ -155,7 +155,7 @@ def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iter
     if gap.half_width > max(allowed, abs(gap.value)):
         whole = pair.whole.value if pair.whole else math.inf
         why = (
-            "Most of this comes from the neighbouring operators or the power limit, or is the difference between jobs: "
+            "Most of this comes from the neighbouring operators or the power limit, or differs between processes: "
             "longer windows do not reduce it."
             if math.hypot(pair.common / whole, pair.between) > gap.half_width / 2
             else "Longer windows or an idle card reduce it (option --window)."

@@ -228,3 +228,17 @@ def test_real_ranks_run_what_was_captured_without_cards(tiny, monkeypatch, tmp_p
 
 if __name__ == "__main__":
     json.dump(list(observe(int(sys.argv[2]), sys.argv[1], split_variants("tiny"))), sys.stdout)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("resnet18", {"input_size": 32, "data_parallel": 2, "sharding": "fsdp"}),
+        ("codegen-350m", {"length": 8, "layers": 1}),
+        ("t5-small", {"length": 8, "layers": 1, "dtype": "bfloat16"}),
+    ],
+    ids=["gradients on another device", "tensors on another device", "learned mask"],
+)
+def test_steps_are_predicted_for_a_card_as_far_as_possible(model, fields):
+    variant = catalog.variant(model, 2, step="training", **fields)
+    assert extract(variant, device_type="cuda").refusal(model) is None
