@@ -201,3 +201,17 @@ def test_the_parser_accepts_the_example_of_every_command():
         assert words[0] == name
         with main._built(name).make_context(name, words[1:]):
             pass
+
+
+def test_no_text_has_the_marks_of_an_unresolved_merge():
+    marks = tuple(mark * 7 + " " for mark in "<>")
+    for pattern in (
+        "*.md",
+        "*.toml",
+        "*.txt",
+        "*.yml",
+        *(f"{room}/**/*.*" for room in ("docs", "cli", "farm", "tests")),
+    ):
+        for path in README.parent.glob(pattern):
+            if path.suffix in (".md", ".toml", ".txt", ".yml", ".py", ".json", ".html"):
+                assert not any(line.startswith(marks) for line in path.read_text("utf-8").splitlines()), path

@@ -182,10 +182,14 @@ def _with_heads(shape: Any, query: Any) -> Any:
 #: multiplies each of the rows (m, k) by one of the matrices (groups, k, n).
 _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
     torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: 2 * math.prod(rows) * int(experts[-1]),
-} | {
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{end}"): count
-    for kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-    for end, count in (("", _attention), ("_backward", _attention_backward))
+    torch.ops.aten._scaled_dot_product_flash_attention: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_efficient_attention: _attention,
+    torch.ops.aten._scaled_dot_product_cudnn_attention: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
 }
 
 
