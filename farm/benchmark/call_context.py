@@ -131,12 +131,8 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     ranks may wait in another.
     """
     capture, device = player.capture, player.device
-    moved = {
-        key: capture.counts[key] * needed_bytes(spec)
-        for key, spec in capture.tuples.items()
-        if spec.kind == "collective"
-    }
-    collectives = sorted(moved, key=moved.__getitem__, reverse=True)
+    of_model = (key for key, spec in capture.tuples.items() if spec.kind == "collective")
+    collectives = sorted(of_model, key=lambda key: -capture.counts[key] * needed_bytes(capture.tuples[key]))
     largest = collectives[:MOST_COLLECTIVES] if len(collectives) > 1 else []
     runs: list[Callable[[], object]] = []  # own the memory of their host steps, which the graphs use
     graphs = []
@@ -171,10 +167,8 @@ def shared_out(all_us: list[float], weights: Mapping[str, float], counts: Mappin
 
     The errors of the shares add up, in quadrature, to the error of the whole time.
     """
-    total_us, half_width_us = (
-        max(0.0, intervals.midmean(all_us)),
-        intervals.batch_half_width(all_us, intervals.midmean),
-    )
+    total_us = max(0.0, intervals.midmean(all_us))
+    half_width_us = intervals.batch_half_width(all_us, intervals.midmean)
     sum_us = math.fsum(weights.values())
     places = {}
     for tuple_id, weight in weights.items():
@@ -271,12 +265,7 @@ class Player:
         return other
 
     def play(
-        self,
-        step: Step,
-        *,
-        once: bool = False,
-        overlapping: bool = False,
-        before: Before = lambda index, memory: None,
+        self, step: Step, *, once: bool = False, overlapping: bool = False, before: Before = lambda *_: None
     ) -> None:
         """Run all calls. Memory that a call allocates is freed after the last call that uses it.
 

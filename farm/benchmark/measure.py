@@ -551,6 +551,7 @@ class Bench:
         the window. It moves forward, until `settled_s` at the latest, while the chip's temperature changes too fast."""
         next_check_s = opened_s = begin_s
         minimum_s = min(gate.shortest_s, stopping.minimum_s)
+        narrow = dataclasses.replace(stopping, energy_half_width=gate.energy_share * stopping.energy_half_width)
         waits = not gate.ahead and "temperature_c" in self.device.capabilities
         good = over = False
         while True:
@@ -559,10 +560,8 @@ class Bench:
             if now_s >= next_check_s:
                 next_check_s = now_s + 0.02
                 over = self._is_over(clock, begin_s, opened_s, now_s, stopping)
-                share = 1.0 if over or ranks.world() > 1 else gate.energy_share
-                good = now_s - begin_s >= minimum_s and self._good_enough(
-                    clock, sampler, begin_s, now_s, stopping, gate, share
-                )
+                wanted = stopping if over or ranks.world() > 1 else narrow
+                good = now_s - begin_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, wanted, gate)
                 if good and waits and now_s < settled_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
                     good = slope is not None and abs(slope) <= gate.slope_c_per_s
@@ -576,14 +575,7 @@ class Bench:
         return elapsed_s >= (1 if rounds >= window.LEAST_ROUNDS else 5) * stopping.maximum_s
 
     def _good_enough(
-        self,
-        clock: Clock,
-        sampler: Sampler,
-        begin_s: float,
-        now_s: float,
-        stopping: Stopping,
-        gate: Gate,
-        energy_share: float,
+        self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
     ) -> bool:
         if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
             return False
@@ -599,7 +591,7 @@ class Bench:
             return True
         # The energy of a group is the sum over its n cards. The scatter of a sum grows with the root of n, so the
         # interval of each card may be wider by the root of n.
-        enough = energy_share * stopping.energy_half_width * math.sqrt(ranks.world())
+        enough = stopping.energy_half_width * math.sqrt(ranks.world())
         return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
 
 

@@ -39,6 +39,7 @@ from farm.types.request import Request
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Figure, PerToken, figure_json
+from farm.verdict.verdict import Verdict
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
 _NARROWER = 1.645 / 1.960  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
@@ -332,8 +333,7 @@ def _from_readings(
     weight: Mapping[str, float],
     selected: SelectedReadings,
 ) -> Estimate:
-    summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
-    time, notes = _time_with_bursts(summed.time.total, selected)
+    summed, time, energy, notes = _summed(selected, protocol.launch)
     if selected.other_sets:
         others = f"{selected.other_sets} other {plural('version', selected.other_sets)}"
         notes.append(f"Readings with {others} of the method or the software exist. They were not mixed in.")
@@ -355,7 +355,7 @@ def _from_readings(
         covered_tuples=len(selected.rows),
         coverage=math.fsum(weight[id_] for id_ in selected.rows) / total_weight,
         measured_time=time,
-        measured_energy=summed.energy.total if summed.energy else None,
+        measured_energy=energy,
         whole_time=summed.time.whole,
         whole_energy=summed.energy.whole if summed.energy else None,
         missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
@@ -466,17 +466,38 @@ def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
     return replace(entry, **times, predicted_mj=energy_mj, known=call.known, far=call.far)
 
 
-def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure, list[str]]:
-    """Widen the interval of the time to include the burst times of power-limited tuples. Return it with notes."""
-    bursts = [
-        part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
-        for part in selected.parts
-        if part.reading and part.reading.details.burst
-    ]
-    if not bursts or selected.wholes:  # a reading of the whole model shows at which clocks it runs
-        return time, []
+def _summed(selected: SelectedReadings, launch: str) -> tuple[Verdict, Figure, Figure | None, list[str]]:
+    """Return the sum of the readings, its time and energy, and notes.
+
+    Without a reading of the whole model, its clocks are unknown. Tuples that reach the power limit in a loop then count
+    as near to their bursts as the mean power of the sum allows: it is at most the power of these loops.
+    """
+    limited = [part.reading for part in selected.parts if part.reading and part.reading.details.burst]
+    loops = _sum_at(selected, launch, 0.0)
+    bursts = _sum_at(selected, launch, 1.0)
+    if not limited or selected.wholes or not (loops.energy and loops.power and bursts.energy and bursts.power):
+        return loops, loops.time.total, loops.energy.total if loops.energy else None, []
+    slow_w, fast_w = loops.power.total.value, bursts.power.total.value
+    limit_w = max((one.energy_mj or 0.0) / one.time_us * 1e3 for one in limited)
+    share = 1.0 if fast_w <= limit_w else max(0.0, (limit_w - slow_w) / (fast_w - slow_w))
+
+    def between(low: Figure, high: Figure) -> Figure:
+        """The figure at the share; its interval includes both ends."""
+        value, half_width = low.value + share * (high.value - low.value), max(low.half_width, high.half_width)
+        return Figure(value, half_width + max(share, 1 - share) * abs(high.value - low.value))
+
     note = (
-        f"{len(bursts)} {plural('tuple', len(bursts))} hit the power limit in a loop. The interval of the time "
-        "includes the faster readings in bursts."
+        f"{len(limited)} {plural('tuple', len(limited))} hit the power limit in a loop. By the mean power of the sum,"
+        f" they count {percent(share)} as in bursts. The intervals include the sums with loops and with bursts."
     )
-    return Figure(time.value, time.half_width + math.fsum(bursts)), [note]
+    time, energy = between(loops.time.total, bursts.time.total), between(loops.energy.total, bursts.energy.total)
+    return _sum_at(selected, launch, share), time, energy, [note]
+
+
+def _sum_at(selected: SelectedReadings, launch: str, share: float) -> Verdict:
+    """The sum. ``share``: how far tuples at the power limit are between their loops (0) and their bursts (1)."""
+    parts = [
+        replace(part, reading=part.reading.towards_bursts(share)) if share and part.reading else part
+        for part in selected.parts
+    ]
+    return aggregate(parts, selected.wholes, target=0.95, launch=launch)

@@ -28,17 +28,10 @@ from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, told
 from farm.models.building import replaced
+from farm.operators import collectives
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
-from farm.operators.collectives import (
-    COPIES_FIRST,
-    collective_tuple,
-    collectives_of,
-    inside,
-    is_asynchronous,
-    local_part,
-)
 from farm.operators.cost import flop_counter
 from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
 from farm.training.step import ForwardPass, TrainingStep
@@ -277,7 +270,7 @@ class StepRecorder(Recorder):
             calls = len(self.calls)
             if func is _ATTENTION:
                 self._record(func, args, kwargs, out)
-            elif within := inside(func, args, kwargs, out):
+            elif within := collectives.inside(func, args, kwargs, out):
                 self._record(*within, None)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
@@ -290,16 +283,16 @@ class StepRecorder(Recorder):
     def _record_collectives(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the collectives of a split model. They have no roles: their inputs are memory of this rank."""
         try:
-            found = collectives_of(func, args, kwargs)
+            found = collectives.collectives_of(func, args, kwargs)
             outputs = tensors_in(out) if found else ()
             for (name, sent, received, parameters), new in itertools.zip_longest(found, outputs):
-                spec = collective_tuple(name, sent.numel(), str(sent.dtype).removeprefix("torch."), **parameters)
-                if func._schema.name in COPIES_FIRST:
+                dtype = str(sent.dtype).removeprefix("torch.")
+                spec = collectives.collective_tuple(name, sent.numel(), dtype, **parameters)
+                if func._schema.name in collectives.COPIES_FIRST:
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
                     sent = new
-                outputs_of_call = [new if received is None else received]
-                asynchronous = is_asynchronous(func, args, kwargs)
-                self._add(spec, func, [sent], outputs_of_call, self._part(), asynchronous)
+                written = [new if received is None else received]
+                self._add(spec, func, [sent], written, self._part(), collectives.is_asynchronous(func, args, kwargs))
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
@@ -443,7 +436,7 @@ class _StepStorages(Storages):
             *((tensor, f"target {number}", "input") for number, tensor in enumerate(targets)),
         ]
         for given, name, role in before_the_step:
-            tensor = local_part(given)
+            tensor = collectives.local_part(given)
             if storage_key(tensor) not in self.numbers:
                 number = self.add(tensor, name, role)
                 if not tensor.is_floating_point():
@@ -460,7 +453,7 @@ class _StepStorages(Storages):
     def set_roles(self, calls: list[CapturedCall]) -> None:
         """Sets the roles of tensors that the step made: gradients, and activations that the backward reads."""
         for name, parameter in _with_gradients(self.step.model):
-            if (number := self.numbers.get(storage_key(local_part(parameter.grad)))) is not None:
+            if (number := self.numbers.get(storage_key(collectives.local_part(parameter.grad)))) is not None:
                 self.change(number, role="gradient", name=f"{name}.grad")
         for number, (tensor, uses) in enumerate(zip(self.tensors, self.uses, strict=True)):
             made_before = tensor.born >= 0 and calls[tensor.born].stage in ("forward", "loss")

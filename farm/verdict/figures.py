@@ -97,6 +97,16 @@ class ReadingView:
             scaled["details"] = replace(self.details, burst=replace(burst, **of_burst))
         return replace(self, **scaled)
 
+    def towards_bursts(self, share: float) -> Self:
+        """The reading between its steady figures (0) and those of its bursts (1), without the bursts."""
+        if (burst := self.details.burst) is None or not burst.time_us:
+            return self
+        energy_mj = self.energy_mj
+        if energy_mj is not None and burst.energy_mj is not None:
+            energy_mj += share * (burst.energy_mj - energy_mj)
+        time_us = self.time_us + share * (burst.time_us - self.time_us)
+        return replace(self, time_us=time_us, energy_mj=energy_mj, details=replace(self.details, burst=None))
+
     @property
     def time(self) -> Figure:
         return Figure(self.time_us, self.time_half_width_us)

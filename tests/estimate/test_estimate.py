@@ -9,9 +9,9 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import UsageError
-from farm.estimation.estimate import estimate
+from farm.estimation.estimate import _summed, estimate
 from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import card_model_named, tuples_of
+from farm.estimation.readings import SelectedReadings, card_model_named, tuples_of
 from farm.models import catalog
 from farm.operators.roofline import roofline_of
 from farm.prediction.stored_predictor import RooflinePredictor
@@ -19,6 +19,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.protocol import Protocol
+from farm.types.reading import Burst, Details
+from farm.verdict.figures import Part, ReadingView
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -264,3 +266,18 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
     assert found.flags["unstable_clock"] == found.tuples
     assert found.oldest_at_s < 1.71e9
     assert found.other_data_calls == 0
+
+
+@pytest.mark.parametrize(("others_us", "share"), [(1000.0, 1.0), (400.0, 0.46), (0.1, 0.0)])
+def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_allows(others_us, share):
+    """A product at the limit of 700 W takes 1,000 us in a loop and 800 us in bursts of 1,000 W; others draw 400 W."""
+    burst = Burst(time_us=800.0, energy_mj=800.0)
+    product = ReadingView(1000.0, energy_mj=700.0, details=Details(burst=burst))
+    other = ReadingView(others_us, energy_mj=0.4 * others_us)
+    parts = [Part("a", "mm", "mm", 1, reading=product), Part("b", "add", "add", 1, reading=other)]
+    summed, time, energy, (note,) = _summed(SelectedReadings(5, "", parts, {}, [], 0, 0), "graph")
+    assert time.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
+    assert energy.value == pytest.approx(0.4 * others_us + 700.0 + 100.0 * share, rel=0.01)
+    assert summed.power.total.value < 701.0
+    assert time.half_width >= 200.0 * max(share, 1 - share) * 0.99
+    assert "as in bursts" in note
