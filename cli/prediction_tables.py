@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
 from farm.estimation.estimate import interval_at, too_large_from
+from farm.models.catalog import title_of
 from farm.prediction.stored_predictor import PredictedValue
 from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
 from farm.verdict.figures import Figure, PerToken
@@ -98,7 +99,7 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         if value:
             row(table, f"  {name}", value)
     parts = [Text(f"  {note}") for note in found.notes] + ([Text(""), _missing(found)] if number else [])
-    return Group(Text(str(found.variant), style="bold"), table, *parts)
+    return Group(Text(title_of(found.variant), style="bold"), table, *parts)
 
 
 def _communication(found: Estimate) -> str:

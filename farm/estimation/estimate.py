@@ -479,7 +479,7 @@ def _summed(selected: SelectedReadings, launch: str) -> tuple[Verdict, Figure, F
         return loops, loops.time.total, loops.energy.total if loops.energy else None, []
     slow_w, fast_w = loops.power.total.value, bursts.power.total.value
     limit_w = max((one.energy_mj or 0.0) / one.time_us * 1e3 for one in limited)
-    share = 1.0 if fast_w <= limit_w else max(0.0, (limit_w - slow_w) / (fast_w - slow_w))
+    share = 1.0 if fast_w <= limit_w else 0.0 if slow_w >= limit_w else (limit_w - slow_w) / (fast_w - slow_w)
 
     def between(low: Figure, high: Figure) -> Figure:
         """The figure at the share; its interval includes both ends."""
@@ -487,8 +487,8 @@ def _summed(selected: SelectedReadings, launch: str) -> tuple[Verdict, Figure, F
         return Figure(value, half_width + max(share, 1 - share) * abs(high.value - low.value))
 
     note = (
-        f"{len(limited)} {plural('tuple', len(limited))} hit the power limit in a loop. By the mean power of the sum,"
-        f" they count {percent(share)} as in bursts. The intervals include the sums with loops and with bursts."
+        f"{len(limited)} {plural('tuple', len(limited))} hit the power limit in a loop. By its mean power, the sum is "
+        f"{percent(share)} of the way from loops to bursts at full clocks. The intervals include both ends."
     )
     time, energy = between(loops.time.total, bursts.time.total), between(loops.energy.total, bursts.energy.total)
     return _sum_at(selected, launch, share), time, energy, [note]

@@ -280,4 +280,7 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     assert energy.value == pytest.approx(0.4 * others_us + 700.0 + 100.0 * share, rel=0.01)
     assert summed.power.total.value < 701.0
     assert time.half_width >= 200.0 * max(share, 1 - share) * 0.99
-    assert "as in bursts" in note
+    assert "of the way from loops to bursts" in note
+    hungry = Part("c", "mm", "mm", 1, reading=ReadingView(2000.0, energy_mj=2000.0))  # no power limit can be so low
+    selected = SelectedReadings(5, "", [*parts, hungry], {}, [], 0, 0)
+    assert _summed(selected, "graph")[1].value == pytest.approx(others_us + 3000.0, rel=0.01)
