@@ -474,8 +474,8 @@ def _summed(selected: SelectedReadings, launch: str) -> tuple[Verdict, Figure, F
     """
     limited = [part.reading for part in selected.parts if part.reading and part.reading.details.burst]
     loops = _sum_at(selected, launch, 0.0)
-    bursts = _sum_at(selected, launch, 1.0)
-    if not limited or selected.wholes or not (loops.energy and loops.power and bursts.energy and bursts.power):
+    bursts = _sum_at(selected, launch, 1.0) if limited and not selected.wholes else loops
+    if bursts is loops or not (loops.energy and loops.power and bursts.energy and bursts.power):
         return loops, loops.time.total, loops.energy.total if loops.energy else None, []
     slow_w, fast_w = loops.power.total.value, bursts.power.total.value
     limit_w = max((one.energy_mj or 0.0) / one.time_us * 1e3 for one in limited)
@@ -491,13 +491,10 @@ def _summed(selected: SelectedReadings, launch: str) -> tuple[Verdict, Figure, F
         f"{percent(share)} of the way from loops to bursts at full clocks. The intervals include both ends."
     )
     time, energy = between(loops.time.total, bursts.time.total), between(loops.energy.total, bursts.energy.total)
-    return _sum_at(selected, launch, share), time, energy, [note]
+    return {0.0: loops, 1.0: bursts}.get(share) or _sum_at(selected, launch, share), time, energy, [note]
 
 
 def _sum_at(selected: SelectedReadings, launch: str, share: float) -> Verdict:
     """The sum. ``share``: how far tuples at the power limit are between their loops (0) and their bursts (1)."""
-    parts = [
-        replace(part, reading=part.reading.towards_bursts(share)) if share and part.reading else part
-        for part in selected.parts
-    ]
-    return aggregate(parts, selected.wholes, target=0.95, launch=launch)
+    parts = [replace(part, reading=part.reading and part.reading.towards_bursts(share)) for part in selected.parts]
+    return aggregate(parts if share else selected.parts, selected.wholes, target=0.95, launch=launch)

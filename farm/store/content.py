@@ -298,11 +298,10 @@ def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: 
     with database.read() as session:
         found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
         job, before = session.get_one(Job, job_id), session.get(CardRow, found.card or "")
-        short = bool(job.request.get("within") or job.request.get("budget_s"))
-        same = before is not None and before.model == session.get_one(CardRow, card_id).model
-        protocol = job.request.get("protocol") or {}
-        same = same and all(protocol.get(name, False) == value for name, value in (found.numerics or {}).items())
-        old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not (short and same))
+        model = session.get_one(CardRow, card_id).model
+        short = job.request.get("within") or job.request.get("budget_s")
+        known = short and before is not None and before.model == model and found.ran_as(job.request)
+        old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not known)
         return counts(session, capture_id), old
 
 

@@ -517,6 +517,11 @@ class Verification(_Stored):
     simulated: bool | None = None  # True if no model ran
     other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
+    def ran_as(self, request: Mapping[str, Any]) -> bool:
+        """True if the pass had the numeric flags of a job's request."""
+        protocol = request.get("protocol") or {}
+        return all(protocol.get(name, False) == value for name, value in (self.numerics or {}).items())
+
 
 #: Field -> type, for the fields of details and verifications that are records.
 _PARTS: dict[str, Any] = {

@@ -137,9 +137,8 @@ def aggregate(
     with_context = alone < len(measured)
     replay = (replayed(readings) if len(measured) == len(parts) else None) or {}
     between, replayed_all = _unseen(readings, with_context, bool(replay))
-    compared = _comparisons(
-        measured, readings, systematic_time, systematic_energy, between, replay, linear=replayed_all
-    )
+    systematic = systematic_time, systematic_energy
+    compared = _comparisons(measured, readings, *systematic, between, replay, linear=replayed_all)
     found = Verdict(
         outcome="none",
         reasons=(),
@@ -545,10 +544,9 @@ def choose(
         return _among_others(chosen, reading, in_cache, waiting)
     effect = _bounded(effect, reading, in_cache)
     # The effect was measured with weights as cold as in the model, so it contains the time to fetch them.
-    fetches = 1.0
-    if looped_us is not None and limited:
-        fetches = 0.0  # the loops in the ranks had their weights in the cache
-    elif looped_us is not None and reading.details.context:
+    # The loops in the ranks had their weights in the cache.
+    fetches = 0.0 if looped_us is not None and limited else 1.0
+    if looped_us is not None and not limited and reading.details.context:
         effect = replace(effect, value=effect.value + looped_us - reading.details.context.alone_us)
     return _among_others(chosen, reading, fetches, waiting, effect)
 

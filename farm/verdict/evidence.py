@@ -214,8 +214,7 @@ class Evidence:
         and times of calls depend on the card model and the numeric flags; the rest does not."""
         capture = self.session.get(tables.Capture, self.capture_id) if self.capture_id else None
         found = Verification.from_json(capture.verification if capture else None)
-        protocol = self.job.request.get("protocol") or {}
-        same = all(protocol.get(name, False) == value for name, value in (found.numerics or {}).items())
+        same = found.ran_as(self.job.request)
         if same and found.card:
             card_models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id).distinct()
             card = self.session.get(tables.CardRow, found.card)
