@@ -29,7 +29,7 @@ READS = 200  # least number of pieces that one graph reads: the graph's launch t
 PIECE_REPLAYS = 5
 
 SIZE = 1024  # matrix size in `other_operators`: enough blocks for every multiprocessor
-PASSES = (4, 24)  # least and most passes in one graph with events
+LEAST_PASSES, PASSES, ROUGH_PASSES = 4, 24, 8  # in one graph with events; most, and most for a rough reading
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
@@ -139,6 +139,7 @@ def time_among_others(
     others: Callable[[], None],
     pass_s: float,
     device: torch.device,
+    most: int = PASSES,
 ) -> InContext:
     """Time an operator alone and after other operators, in alternating replays.
 
@@ -146,13 +147,13 @@ def time_among_others(
         run: one pass, capturable in a CUDA graph.
         memories: the inputs that another operator of the model writes just before the operator runs.
         pass_s: approximate time of one pass in s.
+        most: largest number of passes in a graph.
     """
     if pass_s > LONGEST_S:
         return InContext(alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0)
     # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70 us together.
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
-    least, most = PASSES
-    passes = max(least, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
+    passes = max(LEAST_PASSES, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
     every: Any = run
     restore: Callable[[], object] | None = None
     if isinstance(every, InPlacePass):

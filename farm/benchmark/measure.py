@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from farm.benchmark import intervals, ranks, window
-from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
+from farm.benchmark.cache import PASSES, ROUGH_PASSES, InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
@@ -41,7 +41,7 @@ from farm.types.tuple import parse
 
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 #: Flags of a replay in order that has another power than the whole model.
-UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "not_converged", "no_energy"}
+UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "no_energy"}
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
 NOTHING = 1e-6  # values that began at zero may grow to this, for example weights at a tiny learning rate
 
@@ -388,7 +388,8 @@ class Bench:
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
-            return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device)}
+            most = ROUGH_PASSES if stopping.rough else PASSES
+            return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device, most)}
 
         for phase, applies, figures, missing in (
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),

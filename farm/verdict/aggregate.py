@@ -238,7 +238,7 @@ def _comparisons(
     """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
 
     A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So with a
-    replay, the half-width of a sum is its difference from the replay, plus the half-width of the replay. ``linear``:
+    replay, the half-width of a sum is its difference from the replay, plus that of a replay at any addresses. ``linear``:
     the difference adds linearly to all other errors of a gap, because it is known; else in quadrature, because the
     differences between jobs contain it.
     """
@@ -256,12 +256,15 @@ def _comparisons(
         if total is None:
             return None
         own, off = math.hypot(total.half_width, common), 0.0
+        others = between[name] if of_replay or not linear else BETWEEN_JOBS[name]
         if of_replay:
             off = abs(total.value - of_replay.value)
             own, off = (of_replay.half_width, off) if linear else (of_replay.half_width + off, 0.0)
+        if of_replay and linear:  # the addresses of the replay's data matter as much as those of the whole's
+            others /= math.sqrt(2)
+            own = math.hypot(own, others * total.value)
         half_width = off + math.hypot(own, systematic * total.value)
         total = Figure(total.value, half_width)
-        others = between[name] if of_replay or not linear else BETWEEN_JOBS[name]
         return Comparison(total, _mean(of_wholes, weights), min(half_width, common), others, off)
 
     chosen = [chosen for *_, chosen in measured]
@@ -610,9 +613,12 @@ def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Cho
 
 def _at_model_temperature(chosen: Chosen, reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
     """Restate the energy to the temperature of the whole model: a warmer chip draws more power for the same work. Not
-    at the power limit, which decides the power there. The uncertainty is common to all tuples."""
+    at the power limit, which decides the power there, nor for a first step of the energy counter, which is compared
+    with long runs as it is (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples."""
     model_c = [whole.temperature_c for whole in wholes if whole.temperature_c is not None]
     if not chosen.energy or not model_c or reading.temperature_c is None or chosen.used != "steady":
+        return chosen
+    if "rough" in reading.flags and reading.details.ticks == 2:
         return chosen
     if any(one.power_throttled for one in (reading, *wholes)):
         return chosen

@@ -234,6 +234,9 @@ def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_p
     assert chosen.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
     assert choose(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj == 0
     assert choose(warm, [whole(1)]).warmth_mj == 0, "the temperature of the whole model is unknown"
+    for ticks, warmth_mj in ((2, 0), (3, chosen.warmth_mj)):  # one step of the counter is compared with long runs
+        rough = dataclasses.replace(warm, flags=("rough",), details=Details(ticks=ticks))
+        assert choose(rough, [cool]).warmth_mj == pytest.approx(warmth_mj)
     verdict = aggregate([Part("a", "", "", 3, reading=warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
     assert verdict.temperature_energy_mj == pytest.approx(3 * chosen.warmth_mj)
     assert type(verdict).from_json(verdict.to_json()).temperature_energy_mj == verdict.temperature_energy_mj
