@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import math
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from farm.devices.device import Device
 from farm.types.reading import Burst
 
 QUEUED_S = 0.024  # duration of the work that is queued on a GPU: a busy host does not starve the GPU
+#: Largest mean pause between two rounds, as a share of a round, and in s.
+PAUSE = (0.02, 1e-4)
+CYCLES_PER_S = 1.7e9  # about the clock of a GPU: events measure how long a pause was
 EAGER_S = 0.3  # duration of the eager passes that show the cost of launching
 EAGER_LEAST = 4  # least number of eager passes
 BURST_S = 0.004  # work between two pauses
@@ -35,6 +39,7 @@ class TimedRound(NamedTuple):
     passes: int
     late: bool = False  # the card was idle when the host launched the round: the card waited for the host
     sections_s: tuple[float, ...] = ()  # parts of `took_s` (`farm.benchmark.host_clock`)
+    paused_s: float = 0.0  # pause before the round, not a part of `took_s`
 
 
 class Clock:
@@ -42,6 +47,9 @@ class Clock:
 
     On a GPU one event separates two rounds, so the durations add up to the total time. They include idle time between
     rounds, so power times duration is the complete energy.
+
+    ``pauses``: begin each round after a pause of random length. Without pauses, passes of several milliseconds can keep
+    pace with the power sensor, which then sees only some of their parts (docs/method.md, "Energy").
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -49,8 +57,10 @@ class Clock:
         self.cuda = workload.device.type == "cuda"
         self.done: list[TimedRound] = []
         self.in_flight = max(2, min(64, math.ceil(QUEUED_S / max(workload.round_s, 1e-6))))
-        self._waiting: collections.deque[tuple[torch.cuda.Event, int, bool]] = collections.deque()
+        self._waiting: collections.deque[tuple[torch.cuda.Event, torch.cuda.Event, int, bool]] = collections.deque()
         self._last: torch.cuda.Event | None = None
+        self.pauses = False
+        self._random = random.Random(0)
 
     def step(self) -> None:
         """Launch a round; wait until no more than `in_flight` are queued."""
@@ -63,9 +73,15 @@ class Clock:
             return
         if self._last is None:
             self._last = _event()
-        late = bool(self._waiting) and self._waiting[-1][0].query()
+        begin = self._waiting[-1][1] if self._waiting else self._last
+        late = bool(self._waiting) and begin.query()
+        if self.pauses:
+            share, most_s = PAUSE
+            longest_s = 2 * min(share * self.workload.round_s, most_s)
+            torch.cuda._sleep(round(self._random.uniform(0, longest_s) * CYCLES_PER_S))
+            begin = _event()
         current.launch()
-        self._waiting.append((_event(), current.passes, late))
+        self._waiting.append((begin, _event(), current.passes, late))
         while len(self._waiting) > self.in_flight:
             self._collect()
 
@@ -76,11 +92,18 @@ class Clock:
         self._last = None  # the next round must not include the pause before it
 
     def _collect(self) -> None:
-        event, passes, late = self._waiting.popleft()
-        event.synchronize()
+        begin, end, passes, late = self._waiting.popleft()
+        end.synchronize()
         assert self._last is not None
-        self.done.append(TimedRound(time.perf_counter(), self._last.elapsed_time(event) / 1e3, passes, late))
-        self._last = event
+        took_s, paused_s = begin.elapsed_time(end) / 1e3, self._last.elapsed_time(begin) / 1e3
+        self.done.append(TimedRound(time.perf_counter(), took_s, passes, late, paused_s=paused_s))
+        self._last = end
+
+    def paused_share(self, begin_s: float, end_s: float) -> float:
+        """The share of the time from `begin_s` to `end_s` in which the card paused between rounds."""
+        rounds = self.between(begin_s, end_s)
+        paused_s = math.fsum(one.paused_s for one in rounds)
+        return paused_s / (paused_s + math.fsum(one.took_s for one in rounds)) if paused_s else 0.0
 
     def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
         """The rounds that ended after `begin_s` and not later than `end_s`."""

@@ -64,6 +64,7 @@ class Gate:
     least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
     #: A window shorter than the longest goes on until the half-width of the energy is this share of the requested one.
     energy_share: float = 1.0
+    pauses: bool = False  # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
         if not self.energy:
@@ -71,9 +72,12 @@ class Gate:
         return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH)
 
 
-GATES = {"operator": Gate(4.5, 0.35, 0.8, ahead=False), "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5)}
+GATES = {
+    "operator": Gate(4.5, 0.35, 0.8, ahead=False),
+    "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5, pauses=True),
+}
 #: For the replay of a whole model: its interval is a part of the interval of the sum.
-REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5)
+REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True)
 #: For tuples of which a rough figure is enough (`Stopping.rough`).
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
@@ -475,6 +479,8 @@ class Bench:
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
+            if gate.pauses and clock.cuda and ranks.world() == 1 and self.levels.base_power_w is not None:
+                clock.pauses = "power_cap" not in sampler.window(start_s, time.perf_counter()).throttle_shares
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             settled_s = until_s + stopping.minimum_s
@@ -484,13 +490,14 @@ class Bench:
                 slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
         power = gate.power(sampler, begin_s, end_s)
+        paused_share = clock.paused_share(power.begin_s, power.end_s)
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
         known = capabilities - (frozenset() if self.knows_processes else {"compute_processes"})
         steady = window.SteadyWindow(
             workload=workload,
             rounds=clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:],
-            power=power,
+            power=power.of_passes(paused_share, self.levels.base_power_w),
             seen=seen,
             converged=converged,
             ceiling_s=stopping.maximum_s,
@@ -508,6 +515,7 @@ class Bench:
             self.levels,
             sampler.trace((power.begin_s, power.end_s)),
             threads=None if self.cuda else torch.get_num_threads(),
+            paused_share=round(paused_share, 4) or None,
             sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
         )
 

@@ -59,6 +59,17 @@ class WindowPower:
             return 0.0
         return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
 
+    def of_passes(self, paused_share: float, base_power_w: float | None) -> WindowPower:
+        """The power of the passes alone, if the card drew its base power in pauses."""
+        if not paused_share or base_power_w is None or self.power_w is None:
+            return self
+        power_w, integral_w = (
+            value and (value - paused_share * base_power_w) / (1 - paused_share)
+            for value in (self.power_w, self.integral_w)
+        )
+        half_width_w = self.half_width_w and self.half_width_w / (1 - paused_share)
+        return dataclasses.replace(self, power_w=power_w, integral_w=_rounded(integral_w, 3), half_width_w=half_width_w)
+
 
 def window_power(sampler: Sampler, begin_s: float, end_s: float, *, rough: bool = False) -> WindowPower:
     """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor.

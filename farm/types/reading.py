@@ -249,6 +249,7 @@ class Details(_Stored):
     ticks: int | None = None  # ticks of the energy counter within the window
     ramp_ticks_dropped: int | None = None  # first ticks, which still belong to the warm-up
     power_integral_w: float | None = None  # mean of the power sensor, to compare with the counter
+    paused_share: float | None = None  # share of the window in which the card paused between passes
     power_drift: float | None = None  # relative change between the halves of the window, if large
 
     # the card during the window

@@ -238,9 +238,9 @@ def _comparisons(
     """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
 
     A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So with a
-    replay, the half-width of a sum is its difference from the replay, plus that of a replay at any addresses. ``linear``:
-    the difference adds linearly to all other errors of a gap, because it is known; else in quadrature, because the
-    differences between jobs contain it.
+    replay, the half-width of a sum is its difference from the replay, plus that of a replay at any addresses.
+    ``linear``: the difference adds linearly to all other errors of a gap, because it is known; else in quadrature,
+    because the differences between jobs contain it.
     """
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 

@@ -10,7 +10,7 @@ import pytest
 
 from farm.benchmark.intervals import slope
 from farm.benchmark.sampler import Sampler
-from farm.benchmark.window import window_power
+from farm.benchmark.window import WindowPower, window_power
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime
@@ -120,3 +120,12 @@ def test_it_asks_seldom_while_no_tick_is_due(virtual_time: VirtualTime) -> None:
     with virtual_time.sampler(device):
         virtual_time.sleep(1.0)
     assert device.calls < 450
+
+
+def test_the_power_of_the_passes_is_without_the_base_power_of_the_pauses():
+    power = WindowPower(490.0, 4.9, "energy_counter", 0.0, 1.0, integral_w=481.0)
+    passes = power.of_passes(0.02, 100.0)  # 2 % of the window at 100 W, 98 % at the power of the passes
+    assert 0.98 * passes.power_w + 0.02 * 100 == pytest.approx(490)
+    assert 0.98 * passes.integral_w + 0.02 * 100 == pytest.approx(481, abs=0.01)
+    assert passes.half_width_w == pytest.approx(5.0)
+    assert power.of_passes(0.0, 100.0) == power.of_passes(0.02, None) == power
