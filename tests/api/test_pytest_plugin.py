@@ -1,6 +1,7 @@
 """The pytest plugin: real sessions of pytest in temporary git repositories, which measure on the CPU.
 
-One comparison, by the step of the GitHub Action, serves most tests: it starts six processes that import torch.
+One comparison, by the step of the GitHub Action, serves most tests: it starts six processes that import torch, so these
+tests are slow ones.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def test_busy(farm_benchmark, monkeypatch):
 def test_without_it():
     pass
 """
+# Asks for a measurement and imports nothing: enough where no test runs.
+ASKS_ONLY = "def test_it(farm_benchmark):\n    pass\n"
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # The machine that runs these tests may be busy; test_busy alone is always on a busy host. Few turns save time.
 CONFTEST = """
 import pytest
@@ -140,6 +144,7 @@ def compared(tmp_path_factory):
     return repository, done
 
 
+@pytest.mark.slow
 def test_a_test_whose_code_became_slower_fails_with_both_times_and_what_to_do(compared):
     repository, done = compared
     assert done.returncode == 1, done.stdout
@@ -156,6 +161,7 @@ def test_a_test_whose_code_became_slower_fails_with_both_times_and_what_to_do(co
     assert "→ Make it cheaper, or allow more." in told
 
 
+@pytest.mark.slow
 def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_others_pass(compared):
     _, done = compared
     assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
@@ -163,6 +169,7 @@ def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_o
     assert "the host is busy, too few rounds count: Other programs used the CPU" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_summary_of_the_action_has_the_rows_of_the_comparison(compared):
     repository, _ = compared
     summary = (repository.parent / "summary").read_text()
@@ -177,6 +184,7 @@ def test_the_summary_of_the_action_has_the_rows_of_the_comparison(compared):
     }
 
 
+@pytest.mark.slow
 def test_base_and_head_were_measured_alternately_with_their_revisions(compared, monkeypatch):
     repository, _ = compared
     base, head = (git(repository, "rev-parse", one).strip() for one in ("HEAD~1", "HEAD"))
@@ -194,6 +202,7 @@ def test_base_and_head_were_measured_alternately_with_their_revisions(compared, 
     assert rows[1]["time_change"].value > 1
 
 
+@pytest.mark.slow
 def test_nothing_of_the_base_is_left(compared):
     repository, _ = compared
     assert len(git(repository, "worktree", "list").splitlines()) == 1
@@ -217,7 +226,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
 def test_an_interruption_removes_the_worktree(repository):
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--farm-base", "main", "tests"]
     with subprocess.Popen(
-        command, cwd=repository, env=environment(repository.parent), stdout=-1, stderr=-2, text=True
+        command, cwd=repository, env=environment(repository.parent) | UNBUFFERED, stdout=-1, stderr=-2, text=True
     ) as session:
         while not session.stdout.readline().startswith("farm: round 1"):
             assert session.poll() is None
@@ -241,6 +250,7 @@ def test_an_interruption_removes_the_worktree(repository):
     ],
 )
 def test_a_wrong_option_ends_the_session_with_its_reason(repository, arguments, told):
+    (repository / "tests/test_net.py").write_text(ASKS_ONLY)
     done = run_pytest(repository, *arguments)
     assert (done.returncode, "Traceback" in done.stdout) == (4, False), done.stdout
     assert told in done.stdout
@@ -248,6 +258,7 @@ def test_a_wrong_option_ends_the_session_with_its_reason(repository, arguments, 
 
 def test_a_base_needs_a_git_repository(tmp_path):
     repository = make_repository(tmp_path / "repository")
+    (repository / "tests/test_net.py").write_text(ASKS_ONLY)
     (repository / ".git").rename(tmp_path / "git")
     done = run_pytest(repository, "--farm-base", "main")
     assert (done.returncode, "Traceback" in done.stdout) == (4, False), done.stdout
