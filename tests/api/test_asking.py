@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,7 @@ def test_an_error_shows_its_next_step():
     assert str(caught.value) == f"{caught.value.message}\n→ {caught.value.next_step}"
 
 
+ROOT = Path(__file__).parents[2]
 BLOCKED = """
 import sys
 
@@ -123,7 +125,7 @@ for line in sys.argv[1:]:
         assert bool(ending.code) is line.startswith(("submit", "doctor")), (line, ending.code)
 import farm
 
-assert farm.estimate("resnet18", card="H200", batch=32).complete
+assert farm.lookup("Conv2d", card="H200", limit=1)
 """
 
 
@@ -131,15 +133,14 @@ def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
     asking = (
         "estimate resnet18 --card H200",
         "lookup Conv2d in_channels=64",
-        "operators alexnet -b 1",
         "memory alexnet",
         "models resnet*",
         "settings",
         "help coverage",
-        "import h100",
+        f"import {ROOT}/tests/store/golden/export",
         "jobs",
         f"export {tmp_path}/out.csv",
-        "compare card=H100 card=H100",
+        "compare Conv2d Conv2d",
         "report --help",
         "publish --help",
         "status",

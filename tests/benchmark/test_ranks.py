@@ -64,10 +64,11 @@ def test_the_calls_of_a_split_model_are_replayed_on_all_ranks(pair, name):
     assert first["elsewhere"] == 0
 
 
-def test_a_failure_of_one_rank_is_a_failure_of_all(pair):
+def test_a_failure_of_one_rank_is_a_failure_of_all_and_a_rank_knows_if_it_failed_alone(pair):
     first, second = pair("fail")
     assert first["error"].startswith("RuntimeError: Another rank failed")
     assert second["error"].startswith("MemoryError")
+    assert [(found["together"], found["alone"]) for found in (first, second)] == [(True, None), (True, False)]
 
 
 def test_a_failure_keeps_no_memory():
@@ -87,14 +88,6 @@ def test_a_failure_keeps_no_memory():
         gc.enable()
 
 
-def test_a_rank_knows_if_it_failed_alone(pair):
-    assert pair("fail_twice") == [{"together": True, "alone": None}, {"together": True, "alone": False}]
-
-
-def fail_twice(rank: int) -> dict[str, object]:
-    return {"together": ranks.failed_everywhere(), "alone": ranks.failed_everywhere(0.2) if rank else None}
-
-
 def fail(rank: int) -> dict[str, object]:
     def make() -> None:
         if rank:
@@ -103,7 +96,9 @@ def fail(rank: int) -> dict[str, object]:
     try:
         ranks.together(make)
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        text = f"{type(error).__name__}: {error}"
+        together, alone = ranks.failed_everywhere(), ranks.failed_everywhere(0.2) if rank else None
+        return {"error": text, "together": together, "alone": alone}
     return {"error": ""}
 
 

@@ -206,7 +206,7 @@ def farm_with_jobs(tmp_path_factory):
 
 
 FOLLOWED = ROOT / "docs/tutorial.md"  # with what its commands print: tests/test_tutorial.py
-SLOW = (ROOT / "docs/python.md", ROOT / "docs/memory.md")  # one measures, the other captures many training steps
+SLOW = [ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")]  # they measure, capture steps and fit
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -16,10 +17,12 @@ from tests.report import rows
 
 POWER_W = 500.0
 
+extracted = functools.cache(extract)
+
 
 def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = "job1", **request: Any) -> str:
     """The variant read on an H200 that does not exist, with a verdict; its job's id."""
-    apart = extract(variant, device_type="cuda")
+    apart = extracted(variant, device_type="cuda")
     asked = Request(variant=variant, **request)
     roofline = roofline_of("cuda", "NVIDIA H200", dtype=variant.dtype)
     unlike = random.Random(variant.id)
