@@ -35,6 +35,8 @@ from tests.servers import PostgresServer
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A benchmark process on a CPU uses more threads nevertheless; they must not spin while they wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The compiler's pool of processes, each with torch imported, takes longer than the few kernels of the tests.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # pytest loads readline, which sets COLUMNS=80 for its children, the workers of xdist, although there is no terminal.
 os.environ.pop("COLUMNS", None)
 # Hundreds of processes import the farm, and pytest rewrites every assertion, so keep compiled modules for the others,

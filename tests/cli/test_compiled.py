@@ -20,6 +20,8 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {name: f"compiled_models:{name}" for name in ("two", "refused")}
     monkeypatch.setenv("FARM_MODELS", json.dumps(models))
     monkeypatch.setenv("FARM_MODELS_PATH", str(FOLDER))
+    # To compile the headers of PyTorch once takes longer than to parse them for each of the few kernels.
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     settings.cache_clear()
 
 
