@@ -37,8 +37,15 @@ def subject(kind: str = "operator", **parameters: Any) -> Subject:
     return Subject(kind, content_id(spec), spec)  # type: ignore[arg-type]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def process() -> Iterator[BenchmarkProcess]:
+    """One for all tests; after a test that ends it, the next test starts it again."""
+    with BenchmarkProcess(CARD, {"FARM_SIMULATED_CARDS": "1", "FARM_HOST": "here"}) as made:
+        yield made
+
+
+@pytest.fixture
+def own_process() -> Iterator[BenchmarkProcess]:
     with BenchmarkProcess(CARD, {"FARM_SIMULATED_CARDS": "1", "FARM_HOST": "here"}) as made:
         yield made
 
@@ -81,22 +88,26 @@ def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -
 def test_what_the_card_refuses_is_a_reason_and_the_process_goes_on(
     process: BenchmarkProcess, behaviour: str, reason: str
 ) -> None:
+    process.wait_ready()
+    starts = process.starts
     with pytest.raises(Unmeasurable) as caught:
         process.measure(subject(simulate=behaviour), PROTOCOL, STOPPING)
     assert caught.value.reason == reason
     process.measure(subject(), PROTOCOL, STOPPING)
-    assert process.starts == 1
+    assert process.starts == starts
 
 
 @pytest.mark.parametrize("behaviour", ["crash", "exit"])
 def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: BenchmarkProcess, behaviour: str) -> None:
+    process.wait_ready()
+    starts = process.starts
     with pytest.raises(Unmeasurable) as caught:
         process.measure(subject(simulate=behaviour), PROTOCOL, STOPPING)
     assert caught.value.reason == "crashed"
     assert ("SIGKILL" if behaviour == "crash" else "exit code 3") in caught.value.message
     assert not process.alive
     process.measure(subject(), PROTOCOL, STOPPING)
-    assert process.starts == 2
+    assert process.starts == starts + 1
 
 
 def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProcess) -> None:
@@ -107,22 +118,22 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
     process.measure(subject(), PROTOCOL, STOPPING)
 
 
-def test_slow_readings_of_a_host_take_turns(process: BenchmarkProcess) -> None:
+def test_slow_readings_of_a_host_take_turns(own_process: BenchmarkProcess) -> None:
     placed = Protocol(placement="in0")
     with turn("slow-memory", settings().lock_dir, 10.0):
-        assert process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us > 0
+        assert own_process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us > 0
         with pytest.raises(Unmeasurable, match=r"slow-memory was in use for 0\.1 s"):
-            process.measure(subject(), placed, Stopping(), timeout_s=0.1)
-    assert process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us > 0
+            own_process.measure(subject(), placed, Stopping(), timeout_s=0.1)
+    assert own_process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us > 0
 
 
-def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(process: BenchmarkProcess) -> None:
-    process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
+def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(own_process: BenchmarkProcess) -> None:
+    own_process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
     deadline = time.monotonic() + 5
-    while "{not json" not in process.complaints and time.monotonic() < deadline:
+    while "{not json" not in own_process.complaints and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(Unmeasurable) as caught:
-        process.measure(subject(simulate="crash"), PROTOCOL, STOPPING)
+        own_process.measure(subject(simulate="crash"), PROTOCOL, STOPPING)
     assert "{not json" not in caught.value.message
 
 
@@ -195,12 +206,13 @@ def test_a_hang_is_ended_after_its_time(process: BenchmarkProcess) -> None:
 
 def test_killed_from_outside_between_items_it_is_started_again(process: BenchmarkProcess) -> None:
     process.wait_ready()
+    starts = process.starts
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     while process.alive:
         time.sleep(0.01)
     process.measure(subject(), PROTOCOL, STOPPING)
-    assert process.starts == 2
+    assert process.starts == starts + 1
 
 
 def test_a_poisoned_context_is_answered_and_not_used_again(process: BenchmarkProcess) -> None:
@@ -210,12 +222,12 @@ def test_a_poisoned_context_is_answered_and_not_used_again(process: BenchmarkPro
     assert not process.alive
 
 
-def test_what_a_model_prints_is_no_answer(process: BenchmarkProcess) -> None:
-    process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
+def test_what_a_model_prints_is_no_answer(own_process: BenchmarkProcess) -> None:
+    own_process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
     deadline = time.monotonic() + 30
-    while "{not json" not in process.complaints and time.monotonic() < deadline:
+    while "{not json" not in own_process.complaints and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert "{not json" in process.complaints
+    assert "{not json" in own_process.complaints
 
 
 def test_an_exception_in_the_parent_ends_the_half_done_item(process: BenchmarkProcess) -> None:
