@@ -146,7 +146,7 @@ def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
         "status",
         "cards",
         "db check",
-        "predict plan alexnet --card H100",
+        f"predict dataset {tmp_path}/tuples.csv",
         "run alexnet --card cpu --dry-run",
         "doctor",
         "submit alexnet",

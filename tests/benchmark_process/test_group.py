@@ -106,7 +106,7 @@ def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_predict
     settings.cache_clear()
     decode = versioned(catalog.variant("tiny", 2, phase="decode", tensor_parallel=2))
     about = {"input_size": 32, "step": "training", "data_parallel": 2}
-    for variant in (*(catalog.variant("resnet18", 2, sharding=one, **about) for one in ("fsdp", "ddp")), decode):
+    for variant in (*(catalog.variant("squeezenet1_1", 2, sharding=one, **about) for one in ("fsdp", "ddp")), decode):
         subject = Subject("variant", variant.id, variant.to_json())
         protocol = dataclasses.replace(EAGER, grad=bool(variant.step))
         predicted = dict(extract(variant).capture.counts)

@@ -83,7 +83,9 @@ def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_aga
         assert len(jobs_of(known_resnet18)) == 6 * number
 
 
-def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complete(farm, known_resnet18):
+def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complete(farm, known_resnet18, monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    settings.cache_clear()
     side = f"resnet18 {FEW}"
     command = [sys.executable, "-m", "cli", "compare", "--run", side, side, "--rounds", "3", "--json"]
     environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.3"}

@@ -45,10 +45,10 @@ def test_a_command_that_takes_long_says_what_it_does(farm, monkeypatch, command)
 def test_a_curve_says_at_which_size_it_is(farm, monkeypatch):
     said = []
     monkeypatch.setattr(output, "doing", said.append)
-    farm("estimate", "alexnet", "-b", "1,32", "--card", "H200")
-    assert [text for text in said if "alexnet" in text] == [
-        "farm is estimating alexnet 1x224 float32",
-        "farm is estimating alexnet 32x224 float32",
+    farm("estimate", "resnet18", "-b", "1,32", "--card", "H200")
+    assert [text for text in said if "resnet18" in text] == [
+        "farm is estimating resnet18 1x224 float32",
+        "farm is estimating resnet18 32x224 float32",
     ]
 
 
