@@ -66,7 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not _SLOW_TESTS:
             item.add_marker(
                 pytest.mark.skip(
-                    "it waits for a minute, or is one of many alike; FARM_SLOW_TESTS=1 runs it, as .ci/run does"
+                    "it waits for a minute, starts many processes, or is one of many alike; FARM_SLOW_TESTS=1 runs it, "
+                    "as .ci/run does"
                 )
             )
     items[:] = workers.in_order(items)

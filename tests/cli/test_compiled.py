@@ -20,13 +20,14 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {name: f"compiled_models:{name}" for name in ("two", "refused")}
     monkeypatch.setenv("FARM_MODELS", json.dumps(models))
     monkeypatch.setenv("FARM_MODELS_PATH", str(FOLDER))
-    # To compile the headers of PyTorch once takes longer than to parse them for each of the few kernels.
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     settings.cache_clear()
 
 
 @needs_compiler
-def test_a_compiled_model_ends_with_a_verdict_and_its_list_of_kernels_is_used_again(farm, tmp_path):
+@pytest.mark.slow
+def test_a_compiled_model_ends_with_a_verdict_and_its_list_of_kernels_is_used_again(farm, tmp_path, monkeypatch):
+    # To compile the headers of PyTorch once takes longer than to parse them for each of the few kernels.
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     file = tmp_path / "jobs.yml"
     file.write_text("- {model: [refused, two], compile: default}\n")
     said = farm("run", "-f", file, *QUICK)

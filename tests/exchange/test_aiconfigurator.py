@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     import aiconfigurator
 
+    monkeypatch.setattr(aiconfigurator, "readings_of", functools.cache(aiconfigurator.readings_of))  # the test and main
     return aiconfigurator
 
 

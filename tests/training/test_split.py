@@ -65,10 +65,12 @@ def test_tensor_parallelism_runs_half_of_each_layer_and_two_all_reduces(tiny, ph
 
 
 def test_data_parallelism_is_captured_with_its_collectives_and_copies():
-    alone = extract(catalog.variant("resnet18", 2, input_size=32, step="training"))
-    ddp = extract(catalog.variant("resnet18", 2, input_size=32, step="training", data_parallel=2))
-    fsdp = extract(catalog.variant("resnet18", 2, input_size=32, step="training", data_parallel=4, sharding="fsdp"))
-    weights = sum(one.numel() for one in catalog.build("resnet18").parameters())
+    alone = extract(catalog.variant("squeezenet1_1", 2, input_size=32, step="training"))
+    ddp = extract(catalog.variant("squeezenet1_1", 2, input_size=32, step="training", data_parallel=2))
+    fsdp = extract(
+        catalog.variant("squeezenet1_1", 2, input_size=32, step="training", data_parallel=4, sharding="fsdp")
+    )
+    weights = sum(one.numel() for one in catalog.build("squeezenet1_1").parameters())
     reduced = {size: number for (name, size), number in collectives(ddp.capture).items() if name == "all_reduce"}
     assert sum(size * number for size, number in reduced.items()) == weights
     gathered = sum(size * n for (name, size), n in collectives(fsdp.capture).items() if name == "all_gather")
@@ -76,7 +78,7 @@ def test_data_parallelism_is_captured_with_its_collectives_and_copies():
     assert scattered >= weights
     assert 4 * gathered > scattered
     for found in (ddp, fsdp):
-        assert found.refusal("resnet18") is None
+        assert found.refusal("squeezenet1_1") is None
         assert found.flops == found.model_flops == alone.flops
         assert {call.part for call in found.capture.calls} >= {"forward", "backward", "optimizer"}
         for spec in found.capture.tuples.values():
