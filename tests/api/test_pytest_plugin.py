@@ -61,7 +61,6 @@ def test_without_it():
 """
 # Asks for a measurement and imports nothing: enough where no test runs.
 ASKS_ONLY = "def test_it(farm_benchmark):\n    pass\n"
-UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # The machine that runs these tests may be busy; test_busy alone is always on a busy host. Few turns save time.
 CONFTEST = """
 import pytest
@@ -226,7 +225,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
 def test_an_interruption_removes_the_worktree(repository):
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--farm-base", "main", "tests"]
     with subprocess.Popen(
-        command, cwd=repository, env=environment(repository.parent) | UNBUFFERED, stdout=-1, stderr=-2, text=True
+        command, cwd=repository, env=environment(repository.parent), stdout=-1, stderr=-2, text=True
     ) as session:
         while not session.stdout.readline().startswith("farm: round 1"):
             assert session.poll() is None

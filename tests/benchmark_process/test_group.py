@@ -156,11 +156,13 @@ def test_a_killed_rank_ends_the_group_with_the_reason(pair):
     assert "SIGKILL" in error.message
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_group_at_the_time_limit(pair):
     error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGSTOP), timeout_s=5.0)
     assert error.reason == "hung"
 
 
+@pytest.mark.slow
 def test_a_cancelled_measurement_ends_the_group(pair):
     def cancel():
         raise KeyboardInterrupt

@@ -77,7 +77,9 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
     assert found.tokens_per_s == pytest.approx(2 * 64 / found.time.value * 1e6)
     assert (len(found.notes), found.level) == (1, 0.95)
     assert found.to_json()["complete"]
-    said = farm("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "200")
+    said = farm(
+        "estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "200", "--fill", "none"
+    )
     assert said.code == 0, said.stderr
     assert "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 generated tokens per sequence" in said.stdout
     text = " ".join(said.stdout.split())
@@ -232,7 +234,8 @@ def test_a_training_step_is_estimated_from_readings_of_its_parts(database, farm,
     settings.cache_clear()
     step = catalog.variant("squeezenet1_1", 2, input_size=32, step="training", optimizer="adamw")
     taken = filled.fill(database, step, leave_out=lambda spec: spec.short_name == "_log_softmax_backward_data")
-    asked = ("estimate", "squeezenet1_1", "-b", "2", "--input-size", "32", "--step", "training", "--json")
+    said = ("-b", "2", "--input-size", "32", "--step", "training", "--fill", "none", "--json")
+    asked = ("estimate", "squeezenet1_1", *said)
     found = json.loads(farm(*asked, "--optimizer", "adamw").stdout)
     assert found["variant"]["optimizer"] == "adamw"
     assert found["tuples"] == found["covered_tuples"] + 1 == len(taken.capture.tuples)
