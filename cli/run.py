@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
-INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
+CONTINUES = "Every reading taken so far is kept: the same command continues where it stopped."
+OF_A_CPU = (
+    " A CPU times up to 64 items in turn, then stores their readings. Items that were not stored are timed again."
+)
 
 
 def run(options: CliOptions) -> None:
@@ -37,10 +40,10 @@ def interruptible(command: Callable[[Ending], None]) -> None:
         with ending:
             command(ending)
     except KeyboardInterrupt as interruption:
-        raise Interrupted(INTERRUPTED_HINT) from interruption
+        raise Interrupted(ending.hint) from interruption
     except Exception as error:
         if ending.requested:  # an interrupted import or connection turned the interruption into another error
-            raise Interrupted(INTERRUPTED_HINT) from error
+            raise Interrupted(ending.hint) from error
         raise
 
 
@@ -53,6 +56,7 @@ class Ending:
     """
 
     def __init__(self) -> None:
+        self.hint = CONTINUES
         self.requested = False
         self.closing = False
         self._raised_s = -PATIENCE_S
@@ -147,6 +151,8 @@ def measure(
     from farm.doctor.host import disturbances
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
+
+    ending.hint = CONTINUES + (OF_A_CPU if any(card.kind == "cpu" for card in cards) else "")
 
     def starting() -> None:
         for check in disturbances(cards, settings()):

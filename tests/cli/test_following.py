@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from cli.output import Interrupted
+from cli.run import interruptible, measure
+from farm.devices.device import Card
 from farm.jobs.rounds import close_known_rounds
 from farm.requests.partial_request import PartialRequest
 from tasks.submissions import PlannedJob, Submissions
@@ -25,3 +30,15 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
         (other.partial, ""),
     ]
     assert submissions.shown_ids == [job_id]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_an_interruption_says_what_is_kept(database, kind):
+    def batches():
+        raise KeyboardInterrupt
+        yield
+
+    card = Card("CARD-1", kind, "a card", 1)
+    with pytest.raises(Interrupted, match="the same command continues") as told:
+        interruptible(lambda ending: measure(database, batches(), [card], Submissions(print), ending))
+    assert ("Items that were not stored are timed again" in str(told.value)) == (kind == "cpu")
