@@ -21,7 +21,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, id_ranges, lock_items, locked, read_clock_s
-from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
+from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 
 ABANDONED = "its `farm run` has ended unexpectedly; run the same command again to continue"
@@ -52,7 +52,7 @@ class Progress:
 
     @property
     def closed(self) -> int:
-        return sum(self.counts.get(state, 0) for state in CLOSED)
+        return closed_items(self.state, self.counts)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -69,6 +69,12 @@ class Progress:
             "message": self.message,
             "abandoned": self.abandoned,
         }
+
+
+def closed_items(job_state: str, counts: Mapping[str, int]) -> int:
+    """The number of items that have ended; of a cancelled job, without the items that were cancelled."""
+    others = OPEN if job_state != JobState.CANCELLED else (*OPEN, ItemState.CANCELLED)
+    return sum(number for state, number in counts.items() if state not in others)
 
 
 def create(
