@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
 CONTINUES = "Every reading taken so far is kept: the same command continues where it stopped."
-OF_A_CPU = (
-    " A CPU times up to 64 items in turn, then stores their readings. Items that were not stored are timed again."
-)
+OF_A_CPU = " A CPU times up to 64 items in turn, then stores them. Items that were not stored are timed again."
 
 
 def run(options: CliOptions) -> None:
