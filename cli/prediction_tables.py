@@ -40,6 +40,7 @@ def generation(found: Generation) -> RenderableType:
     notes = [per_token.replace("a pass", "generated"), *found.notes]
     if found.incomplete_reason:
         notes.append(f"The total is incomplete. {found.incomplete_reason}")
+    notes += _left_out(found.phases)
     if too_large := [one for one in found.phases if one.memory and not one.memory.fits]:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
     after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
@@ -82,6 +83,7 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     if number:
         tuples = f"{number} {plural('tuple', number)} without a reading"
         lines["missing"] = f"{tuples}; measuring them takes about {span(found.measuring_rest_s)} of card time"
+    lines["left out"] = found.left_out
     if found.other_data_calls:
         calls = f"{found.other_data_calls} {plural('call', found.other_data_calls)}"
         lines["data"] = f"the readings for {calls} have another class of data than the model"
@@ -100,6 +102,10 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
             row(table, f"  {name}", value)
     parts = [Text(f"  {note}") for note in found.notes] + ([Text(""), _missing(found)] if number else [])
     return Group(Text(title_of(found.variant), style="bold"), table, *parts)
+
+
+def _left_out(estimates: Iterable[Estimate]) -> list[str]:
+    return [f"Left out of {one.variant}: {one.left_out}." for one in estimates if one.left_out]
 
 
 def _communication(found: Estimate) -> str:
@@ -211,6 +217,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     heads += [">measured share", ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
     notes = list(dict.fromkeys(note for one in found for note in one.notes))
     notes += [f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}" for one in incomplete]
+    notes += _left_out(found)
     if too_large:
         notes.append(f"From {too_large.variant} on: memory {_memory(too_large)}.")
     table = ruled(heads, rows, drops=["interval"])

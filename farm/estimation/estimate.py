@@ -21,6 +21,7 @@ from farm.estimation.rank_effects import added_time, rank_effects
 from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
+    left_out,
     peaks_of,
     protocols_like,
     select_for_model,
@@ -105,6 +106,7 @@ class Estimate:
     exposed_us: float | None = None  # what the whole model takes longer than its other tuples; None: not measured
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
+    left_out: str = ""  # the doubtful readings of missing tuples and, without another one, of the whole model
     oldest_age_s: float | None = None  # the age of the oldest reading, by the clock of the database; not in the JSON
 
     def __repr__(self) -> str:
@@ -276,6 +278,9 @@ def estimate(
         needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, card_model)
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, card_model, protocol, roofline, torch)
+    known = {*selected.rows, *(variant.id for _ in selected.wholes)} if selected else set()
+    subjects = [id_ for id_ in (*weight, variant.id) if id_ not in known]
+    doubtful = left_out(session, subjects, card_model, list(protocols_like(session, protocol)))
     if selected:
         software = stored_software(session, selected.software_id)
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
@@ -288,13 +293,15 @@ def estimate(
         command = command_of(request).removesuffix(" --reuse none")
         raise NoReadings(
             f"No tuple of {variant} has a reading on {card_model}{about}, and {unfilled}.",
-            f"Measure the model: {command}; or import another farm's readings with `farm import`.",
+            f"{doubtful and f'Left out: {doubtful}. '}Measure the model: {command}; or import another farm's readings "
+            "with `farm import`.",
         )
     found = _from_readings(variant, card_model, protocol, software, needed, weight, selected)
     if notes and found.missing:
         found = replace(found, notes=(*notes, *found.notes))
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
-    found = replace(found, memory=_memory(session, variant, card_model, needed), oldest_age_s=age_s)
+    memory = _memory(session, variant, card_model, needed)
+    found = replace(found, memory=memory, oldest_age_s=age_s, left_out=doubtful)
     if predictor:
         of_cards, its_notes = _of_collectives(session, found, needed, card_model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)

@@ -6,7 +6,7 @@ Readings of different methods or software are never mixed: an estimate uses the 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -19,8 +19,9 @@ from farm.exchange.filters import NO_READINGS
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
-from farm.store.content import classes, sound_readings, stored_software
+from farm.store.content import DOUBTFUL, classes, sound_readings, stored_software
 from farm.store.database import fetch_values, in_batches
+from farm.types.format import plural
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
@@ -215,6 +216,18 @@ def newest_readings(
             alone.add((method, software.of_one_card.id))
             found[method, software_id] = {**found.get((method, software.of_one_card.id), {}), **rows}
     return {key: rows for key, rows in found.items() if key not in alone}
+
+
+def left_out(session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str]) -> str:
+    """Say how many readings of a model and its tuples are left out because they are doubtful, and why; "" if none."""
+    why = Counter[str]()
+    for batch in in_batches(subjects):
+        chosen = READING.protocol_id.in_(protocol_ids), READING.subject_id.in_(batch)
+        for row in sound_readings(session, model, ("flags",), *chosen, left_out=True):
+            why[" and ".join(sorted(DOUBTFUL.intersection(row.flags)))] += 1
+    del why[""]  # studies
+    flags = ", ".join(f"{name} ×{number}" for name, number in why.most_common())
+    return flags and f"{why.total()} doubtful {plural('reading', why.total())} of the model or its tuples ({flags})"
 
 
 def _parts(
