@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cli import output
 from cli.options import AsJson, Model, VariantFields, sizes
@@ -63,14 +63,18 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     from cli import prediction_tables
     from farm.estimation.query import EstimateQuery
     from farm.models import catalog
-    from farm.requests.partial_request import default_dtype
+    from farm.requests.partial_request import with_defaults
 
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
-    batches = sizes("--batch", options.batch or str(catalog.usual_batch(model, 32)))
+    batches = sizes("--batch", options.batch) if options.batch is not None else [None]
     lengths = sizes("--length", options.length) if options.length is not None else [None]
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
-    fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
-    variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
+    kind = query.kind()
+    variants = [
+        catalog.variant(model, **with_defaults(model, kind, {**options.given, "batch": size, "length": tokens}))
+        for size in batches
+        for tokens in lengths
+    ]
     if (tokens := options.generate) is not None:
         found = output.first_that_knows(
             lambda session: query.generation(session, variants[0], tokens),

@@ -30,7 +30,7 @@ from farm.report.compare import compare as compare_sides
 from farm.report.lookup import LookupRow, Sort
 from farm.report.lookup import lookup as look_up
 from farm.requests.memory import amounts_of, bytes_of
-from farm.requests.partial_request import default_dtype
+from farm.requests.partial_request import with_defaults
 from farm.settings import settings
 from farm.store.database import Database
 from farm.training.version import versioned
@@ -136,7 +136,7 @@ def estimate(
     Args:
         model: a name, or a variant: ``farm.estimate("resnet50", card="H200", batch=32)``.
         card: part of a card model's name.
-        batch: default: 32, or that of the example inputs of your own model.
+        batch: default: that of `farm run` on such a card.
         torch: a version or its beginning. Default: the version whose readings cover most of the model.
         fill: "auto", "roofline" or "none", as in `farm estimate --fill`.
         database: default: the database of the settings, then the packaged readings.
@@ -148,11 +148,11 @@ def estimate(
     Raises:
         UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known about the model.
     """
+    query = EstimateQuery(card, torch=torch, fill=fill)
     if isinstance(model, str):
-        name = catalog.known(model)
-        usual = {"dtype": default_dtype(name, "cuda"), **fields}
-        model = catalog.variant(name, batch or catalog.usual_batch(name, 32), **usual)
-    variant, query = versioned(model), EstimateQuery(card, torch=torch, fill=fill)
+        name, kind = catalog.known(model), query.kind(database)
+        model = catalog.variant(name, **with_defaults(name, kind, {**fields, "batch": batch}))
+    variant = versioned(model)
     return ask(database, lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0)
 
 

@@ -16,7 +16,7 @@ from farm.errors import Ambiguous, NoDatabase, UsageError
 from farm.estimation.estimate import Estimate, estimate
 from farm.estimation.generation import Generation, generation
 from farm.estimation.readings import card_model_named, peaks_of
-from farm.exchange.packaged import database_of, packaged_database, packaged_files
+from farm.exchange.packaged import database_of, first_answer, packaged_database, packaged_files
 from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, TrainingRow, datasets, measured_models, stored_card_model
@@ -52,6 +52,19 @@ class EstimateQuery:
     def protocol(self, kind: str) -> Protocol:
         launch = self.launch or ("eager" if kind == "cpu" else "graph")
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
+
+    def kind(self, database: Database | None = None) -> str:
+        """The kind of the card, by a database or else as commands ask; "cuda" if unknown: the estimate will say why."""
+
+        def answer(session: Session) -> str:
+            return peaks_of(session, self.card_model(session), "float32")[0]
+
+        with contextlib.suppress(NoDatabase, UsageError):
+            if database is None:
+                return first_answer(answer, lambda _: True, lambda _: None)
+            with database.read() as session:
+                return answer(session)
+        return "cuda"
 
     def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
         """Estimate the cost of a model (`farm.estimation.estimate.estimate`). A note names a predictor that cannot be

@@ -63,6 +63,16 @@ def default_dtype(model: str, card_kind: str) -> str:
     return "bfloat16" if find(model).generates and card_kind != "cpu" else "float32"
 
 
+def with_defaults(model: str, card_kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Add a model's default dtype and batch on a kind of card to the given fields of a variant. Raises as above."""
+    from farm.models.catalog import usual_batch
+
+    found = {"dtype": default_dtype(model, card_kind), **given}
+    if found.get("batch") is None:
+        found["batch"] = usual_batch(model, DEFAULTS[card_kind].batch)
+    return found
+
+
 @dataclass(frozen=True)
 class TextFiles(Record):
     """The files of a user's own text. `farm.models.catalog.variant` computes the field `Variant.text` from them."""
@@ -138,9 +148,7 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         from farm.training.version import versioned
 
         name = catalog.known(partial.model)
-        batch = partial.batch or catalog.usual_batch(name, defaults.batch)
-        usual = {"batch": batch, "dtype": default_dtype(name, card_kind)}
-        variant = versioned(catalog.variant(name, **{**usual, **partial.among(VARIANT)}))
+        variant = versioned(catalog.variant(name, **with_defaults(name, card_kind, partial.among(VARIANT))))
     return Request(
         variant=variant,
         sweep=sweep,

@@ -8,6 +8,7 @@ import json
 import pytest
 from sqlmodel import select
 
+from farm.api import queries
 from farm.errors import NoReadings, UsageError
 from farm.estimation.estimate import _summed, estimate
 from farm.estimation.query import EstimateQuery
@@ -127,6 +128,17 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     assert "count with a lower bound (the roofline)" in predicted.incomplete_reason
     assert predicted.predictor == "roofline"
     assert (predicted.total_time.low, predicted.total_energy) == (None, None)
+
+
+def test_the_default_batch_is_that_of_a_run_on_such_a_card(database, farm, monkeypatch):  # noqa: F811
+    filled.fill(database, catalog.variant("resnet18", 4, input_size=64), card="CPU-0", protocol=Protocol("eager"))
+    with database.write() as session:
+        session.exec(select(tables.CardRow)).one().kind = "cpu"
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    assert "resnet18 4x64 float32\n" in farm("estimate", "resnet18", "--input-size", "64").stdout
+    assert queries.estimate("resnet18", input_size=64).variant.batch == 4
+    assert "resnet18 32x64 float32\n" in farm("estimate", "resnet18", "--input-size", "64", "--card", "H100").stdout
 
 
 def test_doubtful_readings_are_left_out_and_counted(database, farm, monkeypatch):  # noqa: F811
