@@ -115,7 +115,9 @@ def _communication(found: Estimate) -> str:
         return ""
     alone = f"collectives take {quantity(alone_us, TIME)} alone"
     if exposed_us is not None:
-        return f"{alone}; {quantity(exposed_us, TIME)} exposed, {quantity(alone_us - exposed_us, TIME)} hidden"
+        return (
+            f"{alone}; {quantity(exposed_us, TIME)} exposed, {quantity(max(0.0, alone_us - exposed_us), TIME)} hidden"
+        )
     least = quantity(max(alone_us, found.time.value - alone_us), TIME)
     limit = f"; the time is {least} if computation hides all that it can" if found.variant.data_parallel > 1 else ""
     return f"{alone}, and count as if computation hid nothing{limit}"
