@@ -223,6 +223,8 @@ class CliOptions:
         cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
         found = [cell.over(PartialRequest(model=name)) for name in models for cell in cells]
         for entry in measurement_file.load(self.files, check_model=known if locations else find) if self.files else ():
+            if self.quick:  # in place of the file's own precision
+                entry = PartialRequest(where=entry.where, **{**entry.given, "within": None, "budget_s": None})
             found += [cell.over(entry) for cell in (cells if entry.model else cells[:1])]  # a sweep has its own grid
         return found
 

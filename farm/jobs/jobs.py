@@ -283,8 +283,8 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
-    """Return `Request.id` -> id of the newest job of that request that is done, without failed items."""
-    wanted = [request.id for request in requests]
+    """Return `Request.id` -> id of the newest job that is done, without failed items, and was at least as precise."""
+    wanted = {request.id: request for request in requests}
     asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
     with_failures = select(Item.job_id).where(
         col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != item_state.NOT_RUN
@@ -297,8 +297,9 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
     sound = (col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
-    query = select(Job.request_id, Job.id).where(*sound).order_by(col(Job.created_at_s))
-    return dict(session.exec(query).all())
+    query = select(Job.request_id, Job.id, Job.request).where(*sound).order_by(col(Job.created_at_s))
+    found = ((wanted[id_], job_id, asked) for id_, job_id, asked in session.exec(query))
+    return {one.id: job_id for one, job_id, asked in found if Request.from_json(asked).as_precise_as(one)}
 
 
 def _new_id(session: Session) -> str:
