@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from cli.follow import preview
 from cli.options import options_of_run
 from cli.output import Interrupted
 from cli.run import interruptible, measure
 from farm.devices.device import Card
+from farm.jobs.create import JobPreview
 from farm.jobs.jobs import done_entries
 from farm.jobs.rounds import close_known_rounds
 from farm.requests.partial_request import PartialRequest
@@ -35,6 +37,12 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
         (other.partial, ""),
     ]
     assert submissions.shown_ids == [job_id]
+
+
+def test_a_preview_of_a_short_job_does_not_take_0_s(capsys):
+    job, submissions = PlannedJob(PartialRequest(), sweep(1), [Card("CARD-1", "cpu", "a card", 1)]), Submissions(print)
+    preview([(job, JobPreview("ReLU", ("CARD-1",), 1, 1, 1, 0, 0.28))], submissions, as_json=False)
+    assert "1 to measure, at least 280 ms" in capsys.readouterr().out
 
 
 def test_a_rougher_job_does_not_do_an_entry(database):
