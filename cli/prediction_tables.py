@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.estimation.estimate import interval_at, too_large_from
+from farm.estimation.estimate import PREDICTED_LEVEL, interval_at, too_large_from
 from farm.models.catalog import title_of
 from farm.prediction.stored_predictor import PredictedValue
 from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Score
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
+_OF_LEVEL = f"\n({percent(PREDICTED_LEVEL, 0)} interval)"
 _TIME_AND_POWER = ("time_us", "power_w")
 _SHARES = {"unseen_types": "predicted for operator types without any reading"}
 
@@ -156,14 +157,16 @@ def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
 
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    extra = [(">predicted time per call", _predicted_call)] if found.predictor else []
+    with_intervals = any(entry.predicted_low_us is not None for entry in found.missing)
+    per_call = f"predicted time per call{_OF_LEVEL}" if with_intervals else "predicted time per call"
+    extra = [(f">{per_call}", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
     head = "tuple without a reading"
     head += " (first: those that narrow the interval most)" if found.narrowing else ""
     missing = filled(
         [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
         [(head, "label"), (">calls", "calls"), (">share of\nestimated cost", "share", percent), *extra],
-        drops=["predicted time per call"] if extra else (),
+        drops=[per_call.replace("\n", " ")] if extra else (),
     )
     return Group(missing, *_more(len(entries) - MOST_MISSING), *_far(found, entries))
 
@@ -297,7 +300,7 @@ def plan(found: MeasurementPlan) -> RenderableType:
         [
             ("to measure", lambda one: one.entry.label),
             (">share of\nuncertainty", lambda one: one.gain / found.uncertain, percent),
-            (">predicted time", lambda one: _predicted_call(one.entry)),
+            (f">predicted time per call{_OF_LEVEL}", lambda one: _predicted_call(one.entry)),
             ("models", lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")),
         ],
         drops=["models"],

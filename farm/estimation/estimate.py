@@ -34,7 +34,7 @@ from farm.requests.partial_request import command_of, default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.collective import COLLECTIVES
-from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity
+from farm.types.format import ENERGY, TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple
@@ -449,7 +449,7 @@ def _in_ranks(session: Session, found: Estimate, needed: Sequence[NeededTuple], 
     added = added_time(effects[0], needed, loops_us | {id_: us for id_, (us, _) in found.measured.items()})
     time, energy = found.sum_at(PREDICTED_LEVEL)
     mj = energy.value / time.value * added.value if energy else 0.0
-    size, longer = interval(replace(added, value=abs(added.value)), TIME), "longer" if added.value >= 0 else "less"
+    size, longer = quantity(abs(added.value), TIME), "longer" if added.value >= 0 else "less"
     note = f"Calls take {size} {longer} in ranks than alone: {effects[1]}."
     note += " How collectives overlap with computation is not estimated." if overlaps else ""
     return replace(

@@ -15,10 +15,9 @@ from farm.estimation.readings import needed_tuple
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
 from farm.store import tables
-from farm.types.format import TIME, interval
+from farm.types.format import TIME, quantity
 from farm.types.reading import Place
 from farm.types.tuple import Cost
-from farm.verdict.figures import Figure
 from tests.report import filled
 
 LINK = "nccl 2.28.9 over NVLink x18"
@@ -183,7 +182,7 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
     store_effects(database, variant(256, tensor_parallel=2), taken, later_us=-1.5, added_us=-3.0)
     with database.read() as session:
         less = query.estimate(session, wanted)
-    size = interval(Figure(-less.ranks_time.value, less.ranks_time.half_width), TIME)
+    size = quantity(-less.ranks_time.value, TIME)
     assert less.notes[0].startswith(f"Calls take {size} less in ranks than alone")
     assert set(overlapping) == {"operator below 20 µs"}, "how much of a collective a training step hides is unknown"
 
@@ -194,5 +193,5 @@ def test_without_whole_split_models_in_the_own_database_those_of_the_package_sho
     with database.read() as session:
         found = EstimateQuery("H200").estimate(session, wanted)
     assert 0.2 * found.tuples < found.ranks_time.value < 0.5 * found.time.value
-    size = interval(found.ranks_time, TIME)
+    size = quantity(found.ranks_time.value, TIME)
     assert found.notes[0].startswith(f"Calls take {size} longer in ranks than alone: medians of 10 whole split models")
