@@ -62,8 +62,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     """Estimate the cost of a model on a card from readings, and from predictions where there are none. Runs nothing."""
     from cli import prediction_tables
     from farm.estimation.query import EstimateQuery
-    from farm.models import catalog
-    from farm.requests.partial_request import with_defaults
+    from farm.requests.partial_request import usual_variant
 
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
     batches = sizes("--batch", options.batch) if options.batch is not None else [None]
@@ -71,9 +70,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
     kind = query.kind()
     variants = [
-        catalog.variant(model, **with_defaults(model, kind, {**options.given, "batch": size, "length": tokens}))
-        for size in batches
-        for tokens in lengths
+        usual_variant(model, kind, batch=size, length=tokens, **options.given) for size in batches for tokens in lengths
     ]
     if (tokens := options.generate) is not None:
         found = output.first_that_knows(
@@ -106,7 +103,7 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
     variant = versioned(variant)
     output.doing(f"farm is estimating {title_of(variant)}")
-    return output.first_that_knows(lambda session: query.estimate(session, variant), lambda one: one.covered_tuples > 0)
+    return query.answer(variant, say=say)
 
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:

@@ -14,7 +14,7 @@ from cli import tables
 from cli.output import REPEATED_S, answer, console, doing, emit, emit_json, end_note, noted, say
 from cli.tables import Text
 from farm.errors import BelowTarget, DatabaseUnreachable
-from farm.types.format import TIME, plural, quantity, span
+from farm.types.format import plural, span
 
 if TYPE_CHECKING:
     from farm.jobs.create import JobPreview
@@ -109,10 +109,6 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
 
 def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submissions, *, as_json: bool) -> None:
     """Print what jobs would measure. Raises `Refused` if something cannot be measured."""
-
-    def least(expected_s: float) -> str:
-        return f"at least {span(expected_s) if expected_s >= 1 else quantity(expected_s * 1e6, TIME, 1)}"
-
     expected_s = sum(one.expected_s for _, one in found)
     new = sum(one.new for _, one in found)
     if as_json:
@@ -124,9 +120,9 @@ def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submiss
             emit(
                 f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator {plural('tuple', one.tuples)}; "
                 f"{one.new} to measure, {one.reused} measured already"
-                + (f"; {least(one.expected_s)}" if one.new else "")
+                + (f"; at least {span(one.expected_s)}" if one.new else "")
             )
-        time_left = f", {least(expected_s)}" if new else ""
+        time_left = f", at least {span(expected_s)}" if new else ""
         emit(f"Total: {new} to measure{time_left}. Nothing was started (--dry-run).")
     submissions.check_refused(len(found) + len(submissions.skipped))
 

@@ -121,12 +121,12 @@ def plan(
     from farm.estimation import next_measurements
     from farm.estimation.query import EstimateQuery
     from farm.models import catalog
-    from farm.requests.partial_request import with_defaults
+    from farm.requests.partial_request import usual_variant
 
     query = EstimateQuery(card, torch=torch)
     kind = query.kind()
     variants = [
-        catalog.variant(name, **with_defaults(name, kind, {**given, "batch": size}))
+        usual_variant(name, kind, batch=size, **given)
         for name in map(catalog.known, models)
         for size in (sizes("--batch", batch) if batch else [None])
     ]

@@ -84,14 +84,6 @@ class Ending:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def uncut(self) -> Iterator[None]:
-        """When this block ends, stop interrupting: the code after it runs to its end and then calls `check`."""
-        try:
-            yield
-        finally:
-            self.closing = True
-
-    @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Do not interrupt this block; raise a requested end after it as `KeyboardInterrupt`."""
         self.closing = True
@@ -158,17 +150,20 @@ def measure(
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm, ending.uncut():
+    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm:
 
         def tend() -> None:
             ending.check()
             farm.tend()
 
-        for planned in batches:
-            before = len(submissions.job_ids)
-            submissions.submit_all(database, planned, progress=follow.working, farm=farm)
-            tend()
-            follow.follow(database, submissions.job_ids[before:], tend=tend)
+        try:
+            for planned in batches:
+                before = len(submissions.job_ids)
+                submissions.submit_all(database, planned, progress=follow.working, farm=farm)
+                tend()
+                follow.follow(database, submissions.job_ids[before:], tend=tend)
+        finally:
+            ending.closing = True  # stop interrupting until the farm has stopped
     ending.check()
 
 

@@ -63,14 +63,13 @@ def default_dtype(model: str, card_kind: str) -> str:
     return "bfloat16" if find(model).generates and card_kind != "cpu" else "float32"
 
 
-def with_defaults(model: str, card_kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a model's default dtype and batch on a kind of card to the given fields of a variant. Raises as above."""
-    from farm.models.catalog import usual_batch
+def usual_variant(model: str, card_kind: str, **given: Any) -> Variant:
+    """A variant with the given fields, and with a model's default dtype and batch on a kind of card."""
+    from farm.models import catalog
 
-    found = {"dtype": default_dtype(model, card_kind), **given}
-    if found.get("batch") is None:
-        found["batch"] = usual_batch(model, DEFAULTS[card_kind].batch)
-    return found
+    if given.get("batch") is None:
+        given["batch"] = catalog.usual_batch(model, DEFAULTS[card_kind].batch)
+    return catalog.variant(model, **{"dtype": default_dtype(model, card_kind), **given})
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,7 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         from farm.models import catalog
         from farm.training.version import versioned
 
-        name = catalog.known(partial.model)
-        variant = versioned(catalog.variant(name, **with_defaults(name, card_kind, partial.among(VARIANT))))
+        variant = versioned(usual_variant(catalog.known(partial.model), card_kind, **partial.among(VARIANT)))
     return Request(
         variant=variant,
         sweep=sweep,
