@@ -39,23 +39,16 @@ class EstimateOptions:
         """Raise `UsageError` if two options do not go together."""
         from farm.pages.plots import check_path
 
-        measures = bool(self.measure or self.budget)
+        generates, measures = self.generate is not None, bool(self.measure or self.budget)
         if self.png is not None:
             if not is_curve:
-                raise UsageError(
-                    "--png draws a curve, but only one size is given.", "Give several sizes: --batch 1..256"
-                )
+                raise UsageError("--png draws a curve, but only one size is given.", "Give several sizes: -b 1..256")
             check_path(self.png)
-        if self.generate is not None and (is_curve or measures):
-            raise UsageError(
-                "--generate needs one size and cannot be combined with --measure or --budget.",
-                "Give one --batch and one --length, and omit --measure and --budget.",
-            )
-        if training and self.generate is not None:
+        if (generates or measures) and (is_curve or (generates and measures)):
+            problem = "--generate, --measure and --budget need one size, and --generate excludes the others."
+            raise UsageError(problem, "Give one --batch and one --length, and one of these options.")
+        if training and generates:
             raise UsageError("A training step generates no text.", "Omit --step or --generate.")
-        if measures and is_curve:
-            step = "Give one --batch and one --length, or omit --measure and --budget."
-            raise UsageError("--measure and --budget need one size, but several are given.", step)
 
 
 def estimate(model: Model, options: EstimateOptions) -> None:

@@ -20,7 +20,7 @@ from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import DOUBTFUL, classes, sound_readings, stored_software
-from farm.store.database import fetch_values, in_batches
+from farm.store.database import among, fetch_values, in_batches
 from farm.types.format import plural
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
@@ -220,14 +220,13 @@ def newest_readings(
 
 def left_out(session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str]) -> str:
     """Say how many readings of a model and its tuples are left out because they are doubtful, and why; "" if none."""
-    why = Counter[str]()
-    for batch in in_batches(subjects):
-        chosen = READING.protocol_id.in_(protocol_ids), READING.subject_id.in_(batch)
-        for row in sound_readings(session, model, ("flags",), *chosen, left_out=True):
-            why[" and ".join(sorted(DOUBTFUL.intersection(row.flags)))] += 1
-    del why[""]  # studies
-    flags = ", ".join(f"{name} ×{number}" for name, number in why.most_common())
-    return flags and f"{why.total()} doubtful {plural('reading', why.total())} of the model or its tuples ({flags})"
+    query = sqlalchemy.select(READING.flags).where(
+        READING.card_model == model, READING.simulated.is_(False), READING.protocol_id.in_(protocol_ids)
+    )
+    found = (DOUBTFUL.intersection(flags or ()) for (flags,) in among(session, query, READING.subject_id, subjects))
+    why = Counter(" and ".join(sorted(flags)) for flags in found if flags)
+    listed = ", ".join(f"{name} ×{number}" for name, number in why.most_common())
+    return listed and f"{why.total()} doubtful {plural('reading', why.total())} of the model or its tuples ({listed})"
 
 
 def _parts(

@@ -415,16 +415,13 @@ def tells_others(flags: Iterable[str] | None) -> bool:
     return not (DOUBTFUL | {"study"}) & set(flags or ())
 
 
-def sound_readings(
-    session: Session, card_model: str, names: Iterable[str], *chosen: Any, left_out: bool = False
-) -> Iterator[Any]:
-    """Yield columns of the readings of a card model that tell others, oldest first, or those `left_out`. Simulations
-    are in neither."""
+def sound_readings(session: Session, card_model: str, names: Iterable[str], *chosen: Any) -> Iterator[Any]:
+    """Yield columns of the usable readings of a card model, oldest first: without simulations and studies."""
     query = sqlalchemy.select(*(READING[name] for name in names)).where(
         READING.card_model == card_model, READING.simulated.is_(False), READING.method.is_not(None), *chosen
     )
     for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
-        if tells_others(row.flags) != left_out:
+        if tells_others(row.flags):
             yield row
 
 
