@@ -157,8 +157,7 @@ def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
 
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    with_intervals = any(entry.predicted_low_us is not None for entry in found.missing)
-    per_call = f"predicted time per call{_OF_LEVEL}" if with_intervals else "predicted time per call"
+    per_call = f"predicted time per call{_OF_LEVEL if any(one.predicted_low_us for one in found.missing) else ''}"
     extra = [(f">{per_call}", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
     head = "tuple without a reading"

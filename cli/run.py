@@ -101,6 +101,7 @@ class Ending:
 
 
 def _run(options: CliOptions, ending: Ending) -> None:
+    from farm.devices.host import no_slow_memory
     from farm.settings import settings
     from farm.store.database import is_there
     from tasks.submissions import Submissions, plan
@@ -108,7 +109,9 @@ def _run(options: CliOptions, ending: Ending) -> None:
     requests = options.requests()
     cards = output.chosen_own_cards(options.card or [])
     planned = plan(requests, cards, target=settings().target)
-    _check_slow_memory(planned, cards)
+    if any(one.request.placements != "none" for one in planned):
+        for why in filter(None, map(no_slow_memory, cards)):
+            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
     submissions = Submissions(say)
     if options.dry_run:
         there = output.open_database() if is_there(settings().database) else None
@@ -118,15 +121,6 @@ def _run(options: CliOptions, ending: Ending) -> None:
         if left := submissions.still_to_do(database, planned):
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
-
-
-def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
-    """Raise `UsageError` if a request places tensors in slow memory, and a card has none."""
-    from farm.devices.host import no_slow_memory
-
-    if any(one.request.placements != "none" for one in planned):
-        for why in filter(None, map(no_slow_memory, cards)):
-            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def measure(
