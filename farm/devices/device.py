@@ -5,6 +5,8 @@ If a card does not provide a value, the getter returns None (never zero), and `D
 This module does not import torch: workers and the command line list cards without it.
 """
 
+# ruff: noqa: B027 - a getter without code returns None
+
 from __future__ import annotations
 
 import functools
@@ -87,8 +89,8 @@ class Device(ABC):
     def compute_processes(self) -> frozenset[int] | None:
         """Ids of the processes that compute on the card. In a container these are still the ids on the host."""
 
-    def close(self) -> None:  # noqa: B027 - most devices have nothing to release
-        """Release the driver."""
+    def close(self) -> None:
+        """Release the driver. Most devices have nothing to release."""
 
 
 class QueriedDevice(Device):

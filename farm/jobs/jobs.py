@@ -184,8 +184,7 @@ def progress(session: Session, job_id: str) -> Progress:
 
 def cancel(database: Database, job_id: str) -> int:
     """Cancel a job, then its open items in several transactions; return the number of items. Workers ignore their
-    messages. If the process ends too early, a repetition cancels the rest.
-    """
+    messages. If the process ends too early, a repetition cancels the rest."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state == JobState.DONE:
@@ -291,8 +290,7 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
     sound = (col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
-    query = select(Job.request_id, Job.id).where(*sound).order_by(col(Job.created_at_s))
-    return dict(session.exec(query).all())
+    return dict(session.exec(select(Job.request_id, Job.id).where(*sound).order_by(col(Job.created_at_s))).all())
 
 
 def _new_id(session: Session) -> str:
