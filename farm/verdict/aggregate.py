@@ -434,18 +434,11 @@ def _spread(values: Sequence[float]) -> float:
 
 def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
     total_us = math.fsum(part.weight_us for part in parts)
-    missing = [
-        Unmeasured(
-            part.operator_id,
-            part.short_name,
-            part.label,
-            part.count,
-            part.weight_us / total_us if total_us else 0.0,
-            part.reason or ("no reading" if part.in_scope else NOT_IN_SCOPE),
-        )
-        for part in parts
-        if part.reading is None
-    ]
+    missing = []
+    for part in (part for part in parts if part.reading is None):
+        share = part.weight_us / total_us if total_us else 0.0
+        reason = part.reason or ("no reading" if part.in_scope else NOT_IN_SCOPE)
+        missing.append(Unmeasured(part.operator_id, part.short_name, part.label, part.count, share, reason))
     return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
 
 
