@@ -143,9 +143,8 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
         import pyarrow.parquet as pq
 
         # Descriptions and details repeat, so large compressed dictionary pages keep the file small.
-        with pq.ParquetWriter(
-            path, schema, compression="zstd", dictionary_pagesize_limit=1 << 26, write_page_checksum=True
-        ) as writer:
+        how = {"compression": "zstd", "compression_level": 12, "dictionary_pagesize_limit": 1 << 26}
+        with pq.ParquetWriter(path, schema, write_page_checksum=True, **how) as writer:
             yield lambda batch: writer.write_batch(batch)
     elif form == "csv":
         import pyarrow.csv

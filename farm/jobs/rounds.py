@@ -37,10 +37,10 @@ from farm.verdict.evidence import Evidence
 from farm.verdict.verdict import Verdict
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
-ITEM_OVERHEAD_S = 0.3
-#: The same of a whole model, with its window; on GPUs also with the verification and the replays. 18 wholes on H200s
-#: took 11.5 s in the median, before windows aimed at half of the interval of the energy.
-WHOLE_S, WHOLE_ON_GPU_S = 5.0, 12.0
+ITEM_OVERHEAD_S = 0.2
+#: The same of a whole model, with its window; on GPUs also with the verification and the replays. 44 wholes on H200s
+#: took 10.0 s in the median.
+WHOLE_S, WHOLE_ON_GPU_S = 5.0, 11.0
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its tuples may use up. The
 #: rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
@@ -206,7 +206,7 @@ def _tuples(
             item.half_width = min(LEAST_PRECISE, within / math.sqrt(share)) if share else LEAST_PRECISE * bool(within)
             stopping = request.stopping.allowing(item.half_width)
             # The window has at least a dozen passes.
-            window_s = max(0.15 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
+            window_s = max(0.1 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
             item.expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
         return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
 
