@@ -26,7 +26,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, told
 from farm.models.building import replaced
@@ -89,6 +90,8 @@ class Recorder:
         Raises:
             NotEncodable: a tuple cannot contain one of the arguments.
         """
+        if kind != "aten" and (self.fakes or self.device_type != "cpu"):
+            args, kwargs = tree_map_only(torch.Tensor, self._number_of_host, (tuple(args), kwargs))
         arguments = tuple(encoding.encode(value, table) for value in args)
         keywords = {key: encoding.encode(value, table) for key, value in kwargs.items()}
         layouts, storages = table.layouts()
@@ -97,6 +100,14 @@ class Recorder:
             tensors = tuple(TensorSpec(*layout) for layout in layouts)
             self._specs[key] = OperatorTuple(name, kind, parameters or {}, arguments, keywords, tensors, training)
         return DescribedCall(key, self._specs[key], table.tensors, storages)
+
+    def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
+        """The value of a number in the memory of the host: an operator of a card runs as with a Python number."""
+        plain = not tensor.dim() and tensor.is_floating_point() and not isinstance(tensor, FakeTensor)
+        if not plain or not self.on_host(tensor):
+            return tensor
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return tensor.item()
 
     def add_call(self, call: CapturedCall, spec: OperatorTuple) -> None:
         self.tuples.setdefault(spec.id, spec)

@@ -277,7 +277,8 @@ def _comparisons(
         above_idle = compared("energy", terms, of_wholes, common_mj)
     if energy and time:
         of_whole = _power(energy.whole, time.whole) if energy.whole and time.whole else None
-        power = Comparison(_power(energy.total, time.total), of_whole, between=between["power"])
+        # With a replay, the sums of time and energy already contain the effect of the addresses.
+        power = Comparison(_power(energy.total, time.total), of_whole, between=0.0 if linear else between["power"])
     found = {"time": time, "energy": energy, "energy_above_idle": above_idle, "power": power}
     return {**found, "between_jobs_time": between["time"], "between_jobs_energy": between["energy"]}
 
