@@ -4,10 +4,8 @@ Nothing in this package knows Celery or a terminal (``cli -> tasks -> farm``, ne
 they are asked for: `import farm` alone loads nothing else, and whatever room imports it is in no circle with another.
 """
 
-# ruff: noqa: F401 - type checkers see the imports; `__getattr__` finds in this file from where to load a name
+# ruff: noqa: F401 - the imports are for type checkers; `__all__` follows from `_MODULES`
 
-import ast
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -38,8 +36,24 @@ if TYPE_CHECKING:
     from farm.types.request import Request, Sweep
     from farm.types.tuple import OperatorTuple
 
-_IMPORTS = (node for node in ast.walk(ast.parse(Path(__file__).read_text("utf-8"))) if isinstance(node, ast.ImportFrom))
-_HOMES = {one.name: str(node.module) for node in _IMPORTS if "farm." in str(node.module) for one in node.names}
+_MODULES = {
+    "farm.api.capture": "CapturedModel capture_model",
+    "farm.api.measure": "TupleReading measure_model measure_tuples",
+    "farm.api.notebook": "JobReport job_report",
+    "farm.api.queries": (
+        "calls compare estimate export import_readings lookup open_database predict readings step_memory"
+    ),
+    "farm.api.summary": "Summary summary",
+    "farm.api.window": "Window window",
+    "farm.errors": "FarmError",
+    "farm.estimation.estimate": "Estimate",
+    "farm.models.catalog": "variant",
+    "farm.store.database": "Database",
+    "farm.types.protocol": "Protocol Stopping Variant",
+    "farm.types.request": "Request Sweep",
+    "farm.types.tuple": "OperatorTuple",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOMES)]
 
 if not TYPE_CHECKING:
