@@ -190,8 +190,7 @@ def progress(session: Session, job_id: str) -> Progress:
 
 def cancel(database: Database, job_id: str) -> int:
     """Cancel a job, then its open items in several transactions; return the number of items. Workers ignore their
-    messages. If the process ends too early, a repetition cancels the rest.
-    """
+    messages. If the process ends too early, a repetition cancels the rest."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state == JobState.DONE:

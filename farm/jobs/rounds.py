@@ -381,8 +381,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
     """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
-    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute.
-    """
+    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute."""
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
@@ -491,9 +490,7 @@ def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
         why = why or "No operator type was added, because the sum is already larger than the whole model."
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
-    if following is not None:
-        return ClosedRound(Closing.NEXT, following, verdict.outcome)
-    return _end(job, verdict)
+    return _end(job, verdict) if following is None else ClosedRound(Closing.NEXT, following, verdict.outcome)
 
 
 def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:

@@ -69,9 +69,7 @@ def count_of(number: float | None, unit: str) -> str:
     if number is None:
         return NOTHING
     prefix, factor = fitting_unit(number, _COUNT)
-    if not prefix:
-        return f"{number:.0f} {unit}"
-    return f"{_rounded(number / factor, 3)} {prefix}{unit}"
+    return f"{_rounded(number / factor, 3)} {prefix}{unit}" if prefix else f"{number:.0f} {unit}"
 
 
 def span(seconds: float | None) -> str:
