@@ -245,6 +245,14 @@ def cost_json(time: PredictedValue, energy: PredictedValue | None, level: float)
     return {**found, "interval_level": level}
 
 
+def _no_readings(request: Request, where: str, why: str) -> NoReadings:
+    return NoReadings(
+        f"No tuple of {request.variant} has a reading on {where}, and {why}.",
+        f"Measure the model: {command_of(request).removesuffix(' --reuse none')}; "
+        "or import another farm's readings with `farm import`.",
+    )
+
+
 def estimate(
     session: Session,
     variant: Variant,
@@ -279,29 +287,23 @@ def estimate(
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, card_model, protocol, roofline, torch)
     known = {*selected.rows, *(variant.id for _ in selected.wholes)} if selected else set()
-    subjects = [id_ for id_ in (*weight, variant.id) if id_ not in known]
-    doubtful = left_out(session, subjects, card_model, list(protocols_like(session, protocol)))
+    unread = [id_ for id_ in (*weight, variant.id) if id_ not in known]
+    doubtful = left_out(session, unread, card_model, list(protocols_like(session, protocol)))
     if selected:
         software = stored_software(session, selected.software_id)
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
         software = predictor.software
         selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
     else:
-        about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
+        where = card_model + f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         data = "copied" if variant.compile else default_data(kind, not (variant.step or variant.cards > 1))
-        request = Request(variant=variant, protocol=protocol.with_data(data))
-        command = command_of(request).removesuffix(" --reuse none")
-        raise NoReadings(
-            f"No tuple of {variant} has a reading on {card_model}{about}, and {unfilled}.",
-            f"{doubtful and f'Left out: {doubtful}. '}Measure the model: {command}; or import another farm's readings "
-            "with `farm import`.",
-        )
+        why = unfilled + (f". Left out: {doubtful}" if doubtful else "")
+        raise _no_readings(Request(variant=variant, protocol=protocol.with_data(data)), where, why)
     found = _from_readings(variant, card_model, protocol, software, needed, weight, selected)
     if notes and found.missing:
         found = replace(found, notes=(*notes, *found.notes))
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
-    memory = _memory(session, variant, card_model, needed)
-    found = replace(found, memory=memory, oldest_age_s=age_s, left_out=doubtful)
+    found = replace(found, memory=_memory(session, variant, card_model, needed), oldest_age_s=age_s, left_out=doubtful)
     if predictor:
         of_cards, its_notes = _of_collectives(session, found, needed, card_model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
