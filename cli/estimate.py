@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cli import output
 from cli.options import AsJson, Model, VariantFields, sizes
@@ -39,38 +39,32 @@ class EstimateOptions:
         """Raise `UsageError` if two options do not go together."""
         from farm.pages.plots import check_path
 
-        measures = bool(self.measure or self.budget)
+        generates, measures = self.generate is not None, bool(self.measure or self.budget)
         if self.png is not None:
             if not is_curve:
-                raise UsageError(
-                    "--png draws a curve, but only one size is given.", "Give several sizes: --batch 1..256"
-                )
+                raise UsageError("--png draws a curve, but only one size is given.", "Give several sizes: -b 1..256")
             check_path(self.png)
-        if self.generate is not None and (is_curve or measures):
-            raise UsageError(
-                "--generate needs one size and cannot be combined with --measure or --budget.",
-                "Give one --batch and one --length, and omit --measure and --budget.",
-            )
-        if training and self.generate is not None:
+        if (generates or measures) and (is_curve or (generates and measures)):
+            problem = "--generate, --measure and --budget need one size, and --generate excludes the others."
+            raise UsageError(problem, "Give one --batch and one --length, and one of these options.")
+        if training and generates:
             raise UsageError("A training step generates no text.", "Omit --step or --generate.")
-        if measures and is_curve:
-            step = "Give one --batch and one --length, or omit --measure and --budget."
-            raise UsageError("--measure and --budget need one size, but several are given.", step)
 
 
 def estimate(model: Model, options: EstimateOptions) -> None:
     """Estimate the cost of a model on a card from readings, and from predictions where there are none. Runs nothing."""
     from cli import prediction_tables
     from farm.estimation.query import EstimateQuery
-    from farm.models import catalog
-    from farm.requests.partial_request import default_dtype
+    from farm.requests.partial_request import usual_variant
 
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
-    batches = sizes("--batch", options.batch or str(catalog.usual_batch(model, 32)))
+    batches = sizes("--batch", options.batch) if options.batch is not None else [None]
     lengths = sizes("--length", options.length) if options.length is not None else [None]
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
-    fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
-    variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
+    kind = query.kind()
+    variants = [
+        usual_variant(model, kind, batch=size, length=tokens, **options.given) for size in batches for tokens in lengths
+    ]
     if (tokens := options.generate) is not None:
         found = output.first_that_knows(
             lambda session: query.generation(session, variants[0], tokens),
@@ -102,7 +96,7 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
 
     variant = versioned(variant)
     output.doing(f"farm is estimating {title_of(variant)}")
-    return output.first_that_knows(lambda session: query.estimate(session, variant), lambda one: one.covered_tuples > 0)
+    return query.answer(variant, say=say)
 
 
 def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:

@@ -190,8 +190,10 @@ def progress_line(job: Progress) -> str:
 
 
 def _job_details(job: Progress) -> str:
-    failed = job.counts.get("failed", 0)
+    failed, cancelled = job.counts.get("failed", 0), job.counts.get("cancelled", 0)
     ended = f"{job.state} in {span(job.elapsed_s)}"
+    if cancelled and job.state == "cancelled":
+        ended = f"{cancelled} cancelled after {span(job.elapsed_s)}"
     left = f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else ""
     words = (
         f"{job.reused} reused" if job.reused else "",

@@ -28,6 +28,7 @@ from cli.output import Left, complain, noted, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean
 from farm.safe_text import without_secrets
+from farm.types.fields import A_NUMBER
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
@@ -159,7 +160,7 @@ def load_help() -> None:
 _REQUIRED = {
     **dict.fromkeys(("int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
     "float_parsing": "a number",
-    "value_error": "a number, with or without a unit (1%, 60s)",
+    "value_error": A_NUMBER,
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",
 }

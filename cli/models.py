@@ -65,13 +65,11 @@ def operators(model: Model, *, batch: int | None = None, given: VariantFields, a
     from farm.models import catalog
     from farm.report.operators import compiled_operators
     from farm.report.operators import operators as list_operators
-    from farm.requests.partial_request import DEFAULTS, default_dtype
+    from farm.requests.partial_request import usual_variant
     from farm.training.version import versioned
 
     kind = kind_of_cards() if batch is None else ""
-    options = {"dtype": default_dtype(model, kind or "cuda"), **given}
-    size = catalog.usual_batch(model, DEFAULTS[kind].batch) if batch is None else batch
-    variant = catalog.variant(model, size, **options)
+    variant = usual_variant(model, kind or "cuda", batch=batch, **given)
     if variant.compile:
         variant = versioned(variant)
         listed = first_that_knows(lambda session: compiled_operators(session, variant, kind or "cuda"))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from farm.errors import UsageError
-from farm.types.fields import fields_of
+from farm.types.fields import fields_of, number_of
 
 if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
@@ -112,7 +112,7 @@ def _with_texts(owner: str, one: inspect.Parameter) -> inspect.Parameter:
     if not (about := dict(_texts().get(owner, {}).get(one.name, {}))):
         return one
     made = typer.Argument if about.pop("argument", False) else typer.Option
-    about |= {"parser": quantity} if one.annotation == float | None else {}
+    about |= {"parser": number_of} if one.annotation == float | None else {}
     return one.replace(annotation=Annotated[one.annotation, made(*about.pop("flags", ()), **about)])
 
 
@@ -158,7 +158,7 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     if group.of == "request":
         what = field.name in VARIANT or field.name == "operators"
         panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
-    number = {"parser": quantity} if field.type is float else {}
+    number = {"parser": number_of} if field.type is float else {}
     one = typer.Option(
         *field.option,
         **number,  # type: ignore[arg-type]
@@ -223,6 +223,8 @@ class CliOptions:
         cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
         found = [cell.over(PartialRequest(model=name)) for name in models for cell in cells]
         for entry in measurement_file.load(self.files, check_model=known if locations else find) if self.files else ():
+            if self.quick:  # in place of the file's own precision
+                entry = PartialRequest(where=entry.where, **{**entry.given, "within": None, "budget_s": None})
             found += [cell.over(entry) for cell in (cells if entry.model else cells[:1])]  # a sweep has its own grid
         return found
 
@@ -256,17 +258,6 @@ def with_compile_mode(words: list[str]) -> list[str]:
         if word == "--compile" and following not in WITH_MODES:
             found.append("default")
     return found
-
-
-_UNITS = {"%": 0.01, "s": 1.0, "min": 60.0, "h": 3600.0}
-
-
-def quantity(text: Any) -> float:
-    """Parse a number with or without a unit: 0.01, 1%, 90, 90s, 2min. Raises ValueError."""
-    for unit, factor in _UNITS.items():
-        if str(text).endswith(unit):
-            return float(str(text).removesuffix(unit)) * factor
-    return float(text)
 
 
 def sizes(flag: str, text: str) -> list[int]:

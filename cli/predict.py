@@ -121,14 +121,16 @@ def plan(
     from farm.estimation import next_measurements
     from farm.estimation.query import EstimateQuery
     from farm.models import catalog
-    from farm.requests.partial_request import default_dtype
+    from farm.requests.partial_request import usual_variant
 
+    query = EstimateQuery(card, torch=torch)
+    kind = query.kind()
     variants = [
-        catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
+        usual_variant(name, kind, batch=size, **given)
         for name in map(catalog.known, models)
-        for size in sizes("--batch", batch or str(catalog.usual_batch(name, 32)))
+        for size in (sizes("--batch", batch) if batch else [None])
     ]
-    estimates = [estimated(variant, EstimateQuery(card, torch=torch)) for variant in variants]
+    estimates = [estimated(variant, query) for variant in variants]
     if not any(one.total_time for one in estimates):
         raise UsageError(
             f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples are uncertain.",

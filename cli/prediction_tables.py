@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.estimation.estimate import interval_at, too_large_from
+from farm.estimation.estimate import PREDICTED_LEVEL, interval_at, too_large_from
 from farm.models.catalog import title_of
 from farm.prediction.stored_predictor import PredictedValue
 from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Score
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
+_OF_LEVEL = f"\n({percent(PREDICTED_LEVEL, 0)} interval)"
 _TIME_AND_POWER = ("time_us", "power_w")
 _SHARES = {"unseen_types": "predicted for operator types without any reading"}
 
@@ -40,6 +41,7 @@ def generation(found: Generation) -> RenderableType:
     notes = [per_token.replace("a pass", "generated"), *found.notes]
     if found.incomplete_reason:
         notes.append(f"The total is incomplete. {found.incomplete_reason}")
+    notes += _left_out(found.phases)
     if too_large := [one for one in found.phases if one.memory and not one.memory.fits]:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
     after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
@@ -82,6 +84,7 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     if number:
         tuples = f"{number} {plural('tuple', number)} without a reading"
         lines["missing"] = f"{tuples}; measuring them takes about {span(found.measuring_rest_s)} of card time"
+    lines["left out"] = found.left_out
     if found.other_data_calls:
         calls = f"{found.other_data_calls} {plural('call', found.other_data_calls)}"
         lines["data"] = f"the readings for {calls} have another class of data than the model"
@@ -102,6 +105,10 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     return Group(Text(title_of(found.variant), style="bold"), table, *parts)
 
 
+def _left_out(estimates: Iterable[Estimate]) -> list[str]:
+    return [f"Left out of {one.variant}: {one.left_out}." for one in estimates if one.left_out]
+
+
 def _communication(found: Estimate) -> str:
     """How much of the time is communication between cards; "" if there is none."""
     alone_us, exposed_us = found.communication_us, found.exposed_us
@@ -109,7 +116,9 @@ def _communication(found: Estimate) -> str:
         return ""
     alone = f"collectives take {quantity(alone_us, TIME)} alone"
     if exposed_us is not None:
-        return f"{alone}; {quantity(exposed_us, TIME)} exposed, {quantity(alone_us - exposed_us, TIME)} hidden"
+        return (
+            f"{alone}; {quantity(exposed_us, TIME)} exposed, {quantity(max(0.0, alone_us - exposed_us), TIME)} hidden"
+        )
     least = quantity(max(alone_us, found.time.value - alone_us), TIME)
     limit = f"; the time is {least} if computation hides all that it can" if found.variant.data_parallel > 1 else ""
     return f"{alone}, and count as if computation hid nothing{limit}"
@@ -148,14 +157,15 @@ def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
 
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    extra = [(">predicted time per call", _predicted_call)] if found.predictor else []
+    per_call = f"predicted time per call{_OF_LEVEL if any(one.predicted_low_us for one in found.missing) else ''}"
+    extra = [(f">{per_call}", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
     head = "tuple without a reading"
     head += " (first: those that narrow the interval most)" if found.narrowing else ""
     missing = filled(
         [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
         [(head, "label"), (">calls", "calls"), (">share of\nestimated cost", "share", percent), *extra],
-        drops=["predicted time per call"] if extra else (),
+        drops=[per_call.replace("\n", " ")] if extra else (),
     )
     return Group(missing, *_more(len(entries) - MOST_MISSING), *_far(found, entries))
 
@@ -211,6 +221,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     heads += [">measured share", ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
     notes = list(dict.fromkeys(note for one in found for note in one.notes))
     notes += [f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}" for one in incomplete]
+    notes += _left_out(found)
     if too_large:
         notes.append(f"From {too_large.variant} on: memory {_memory(too_large)}.")
     table = ruled(heads, rows, drops=["interval"])
@@ -288,7 +299,7 @@ def plan(found: MeasurementPlan) -> RenderableType:
         [
             ("to measure", lambda one: one.entry.label),
             (">share of\nuncertainty", lambda one: one.gain / found.uncertain, percent),
-            (">predicted time", lambda one: _predicted_call(one.entry)),
+            (f">predicted time per call{_OF_LEVEL}", lambda one: _predicted_call(one.entry)),
             ("models", lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")),
         ],
         drops=["models"],

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
-INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
+CONTINUES = "Every reading taken so far is kept: the same command continues where it stopped."
+OF_A_CPU = " A CPU times up to 64 items in turn, then stores them. Items that were not stored are timed again."
 
 
 def run(options: CliOptions) -> None:
@@ -37,10 +38,10 @@ def interruptible(command: Callable[[Ending], None]) -> None:
         with ending:
             command(ending)
     except KeyboardInterrupt as interruption:
-        raise Interrupted(INTERRUPTED_HINT) from interruption
+        raise Interrupted(ending.hint) from interruption
     except Exception as error:
         if ending.requested:  # an interrupted import or connection turned the interruption into another error
-            raise Interrupted(INTERRUPTED_HINT) from error
+            raise Interrupted(ending.hint) from error
         raise
 
 
@@ -53,6 +54,7 @@ class Ending:
     """
 
     def __init__(self) -> None:
+        self.hint = CONTINUES
         self.requested = False
         self.closing = False
         self._raised_s = -PATIENCE_S
@@ -82,14 +84,6 @@ class Ending:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def uncut(self) -> Iterator[None]:
-        """When this block ends, stop interrupting: the code after it runs to its end and then calls `check`."""
-        try:
-            yield
-        finally:
-            self.closing = True
-
-    @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Do not interrupt this block; raise a requested end after it as `KeyboardInterrupt`."""
         self.closing = True
@@ -107,6 +101,7 @@ class Ending:
 
 
 def _run(options: CliOptions, ending: Ending) -> None:
+    from farm.devices.host import no_slow_memory
     from farm.settings import settings
     from farm.store.database import is_there
     from tasks.submissions import Submissions, plan
@@ -114,7 +109,9 @@ def _run(options: CliOptions, ending: Ending) -> None:
     requests = options.requests()
     cards = output.chosen_own_cards(options.card or [])
     planned = plan(requests, cards, target=settings().target)
-    _check_slow_memory(planned, cards)
+    if any(one.request.placements != "none" for one in planned):
+        for why in filter(None, map(no_slow_memory, cards)):
+            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
     submissions = Submissions(say)
     if options.dry_run:
         there = output.open_database() if is_there(settings().database) else None
@@ -124,15 +121,6 @@ def _run(options: CliOptions, ending: Ending) -> None:
         if left := submissions.still_to_do(database, planned):
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
-
-
-def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
-    """Raise `UsageError` if a request places tensors in slow memory, and a card has none."""
-    from farm.devices.host import no_slow_memory
-
-    if any(one.request.placements != "none" for one in planned):
-        for why in filter(None, map(no_slow_memory, cards)):
-            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def measure(
@@ -148,23 +136,28 @@ def measure(
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 
+    ending.hint = CONTINUES + (OF_A_CPU if any(card.kind == "cpu" for card in cards) else "")
+
     def starting() -> None:
         for check in disturbances(cards, settings()):
             say(f"warning: {check.message}.")
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm, ending.uncut():
+    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm:
 
         def tend() -> None:
             ending.check()
             farm.tend()
 
-        for planned in batches:
-            before = len(submissions.job_ids)
-            submissions.submit_all(database, planned, progress=follow.working, farm=farm)
-            tend()
-            follow.follow(database, submissions.job_ids[before:], tend=tend)
+        try:
+            for planned in batches:
+                before = len(submissions.job_ids)
+                submissions.submit_all(database, planned, progress=follow.working, farm=farm)
+                tend()
+                follow.follow(database, submissions.job_ids[before:], tend=tend)
+        finally:
+            ending.closing = True  # stop interrupting until the farm has stopped
     ending.check()
 
 

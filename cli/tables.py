@@ -32,18 +32,9 @@ _CLIPPED = 10  # the least width of a text that is cut to one line
 _BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 _OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
 _OUTCOMES |= {"listed": ("lists the kernels", "")}
-_STATES = {
-    "open": "cyan",
-    "done": "green",
-    "cancelled": "dim",
-    "starting": "yellow",
-    "idle": "green",
-    "busy": "cyan",
-    "draining": "yellow",
-    "quarantined": "bold red",
-    "lost": "red",
-    "stopped": "dim",
-}
+_COLOURS = {"cyan": "open busy", "green": "done idle", "dim": "cancelled stopped", "yellow": "starting draining"}
+_COLOURS |= {"bold red": "quarantined", "red": "lost"}
+_STATES = {state: colour for colour, states in _COLOURS.items() for state in states.split()}
 _BARS = "▁▂▃▄▅▆▇█"
 
 

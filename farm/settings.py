@@ -1,6 +1,6 @@
 """All settings of the farm, read once from the environment (``FARM_*``) and an optional TOML file.
 
-A setting is documented here and in ``docs/settings.md``; a test compares the two.
+``docs/settings.md`` describes each setting; a test compares names and defaults.
 """
 
 from __future__ import annotations
@@ -43,69 +43,37 @@ def _lock_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """The settings. Environment variables override the file named by ``FARM_CONFIG``."""
+    """The settings (docs/settings.md). Environment variables override the file named by ``FARM_CONFIG``."""
 
     model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid", hide_input_in_errors=True)
 
-    broker_url: str = ""
-    """Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own."""
-    database_url: str = ""
-    """SQLAlchemy URL of the farm's database. Empty: SQLite in the state directory."""
+    broker_url: str = ""  # of Redis or Valkey. "": no farm is configured; `farm run` starts its own broker
+    database_url: str = ""  # "": SQLite in `state_dir`
     state_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("farm")))
-    """Folder of the default database, the spool, the results of studies and Flower's state."""
+    # PyTorch loads the compiler's cache as code: no other user may write to its folder.
     compiler_cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("farm")) / "compiler")
-    """Folder of the compiler's cache, for compiled models. PyTorch loads it as code: no other user may write to it."""
-    compiler_cache_gib: float = Field(8, ge=0)
-    """Size limit of the compiler's cache, in GiB; at the start of a compilation the oldest files are removed."""
-    lock_dir: Path = Field(default_factory=_lock_dir)
-    """Host-wide directory of the cards' locks; share it between all workers of a host."""
-    host: str = Field(default_factory=socket.gethostname)
-    """Name of this host in the farm; must be unique in it."""
-    host_id: str = ""
-    """Stable id of this host, for the id of its CPU card. Empty: derived from the host name and machine id."""
-    models: dict[str, str] = Field(default_factory=dict)
-    """The user's own models: name -> 'module:function'. Read on each host at start; nothing else is imported by name.
-    """
-    models_path: str = ""
-    """Folder with the modules of the setting 'models', searched after all that is installed; several are separated as
-    in PATH. Empty: they are installed, or on PYTHONPATH.
-    """
-    losses: dict[str, str] = Field(default_factory=dict)
-    """Losses that the user's own models are trained with: the model's name -> 'module:function', found as in the
-    setting 'models'.
-    """
-    lease_s: float = Field(60.0, gt=0)
-    """Time that a claim on an item holds without renewal, in seconds."""
-    item_timeout_s: float = Field(300.0, gt=0)
-    """Longest time that measuring an item may take on a card, in seconds, and verifying a whole model as long again;
-    after it the benchmark process is ended and the item is 'hung'.
-    """
-    group_idle_s: float = Field(60.0, ge=0)
-    """Time that the processes of an item on several cards wait for the next item on the same cards, in seconds."""
-    hard_limit_s: float = Field(0.0, ge=0)
-    """After this time Celery kills a card's task process, in seconds; 0: long enough for all attempts."""
-    visibility_timeout_s: float = Field(0.0, ge=0)
-    """After this time the broker delivers an unfinished item's message again, in seconds; 0: four hard limits."""
-    max_attempts: int = Field(3, ge=1)
-    """Number of times that an item is begun before it is closed as failed."""
-    heartbeat_s: float = Field(5.0, gt=0)
-    """Interval in which a worker renews its leases and its card's last-seen time, in seconds."""
-    reconcile_s: float = Field(5.0, gt=0)
-    """Interval in which a control worker looks for work that the broker lost, in seconds."""
-    deaf_after_s: float = Field(300.0, ge=0)
-    """A worker that takes no item for this time while items of its card wait is restarted, in seconds; 0: never."""
-    target: float = Field(0.95, gt=0, le=1)
-    """Accuracy and coverage that a verdict needs to pass."""
+    compiler_cache_gib: float = Field(8, ge=0)  # beyond it, the oldest files are removed at the start of a compilation
+    lock_dir: Path = Field(default_factory=_lock_dir)  # of the cards' locks, shared by all workers of the host
+    host: str = Field(default_factory=socket.gethostname)  # must be unique in the farm
+    host_id: str = ""  # for the id of the CPU card. "": derived from the host name and machine id
+    models: dict[str, str] = Field(default_factory=dict)  # name -> 'module:function', or a folder with a config.json
+    models_path: str = ""  # folders with the modules of `models`, searched after all that is installed
+    losses: dict[str, str] = Field(default_factory=dict)  # name of a model of the user -> 'module:function'
+    lease_s: float = Field(60.0, gt=0)  # a claim on an item holds so long without renewal
+    item_timeout_s: float = Field(300.0, gt=0)  # to measure an item, and as long again to verify a whole model
+    group_idle_s: float = Field(60.0, ge=0)  # the processes of a group wait so long for the next item on their cards
+    hard_limit_s: float = Field(0.0, ge=0)  # then Celery kills a card's task process; 0: enough for all attempts
+    visibility_timeout_s: float = Field(0.0, ge=0)  # then the broker repeats an open item's message; 0: 4 hard limits
+    max_attempts: int = Field(3, ge=1)  # an item is begun so often before it is closed as failed
+    heartbeat_s: float = Field(5.0, gt=0)  # interval in which leases and a card's last-seen time are renewed
+    reconcile_s: float = Field(5.0, gt=0)  # interval in which a control worker looks for work that the broker lost
+    deaf_after_s: float = Field(300.0, ge=0)  # a worker that takes no waiting item for so long restarts; 0: never
+    target: float = Field(0.95, gt=0, le=1)  # accuracy and coverage that a verdict needs to pass
     flower_port: int = Field(5555, ge=0, le=65535)
-    """Port of `farm flower`."""
-    flower_basic_auth: str = ""
-    """user:password for `farm flower`. Empty: none, loopback only."""
-    metrics_port: int = Field(0, ge=0, le=65535)
-    """Port on which a host's control worker answers Prometheus; 0: off."""
+    flower_basic_auth: str = ""  # user:password. "": none, and loopback only
+    metrics_port: int = Field(0, ge=0, le=65535)  # on which a host's control worker answers Prometheus; 0: off
     metrics_address: str = "127.0.0.1"
-    """Address on which a host's control worker answers Prometheus."""
-    simulated_cards: int = Field(0, ge=0)
-    """Cards without torch for testing the farm itself; their readings are marked and never reused."""
+    simulated_cards: int = Field(0, ge=0)  # to test the farm without torch: readings are marked and never reused
 
     @model_validator(mode="before")
     @classmethod

@@ -5,9 +5,9 @@ Nothing here runs on a card, and nothing needs a broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from sqlmodel import Session
 
@@ -30,14 +30,12 @@ from farm.report.compare import compare as compare_sides
 from farm.report.lookup import LookupRow, Sort
 from farm.report.lookup import lookup as look_up
 from farm.requests.memory import amounts_of, bytes_of
-from farm.requests.partial_request import default_dtype
+from farm.requests.partial_request import usual_variant
 from farm.settings import settings
 from farm.store.database import Database
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
-
-Answer = TypeVar("Answer")
 
 
 def open_database(where: str | Path | None = None) -> Database:
@@ -95,14 +93,6 @@ def _frame(database: Database, table: Literal["readings", "calls"], wanted: tupl
     return found.to_pandas()
 
 
-def ask(database: Database | None, query: Callable[[Session], Answer], knows: Callable[[Answer], bool]) -> Answer:
-    """Query a database; without one, that of the settings and then the packaged readings, as commands do."""
-    if database is None:
-        return first_answer(query, knows, lambda line: None)
-    with database.read() as session:
-        return query(session)
-
-
 def lookup(
     *wanted: str, card: str = "", sort: Sort = "time", limit: int = 20, database: Database | None = None
 ) -> tuple[LookupRow, ...]:
@@ -117,8 +107,9 @@ def lookup(
         UsageError, UnknownOperator: there is no such column or operator; the message suggests a similar name.
     """
     meant = filters.parse(wanted, [card] if card else ())
-    found, _ = ask(database, lambda session: look_up(session, meant, sort=sort, limit=limit), lambda one: one[1] > 0)
-    return found
+    return first_answer(
+        lambda session: look_up(session, meant, sort=sort, limit=limit), lambda found: found[1] > 0, database=database
+    )[0]
 
 
 def estimate(
@@ -136,7 +127,7 @@ def estimate(
     Args:
         model: a name, or a variant: ``farm.estimate("resnet50", card="H200", batch=32)``.
         card: part of a card model's name.
-        batch: default: 32, or that of the example inputs of your own model.
+        batch: default: that of `farm run` on such a card.
         torch: a version or its beginning. Default: the version whose readings cover most of the model.
         fill: "auto", "roofline" or "none", as in `farm estimate --fill`.
         database: default: the database of the settings, then the packaged readings.
@@ -148,12 +139,11 @@ def estimate(
     Raises:
         UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known about the model.
     """
+    query = EstimateQuery(card, torch=torch, fill=fill)
     if isinstance(model, str):
-        name = catalog.known(model)
-        usual = {"dtype": default_dtype(name, "cuda"), **fields}
-        model = catalog.variant(name, batch or catalog.usual_batch(name, 32), **usual)
-    variant, query = versioned(model), EstimateQuery(card, torch=torch, fill=fill)
-    return ask(database, lambda session: query.estimate(session, variant), lambda found: found.covered_tuples > 0)
+        model = usual_variant(catalog.known(model), query.kind(database), batch=batch, **fields)
+    variant = versioned(model)
+    return query.answer(variant, database=database)
 
 
 def predict(
@@ -179,7 +169,7 @@ def predict(
             raise UsageError(f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`.")
         return list(predictor.predict(wanted, wanted).calls)
 
-    return ask(database, answer, bool)
+    return first_answer(answer, bool, database=database)
 
 
 def compare(first: str, second: str, *, database: Database) -> SideComparison:

@@ -8,7 +8,6 @@ from typing import Any
 
 from farm.api.capture import CapturedModel, capture_model
 from farm.api.notebook import table
-from farm.api.queries import ask
 from farm.devices.host import discover
 from farm.errors import FarmError
 from farm.estimation.estimate import Estimate
@@ -130,12 +129,7 @@ def summary(model: Any, *args: Any, card: str = "", database: Database | None = 
         if not card:
             own_gpus = (one.model for one in discover(settings()) if one.kind == "cuda" and not one.refusal)
             card = next(own_gpus, _USUAL_CARD)
-        query = EstimateQuery(card)
-        found = ask(
-            database,
-            lambda session: query.estimate(session, captured.variant, needed),
-            lambda answer: answer.covered_tuples > 0,
-        )
+        found = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:
         unknown = error.message
     missing = {one.operator_id: one for one in found.missing} if found else {}

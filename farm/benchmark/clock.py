@@ -23,7 +23,7 @@ from farm.devices.device import Device
 from farm.types.reading import Burst
 
 QUEUED_S = 0.024  # duration of the work that is queued on a GPU: a busy host does not starve the GPU
-#: Largest mean pause between two rounds, as a share of a round, and in s.
+#: The mean pause before a round: this share of a round, but at most so many seconds.
 PAUSE = (0.02, 1e-4)
 CYCLES_PER_S = 1.7e9  # about the clock of a GPU: events measure how long a pause was
 EAGER_S = 0.3  # duration of the eager passes that show the cost of launching
@@ -48,8 +48,8 @@ class Clock:
     On a GPU one event separates two rounds, so the durations add up to the total time. They include idle time between
     rounds, so power times duration is the complete energy.
 
-    ``pauses``: begin each round after a pause of random length. Without pauses, passes of several milliseconds can keep
-    pace with the power sensor, which then sees only some of their parts (docs/method.md, "Energy").
+    ``pauses``: a pause of random length precedes each round, and is no part of its duration. Without pauses, passes can
+    be synchronous with the samples of the power sensor (docs/method.md, "Pauses between the passes of a model").
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -123,7 +123,8 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
 
 
 def starved_share(rounds: Sequence[TimedRound]) -> float:
-    """The share of the total time in which the card waited for the host (0 to 1): the extra time of late rounds.
+    """The share of the total time in which the card waited for the host (0 to 1): the extra time of late rounds, and
+    of the pauses before them.
 
     1.0 if all rounds were late: the host is slower than the card, by an unknown amount.
     """
@@ -133,8 +134,10 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     if not in_time_s:
         return 1.0
     usual_s = statistics.median(in_time_s)
-    lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in rounds if entry.late)
-    return lost_s / math.fsum(entry.took_s for entry in rounds)
+    late = [entry for entry in rounds if entry.late]
+    lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in late)
+    lost_s += math.fsum(max(0.0, entry.paused_s - 2 * PAUSE[1]) for entry in late)
+    return lost_s / math.fsum(entry.took_s + entry.paused_s for entry in rounds)
 
 
 def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:

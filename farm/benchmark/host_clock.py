@@ -91,8 +91,7 @@ class HostTimer:
 
     def visit(self, turn: int) -> None:
         """Time passes for `visit_s`, at least one. If there are several, the first does not count: it finds the data of
-        another subject in the cache.
-        """
+        another subject in the cache."""
         begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
         passes: list[TimedRound] = []
         marks: list[float] = []

@@ -479,8 +479,9 @@ class Bench:
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
-            if gate.pauses and clock.cuda and ranks.world() == 1 and self.levels.base_power_w is not None:
-                clock.pauses = "power_cap" not in sampler.window(start_s, time.perf_counter()).throttle_shares
+            if gate.pauses and self._may_pause(workload):
+                capped_share = sampler.window(start_s, time.perf_counter()).throttle_shares.get("power_cap", 0.0)
+                clock.pauses = capped_share < window.THROTTLED_SHARE
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             settled_s = until_s + stopping.minimum_s
@@ -518,6 +519,12 @@ class Bench:
             paused_share=round(paused_share, 4) or None,
             sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
         )
+
+    def _may_pause(self, workload: Workload) -> bool:
+        """True if the power of the passes follows from that of a window with pauses: pauses begin and end on the card,
+        have a known power, and the card tells whether it is at the power limit."""
+        tells = "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
+        return self.cuda and workload.replayed and tells and ranks.world() == 1
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Run rounds until the temperature is stable. Return its rate of change at the end (C/s); None if unknown."""

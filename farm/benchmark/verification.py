@@ -37,19 +37,11 @@ from farm.benchmark.passes import as_launched, build_variant, compiled_pass, num
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
+from farm.operators import profiler
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import cost
-from farm.operators.profiler import (
-    RANGE,
-    Record,
-    WatchedPass,
-    compare_with_unwatched,
-    is_kernel,
-    kernels_between_marks,
-    mark,
-    verify_on_device,
-)
+from farm.operators.profiler import RANGE, Record, WatchedPass, compare_with_unwatched, is_kernel, mark
 from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
@@ -197,7 +189,7 @@ def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) ->
     model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
     grad = protocol.grad
     return (
-        functools.partial(verify_on_device, model, arguments, device, grad_enabled=grad),
+        functools.partial(profiler.verify_on_device, model, arguments, device, grad_enabled=grad),
         lambda around: run_with_owners(model, arguments, device_type=device.type, grad_enabled=grad, around=around),
     )
 
@@ -313,7 +305,7 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
     for _ in range(2):  # the first profile after a profile with other activities is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             marks = launch()
-        between = kernels_between_marks(profile.events() or [])
+        between = profiler.kernels_between_marks(profile.events() or [])
         if len(between) == marks:
             return between
     return []

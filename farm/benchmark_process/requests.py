@@ -119,9 +119,7 @@ class PlannedStepRequest(SubjectRequest[AsRun]):
 
 def to_json(value: Any) -> Any:
     """A request or an answer as JSON values (dicts, lists, strings, numbers)."""
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    return TypeAdapter(type(value)).dump_python(value, mode="json")
+    return value.to_json() if hasattr(value, "to_json") else TypeAdapter(type(value)).dump_python(value, mode="json")
 
 
 def from_json(kind: Any, data: Any) -> Any:
@@ -131,6 +129,4 @@ def from_json(kind: Any, data: Any) -> Any:
         ValueError: the JSON does not match the type; pydantic's message names the field.
         FarmError: a field has a value that is not allowed.
     """
-    if hasattr(kind, "from_json"):
-        return kind.from_json(data)
-    return TypeAdapter(kind).validate_python(data)
+    return kind.from_json(data) if hasattr(kind, "from_json") else TypeAdapter(kind).validate_python(data)

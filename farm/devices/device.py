@@ -5,6 +5,8 @@ If a card does not provide a value, the getter returns None (never zero), and `D
 This module does not import torch: workers and the command line list cards without it.
 """
 
+# ruff: noqa: B027 - a getter without code returns None
+
 from __future__ import annotations
 
 import functools
@@ -59,46 +61,36 @@ class Device(ABC):
 
     def energy_counter_mj(self) -> float | None:
         """Energy since a fixed moment in the past; it never decreases. Unit: mJ."""
-        return None
 
     def power_instant_w(self) -> float | None:
         """Instantaneous power, averaged over the shortest period that the card offers. Unit: W."""
-        return None
 
     def power_average_w(self) -> float | None:
         """Power averaged by the driver over its own period (1 s on Hopper). Unit: W."""
-        return None
 
     def sm_clock_mhz(self) -> float | None:
         """Clock of the arithmetic units. Unit: MHz."""
-        return None
 
     def memory_clock_mhz(self) -> float | None:
         """Clock of the memory. Unit: MHz."""
-        return None
 
     def temperature_c(self) -> float | None:
         """Temperature of the chip. Unit: degrees Celsius."""
-        return None
 
     def memory_temperature_c(self) -> float | None:
         """Temperature of the memory. Unit: degrees Celsius."""
-        return None
 
     def power_limit_w(self) -> float | None:
         """The power limit. The card lowers its clocks to stay below it. Unit: W."""
-        return None
 
     def throttle_reasons(self) -> tuple[str, ...] | None:
         """The reasons why the clocks are reduced, such as "power_cap" or "thermal"; () if they are not reduced."""
-        return None
 
     def compute_processes(self) -> frozenset[int] | None:
         """Ids of the processes that compute on the card. In a container these are still the ids on the host."""
-        return None
 
-    def close(self) -> None:  # noqa: B027 - most devices have nothing to release
-        """Release the driver."""
+    def close(self) -> None:
+        """Release the driver. Most devices have nothing to release."""
 
 
 class QueriedDevice(Device):

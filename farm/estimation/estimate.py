@@ -21,6 +21,7 @@ from farm.estimation.rank_effects import added_time, rank_effects
 from farm.estimation.readings import (
     SelectedReadings,
     card_bytes,
+    left_out,
     peaks_of,
     protocols_like,
     select_for_model,
@@ -105,6 +106,7 @@ class Estimate:
     exposed_us: float | None = None  # what the whole model takes longer than its other tuples; None: not measured
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
+    left_out: str = ""  # the doubtful readings of missing tuples and, without another one, of the whole model
     oldest_age_s: float | None = None  # the age of the oldest reading, by the clock of the database; not in the JSON
 
     def __repr__(self) -> str:
@@ -243,6 +245,14 @@ def cost_json(time: PredictedValue, energy: PredictedValue | None, level: float)
     return {**found, "interval_level": level}
 
 
+def _no_readings(request: Request, where: str, why: str) -> NoReadings:
+    return NoReadings(
+        f"No tuple of {request.variant} has a reading on {where}, and {why}.",
+        f"Measure the model: {command_of(request).removesuffix(' --reuse none')}; "
+        "or import another farm's readings with `farm import`.",
+    )
+
+
 def estimate(
     session: Session,
     variant: Variant,
@@ -276,25 +286,24 @@ def estimate(
         needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch, card_model)
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, card_model, protocol, roofline, torch)
+    known = {*selected.rows, *(variant.id for _ in selected.wholes)} if selected else set()
+    unread = [id_ for id_ in (*weight, variant.id) if id_ not in known]
+    doubtful = left_out(session, unread, card_model, list(protocols_like(session, protocol)))
     if selected:
         software = stored_software(session, selected.software_id)
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
         software = predictor.software
         selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
     else:
-        about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
+        where = card_model + f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         data = "copied" if variant.compile else default_data(kind, not (variant.step or variant.cards > 1))
-        request = Request(variant=variant, protocol=protocol.with_data(data))
-        command = command_of(request).removesuffix(" --reuse none")
-        raise NoReadings(
-            f"No tuple of {variant} has a reading on {card_model}{about}, and {unfilled}.",
-            f"Measure the model: {command}; or import another farm's readings with `farm import`.",
-        )
+        why = unfilled + (f". Left out: {doubtful}" if doubtful else "")
+        raise _no_readings(Request(variant=variant, protocol=protocol.with_data(data)), where, why)
     found = _from_readings(variant, card_model, protocol, software, needed, weight, selected)
     if notes and found.missing:
         found = replace(found, notes=(*notes, *found.notes))
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
-    found = replace(found, memory=_memory(session, variant, card_model, needed), oldest_age_s=age_s)
+    found = replace(found, memory=_memory(session, variant, card_model, needed), oldest_age_s=age_s, left_out=doubtful)
     if predictor:
         of_cards, its_notes = _of_collectives(session, found, needed, card_model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
@@ -442,8 +451,8 @@ def _in_ranks(session: Session, found: Estimate, needed: Sequence[NeededTuple], 
     added = added_time(effects[0], needed, loops_us | {id_: us for id_, (us, _) in found.measured.items()})
     time, energy = found.sum_at(PREDICTED_LEVEL)
     mj = energy.value / time.value * added.value if energy else 0.0
-    size = f"{quantity(added.value, TIME)} ± {quantity(added.half_width, TIME)}"
-    note = f"{size} are what calls take longer in ranks than alone, at the mean power of the sum: {effects[1]}."
+    size, longer = quantity(abs(added.value), TIME), "longer" if added.value >= 0 else "less"
+    note = f"Calls take {size} {longer} in ranks than alone: {effects[1]}."
     note += " How collectives overlap with computation is not estimated." if overlaps else ""
     return replace(
         found, ranks_time=added, ranks_energy=Figure(mj, abs(mj)) if energy else None, notes=(note, *found.notes)

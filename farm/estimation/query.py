@@ -8,6 +8,7 @@ from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy
 from sqlmodel import Session, select
@@ -16,7 +17,7 @@ from farm.errors import Ambiguous, NoDatabase, UsageError
 from farm.estimation.estimate import Estimate, estimate
 from farm.estimation.generation import Generation, generation
 from farm.estimation.readings import card_model_named, peaks_of
-from farm.exchange.packaged import database_of, packaged_database, packaged_files
+from farm.exchange.packaged import database_of, first_answer, packaged_database, packaged_files
 from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, TrainingRow, datasets, measured_models, stored_card_model
@@ -52,6 +53,20 @@ class EstimateQuery:
     def protocol(self, kind: str) -> Protocol:
         launch = self.launch or ("eager" if kind == "cpu" else "graph")
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
+
+    def kind(self, database: Database | None = None) -> str:
+        """The kind of the card, by a database (see `first_answer`); "cuda" if unknown: the estimate will say why."""
+        with contextlib.suppress(NoDatabase, UsageError):
+            return first_answer(
+                lambda session: peaks_of(session, self.card_model(session), "float32")[0], database=database
+            )
+        return "cuda"
+
+    def answer(self, variant: Variant, needed: Sequence[NeededTuple] | None = None, **where: Any) -> Estimate:
+        """Estimate the cost of a model from a database (`where`: see `first_answer`)."""
+        return first_answer(
+            lambda session: self.estimate(session, variant, needed), lambda found: found.covered_tuples > 0, **where
+        )
 
     def estimate(self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None) -> Estimate:
         """Estimate the cost of a model (`farm.estimation.estimate.estimate`). A note names a predictor that cannot be
@@ -252,21 +267,15 @@ def write_dataset(dataset: Dataset, path: Path) -> None:
     """Write a data set as Parquet or CSV; the file's suffix decides. `farm.exchange.columns` documents the columns.
     Raises `UsageError` if the suffix is neither, or if the file cannot be written."""
     import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
 
     from farm.exchange.columns import DATASET
-    from farm.exchange.export import schema_of
+    from farm.exchange.export import schema_of, writer
 
-    records = list(dataset.records())
+    if path.suffix not in (".parquet", ".csv"):
+        raise UsageError(f"'{path}' has an unknown suffix.", "Name a file that ends in .parquet or .csv.")
+    schema = schema_of("dataset", {"rows": len(dataset)}, DATASET)
     try:
-        if path.suffix == ".parquet":
-            schema = schema_of("dataset", {"rows": len(dataset)}, DATASET)
-            pyarrow.parquet.write_table(pa.Table.from_pylist(records, schema=schema), path)
-        elif path.suffix == ".csv":
-            flat = [{name: ";".join(v) if isinstance(v, list) else v for name, v in one.items()} for one in records]
-            pyarrow.csv.write_csv(pa.Table.from_pylist(flat), path)
-        else:
-            raise UsageError(f"'{path}' has an unknown suffix.", "Name a file that ends in .parquet or .csv.")
+        with writer(path, path.suffix[1:], schema, DATASET) as write:
+            write(pa.RecordBatch.from_pylist(list(dataset.records()), schema=schema))
     except OSError as error:
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error

@@ -70,9 +70,8 @@ def rank_effects(
     if not found:
         return None
     effects = {kind: _typical(found[kind], MIDDLE if kind.startswith(OPERATOR_CALL) else 1.0) for kind in sorted(found)}
-    each = ", ".join(f"{kind} {one.value:+.2f} ± {one.half_width:.2f} µs" for kind, one in effects.items())
     on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
-    return effects, f"medians of {len(wholes)} whole split {plural('model', len(wholes))} on {on} cards ({each})"
+    return effects, f"medians of {len(wholes)} whole split {plural('model', len(wholes))} on {on} cards"
 
 
 def _typical(values: Sequence[float], middle: float) -> Figure:

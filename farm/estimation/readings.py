@@ -6,7 +6,7 @@ Readings of different methods or software are never mixed: an estimate uses the 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -19,8 +19,9 @@ from farm.exchange.filters import NO_READINGS
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
-from farm.store.content import classes, sound_readings, stored_software
-from farm.store.database import fetch_values, in_batches
+from farm.store.content import DOUBTFUL, classes, sound_readings, stored_software
+from farm.store.database import among, fetch_values, in_batches
+from farm.types.format import plural
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
@@ -215,6 +216,17 @@ def newest_readings(
             alone.add((method, software.of_one_card.id))
             found[method, software_id] = {**found.get((method, software.of_one_card.id), {}), **rows}
     return {key: rows for key, rows in found.items() if key not in alone}
+
+
+def left_out(session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str]) -> str:
+    """Say how many readings of a model and its tuples are left out because they are doubtful, and why; "" if none."""
+    query = sqlalchemy.select(READING.flags).where(
+        READING.card_model == model, READING.simulated.is_(False), READING.protocol_id.in_(protocol_ids)
+    )
+    found = (DOUBTFUL.intersection(flags or ()) for (flags,) in among(session, query, READING.subject_id, subjects))
+    why = Counter(" and ".join(sorted(flags)) for flags in found if flags)
+    listed = ", ".join(f"{name} ×{number}" for name, number in why.most_common())
+    return listed and f"{why.total()} doubtful {plural('reading', why.total())} of the model or its tuples ({listed})"
 
 
 def _parts(

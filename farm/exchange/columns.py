@@ -157,16 +157,8 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
     """The Arrow schema of these columns. The metadata of each field has its unit and meaning."""
     import pyarrow as pa
 
-    kinds = {
-        "text": pa.string(),
-        "json": pa.string(),
-        "integer": pa.int64(),
-        "number": pa.float64(),
-        "boolean": pa.bool_(),
-        "integers": pa.list_(pa.int64()),
-        "numbers": pa.list_(pa.float64()),
-        "texts": pa.list_(pa.string()),
-    }
+    kinds: dict[str, Any] = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64()}
+    kinds |= {f"{name}s": pa.list_(kind) for name, kind in kinds.items()} | {"json": pa.string(), "boolean": pa.bool_()}
     return pa.schema(
         pa.field(one.name, kinds[one.kind], metadata={"unit": one.unit, "meaning": one.meaning}) for one in columns
     )

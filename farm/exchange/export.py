@@ -113,7 +113,7 @@ def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapp
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     rows = 0
     try:
-        with _writer(unfinished, form, schema, TABLES[table]) as write:
+        with writer(unfinished, form, schema, TABLES[table]) as write:
             for batch in _gathered(_batch(schema, columns) for columns in batches):
                 rows += batch.num_rows
                 write(batch)
@@ -138,15 +138,15 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @contextlib.contextmanager
-def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
+def writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
+    """A context for writing batches to a file of this format."""
     if form == "parquet":
         import pyarrow.parquet as pq
 
         # Descriptions and details repeat, so large compressed dictionary pages keep the file small.
-        with pq.ParquetWriter(
-            path, schema, compression="zstd", dictionary_pagesize_limit=1 << 26, write_page_checksum=True
-        ) as writer:
-            yield lambda batch: writer.write_batch(batch)
+        how = {"compression": "zstd", "compression_level": 12, "dictionary_pagesize_limit": 1 << 26}
+        with pq.ParquetWriter(path, schema, write_page_checksum=True, **how) as file:
+            yield file.write_batch
     elif form == "csv":
         import pyarrow.csv
 
@@ -154,8 +154,8 @@ def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column])
         lists = {entry.name: signs[entry.kind] for entry in columns if entry.kind in signs}
         kinds = [(entry.name, pyarrow.string() if entry.name in lists else entry.type) for entry in schema]
         flat = pyarrow.schema(kinds)
-        with pyarrow.csv.CSVWriter(path, flat) as writer:
-            yield lambda batch: writer.write_batch(_flattened(batch, flat, lists))
+        with pyarrow.csv.CSVWriter(path, flat) as file:
+            yield lambda batch: file.write_batch(_flattened(batch, flat, lists))
     else:
         documents = [entry.name for entry in columns if entry.kind == "json"]
         with path.open("w", encoding="utf-8") as lines:

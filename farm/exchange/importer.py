@@ -505,9 +505,8 @@ def _write_job(session: Session, row: Row) -> None:
     except Unreadable:
         return
     variant = request.variant
-    if (variant.id if variant else None) != row["variant_id"]:
-        return
-    if variant and session.get(tables.ModelVariant, variant.id) is None:
+    missing = variant is not None and session.get(tables.ModelVariant, variant.id) is None
+    if missing or (variant.id if variant else None) != row["variant_id"]:
         return
     made_of = json.loads(row["made_of"])
     of_item = ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")

@@ -96,11 +96,17 @@ def packaged_database() -> Database:
 
 
 def first_answer(
-    ask: Callable[[Session], Answer], knows: Callable[[Answer], bool], say: Callable[[str], None]
+    ask: Callable[[Session], Answer],
+    knows: Callable[[Answer], bool] = lambda _: True,
+    say: Callable[[str], None] = lambda _: None,
+    database: Database | None = None,
 ) -> Answer:
     """Query the user's own database; if it has no matching readings, query the packaged readings and `say` so. `knows`
-    is True for an answer that is based on readings. Raises a `FarmError` if neither query has an answer (see
-    `_joined_error`), or if the own database cannot be read."""
+    is True for an answer that is based on readings. With `database`, query only this one. Raises a `FarmError` if no
+    query has an answer (see `_joined_error`), or if the own database cannot be read."""
+    if database is not None:
+        with database.read() as session:
+            return ask(session)
     files = packaged_files()
     problem: FarmError | None = None
     answers: list[Answer] = []

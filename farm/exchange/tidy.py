@@ -267,8 +267,7 @@ def calls(session: Session, selection: Selection) -> Batches:
 
 def verdicts(session: Session, selection: Selection) -> Batches:
     """Yield the verdicts of jobs that accepted a selected reading; imported verdicts without a job only if all readings
-    are selected. Cancelled jobs are left out, because they ended before they had all readings.
-    """
+    are selected. Cancelled jobs are left out, because they ended before they had all readings."""
     wanted: set[str] | None = None
     if selection.conditions or selection.subject_ids is not None:
         accepted = sqlalchemy.select(ITEM.job_id).join(tables.ReadingRow, READING.id == ITEM.reading_id)

@@ -308,8 +308,7 @@ def waiting_beside(
     database: Database, claimed: Claim, card_id: str, most: int
 ) -> tuple[list[tuple[Subject, Protocol]], dict[str, int]]:
     """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first the whole model;
-    and tuple id -> number of calls in the model.
-    """
+    and tuple id -> number of calls in the model."""
     its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id, Item.cards == 1)
     waiting = _described(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
     found: list[tuple[Subject, Protocol]] = []

@@ -21,7 +21,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, id_ranges, lock_items, locked, read_clock_s
-from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
+from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 
 ABANDONED = "its `farm run` has ended unexpectedly; run the same command again to continue"
@@ -52,7 +52,7 @@ class Progress:
 
     @property
     def closed(self) -> int:
-        return sum(self.counts.get(state, 0) for state in CLOSED)
+        return closed_items(self.state, self.counts)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -69,6 +69,12 @@ class Progress:
             "message": self.message,
             "abandoned": self.abandoned,
         }
+
+
+def closed_items(job_state: str, counts: Mapping[str, int]) -> int:
+    """The number of items that have ended; of a cancelled job, without the items that were cancelled."""
+    others = OPEN if job_state != JobState.CANCELLED else (*OPEN, ItemState.CANCELLED)
+    return sum(number for state, number in counts.items() if state not in others)
 
 
 def create(
@@ -184,8 +190,7 @@ def progress(session: Session, job_id: str) -> Progress:
 
 def cancel(database: Database, job_id: str) -> int:
     """Cancel a job, then its open items in several transactions; return the number of items. Workers ignore their
-    messages. If the process ends too early, a repetition cancels the rest.
-    """
+    messages. If the process ends too early, a repetition cancels the rest."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state == JobState.DONE:
@@ -277,8 +282,8 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
-    """Return `Request.id` -> id of the newest job of that request that is done, without failed items."""
-    wanted = [request.id for request in requests]
+    """Return `Request.id` -> id of the newest job that is done, without failed items, and was at least as precise."""
+    wanted = {request.id: request for request in requests}
     asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
     with_failures = select(Item.job_id).where(
         col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != item_state.NOT_RUN
@@ -291,8 +296,9 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
     sound = (col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
-    query = select(Job.request_id, Job.id).where(*sound).order_by(col(Job.created_at_s))
-    return dict(session.exec(query).all())
+    query = select(Job.request_id, Job.id, Job.request).where(*sound).order_by(col(Job.created_at_s))
+    found = ((wanted[id_], job_id, asked) for id_, job_id, asked in session.exec(query))
+    return {one.id: job_id for one, job_id, asked in found if Request.from_json(asked).as_precise_as(one)}
 
 
 def _new_id(session: Session) -> str:

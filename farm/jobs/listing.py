@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ from sqlmodel import Session, and_, case, col, func, or_, select
 from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
+from farm.jobs.jobs import closed_items
 from farm.store.database import database_now, read_clock_s
 from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Job, JobState, SoftwareRow, VerdictRow
 
@@ -76,11 +77,10 @@ def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[
             newest += session.exec(query.limit(limit))
     newest.sort(key=lambda job: -job.created_at_s)
     ids = [job.id for job in newest]
-    items, closed = Counter[str](), Counter[str]()
+    items = defaultdict[str, dict[str, int]](dict)
     counted = select(Item.job_id, Item.state, func.count()).where(col(Item.job_id).in_(ids))
     for job_id, state, number in session.execute(counted.group_by(col(Item.job_id), col(Item.state))):
-        items[job_id] += number
-        closed[job_id] += number if state in CLOSED else 0
+        items[job_id][state] = number
     by_round = select(VerdictRow).where(col(VerdictRow.job_id).in_(ids)).order_by(col(VerdictRow.round))
     # The details contain every tuple of the job; this query does not load them.
     without_details = by_round.options(defer(VerdictRow.details))  # type: ignore[arg-type]
@@ -92,8 +92,8 @@ def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[
             **{name: getattr(job, name) for name in ("id", "kind", "title")},
             "state": str(job.state),
             "round": job.round,
-            "items": items[job.id],
-            "closed": closed[job.id],
+            "items": sum(items[job.id].values()),
+            "closed": closed_items(job.state, items[job.id]),
             "created_at_s": job.created_at_s,
             "ended_at_s": job.ended_at_s,
             "origin": origins.get(job.id, ""),

@@ -37,10 +37,10 @@ from farm.verdict.evidence import Evidence
 from farm.verdict.verdict import Verdict
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
-ITEM_OVERHEAD_S = 0.3
-#: The same of a whole model, with its window; on GPUs also with the verification and the replays. 18 wholes on H200s
-#: took 11.5 s in the median, before windows aimed at half of the interval of the energy.
-WHOLE_S, WHOLE_ON_GPU_S = 5.0, 12.0
+ITEM_OVERHEAD_S = 0.2
+#: The same of a whole model, with its window; on GPUs also with the verification and the replays. 44 wholes on H200s
+#: took 10.0 s in the median.
+WHOLE_S, WHOLE_ON_GPU_S = 5.0, 10.0
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its tuples may use up. The
 #: rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
@@ -206,7 +206,7 @@ def _tuples(
             item.half_width = min(LEAST_PRECISE, within / math.sqrt(share)) if share else LEAST_PRECISE * bool(within)
             stopping = request.stopping.allowing(item.half_width)
             # The window has at least a dozen passes.
-            window_s = max(0.15 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
+            window_s = max(0.1 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
             item.expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
         return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
 
@@ -381,8 +381,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
     """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
-    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute.
-    """
+    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute."""
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
@@ -491,9 +490,7 @@ def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
         why = why or "No operator type was added, because the sum is already larger than the whole model."
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
-    if following is not None:
-        return ClosedRound(Closing.NEXT, following, verdict.outcome)
-    return _end(job, verdict)
+    return _end(job, verdict) if following is None else ClosedRound(Closing.NEXT, following, verdict.outcome)
 
 
 def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:

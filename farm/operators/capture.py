@@ -26,26 +26,16 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, told
 from farm.models.building import replaced
+from farm.operators import encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.collectives import WRAPPERS
-from farm.operators.encoding import (
-    DescribedCall,
-    Layout,
-    NotEncodable,
-    TensorTable,
-    costs_something,
-    describe_leaf,
-    encode,
-    is_changed,
-    storage_key,
-    tensors_in,
-    written_tensors,
-)
+from farm.operators.encoding import DescribedCall, Layout, NotEncodable, TensorTable, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
 from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
@@ -79,7 +69,7 @@ class Recorder:
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from there."""
         tensors = list(tensors_in((args, kwargs))) or list(tensors_in(out))
-        return not (tensors and all(map(self.on_host, tensors))) and costs_something(func, args, kwargs, out)
+        return not (tensors and all(map(self.on_host, tensors))) and encoding.costs_something(func, args, kwargs, out)
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a function; in a fake pass, on the device of the pass."""
@@ -100,14 +90,24 @@ class Recorder:
         Raises:
             NotEncodable: a tuple cannot contain one of the arguments.
         """
-        arguments = tuple(encode(value, table) for value in args)
-        keywords = {key: encode(value, table) for key, value in kwargs.items()}
+        if kind != "aten" and (self.fakes or self.device_type != "cpu"):
+            args, kwargs = tree_map_only(torch.Tensor, self._number_of_host, (tuple(args), kwargs))
+        arguments = tuple(encoding.encode(value, table) for value in args)
+        keywords = {key: encoding.encode(value, table) for key, value in kwargs.items()}
         layouts, storages = table.layouts()
         key = repr((name, kind, parameters, arguments, keywords, training)), layouts
         if key not in self._specs:
             tensors = tuple(TensorSpec(*layout) for layout in layouts)
             self._specs[key] = OperatorTuple(name, kind, parameters or {}, arguments, keywords, tensors, training)
         return DescribedCall(key, self._specs[key], table.tensors, storages)
+
+    def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
+        """The value of a number in the memory of the host: an operator of a card runs as with a Python number."""
+        plain = not tensor.dim() and tensor.is_floating_point() and not isinstance(tensor, FakeTensor)
+        if not plain or not self.on_host(tensor):
+            return tensor
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return tensor.item()
 
     def add_call(self, call: CapturedCall, spec: OperatorTuple) -> None:
         self.tuples.setdefault(spec.id, spec)
@@ -342,7 +342,7 @@ class ForwardRecorder(Recorder):
         for module in model.modules():
             self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
-            self.leaves[id(module)] = describe_leaf(module)
+            self.leaves[id(module)] = encoding.describe_leaf(module)
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -354,7 +354,7 @@ class ForwardRecorder(Recorder):
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
         known = id(module) in self.leaves  # False if the model created it during the pass
-        parameters = self.leaves[id(module)] if known else describe_leaf(module)
+        parameters = self.leaves[id(module)] if known else encoding.describe_leaf(module)
         if parameters is None:
             out = original(module, *args, **kwargs)
         else:
@@ -363,7 +363,7 @@ class ForwardRecorder(Recorder):
                 describe = functools.partial(
                     self._describe, call, f"torch.nn.{name}", args, kwargs, parameters=parameters, module=module
                 )
-                repeated = None if is_changed(module) else self.repeated
+                repeated = None if encoding.is_changed(module) else self.repeated
                 given = describe() if repeated is not None else None
                 found, out = self._run(call, given, functools.partial(original, module, *args, **kwargs))
                 if call.costly and (given := given or describe()):
@@ -435,7 +435,7 @@ class ForwardRecorder(Recorder):
                 self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
             call = self.open_calls[-1]
             call.costly.append(name)
-            call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
+            call.written.update(map(storage_key, encoding.written_tensors(func, args, kwargs)))
         return out
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:

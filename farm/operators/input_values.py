@@ -358,9 +358,7 @@ def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozens
     if name == "lerp_" and argument in ("weight", "weights"):
         return Fill("near", scale=0.0, shift=0.5)
     accumulates = name in ("index_add_", "scatter_add_") or arguments_of(spec).get("accumulate") is True
-    if accumulates and argument in ("source", "src", "values"):
-        return adding_nothing(target)
-    return None
+    return adding_nothing(target) if accumulates and argument in ("source", "src", "values") else None
 
 
 def _numbers(spec: OperatorTuple) -> list[float]:
@@ -397,9 +395,7 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     name = spec.short_name
     if argument in _STATES:
         return _NOTHING
-    if argument == "out":
-        return _ANYTHING
-    if name in _COMPUTE:
+    if argument == "out" or name in _COMPUTE:
         return _ANYTHING
     if name == "div":
         return Fill("index", bound=100, shift=1.0) if argument == "other" else _ANYTHING

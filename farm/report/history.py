@@ -14,7 +14,7 @@ from sqlmodel import Session, col, select
 from farm.errors import NoReadings, did_you_mean
 from farm.report.gate import student_t
 from farm.store.content import UNSOUND
-from farm.store.tables import ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
+from farm.store.tables import Job, ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Figure, figure_json
@@ -46,11 +46,15 @@ def history(session: Session, wanted: str) -> list[dict[str, Any]]:
         .where(col(ModelVariant.model).in_(names), col(ReadingRow.simulated).is_(False))
         .order_by(col(ReadingRow.created_at_s))
     )
+    # The title of a job has the sizes of an own model's example inputs.
+    own = select(Job.variant_id, Job.title).join(ModelVariant).where(ModelVariant.version != "")
+    titles = dict(session.exec(own).all())
     found = defaultdict[Any, list[ReadingRow]](list)
     for reading, row, torch, protocol in session.exec(query):
-        variant = Variant(**{one: getattr(row, one) for one in names_of(Variant) if one != "version"})
+        variant = Variant(**{one: getattr(row, one) for one in names_of(Variant)})
         # The name of a test: the sizes of its inputs may be unknown.
-        title = variant.model if "::" in variant.model else str(variant)
+        title = titles.get(row.id, str(variant)).removesuffix(variant.with_version(""))
+        title = variant.model if "::" in variant.model else title
         series = (title, reading.card_model, reading.card_id, str(Protocol.from_json(protocol)), reading.method or 1)
         found[series, reading.details.get("revision"), row.version, torch, reading.software_id].append(reading)
     rows = [

@@ -45,6 +45,10 @@ def _list_of(kind: Any) -> Any:
     return Annotated[list[kind], listed, Field(min_length=1)]
 
 
+#: The pydantic type of a number that may have a unit, as in an option of the command line.
+_NUMBER = Annotated[float, BeforeValidator(lambda value: fields.number_of(value) if isinstance(value, str) else value)]
+
+
 def _type_of(field: fields.Field) -> Any:
     """The type of the values that a key accepts."""
     if choices := tuple(filter(None, field.choices)):
@@ -52,7 +56,7 @@ def _type_of(field: fields.Field) -> Any:
     if field.type is int:
         return Annotated[int, Field(ge=max(1, field.minimum or 0), le=fields.LARGEST_NUMBER)]
     if field.type is float:
-        return float
+        return _NUMBER
     return bool if field.type is bool else Annotated[str, Field(min_length=1)]
 
 
@@ -79,7 +83,7 @@ def _model_of(declared: Mapping[str, fields.Field], *, many: bool = False, **mor
 def _entry_models() -> dict[str, type[BaseModel]]:
     """Pydantic models for the keys of a model entry, a sweep entry and the defaults."""
     text = Annotated[str, Field(min_length=1)]
-    share = Annotated[float, Field(gt=0, le=1)]
+    share = Annotated[_NUMBER, Field(gt=0, le=1)]
     common: dict[str, Any] = {
         **{name: (_type_of(JOB[name]), None) for name in ("reuse", "placements")},
         "protocol": (_model_of(PROTOCOL), None),

@@ -55,12 +55,16 @@ def default_data(card_kind: str, alone: bool = True) -> str:
     return DEFAULTS[card_kind].data if alone else "normal"
 
 
-def default_dtype(model: str, card_kind: str) -> str:
-    """The default dtype: bfloat16 for models that generate text, except on CPUs, which rarely have bfloat16 arithmetic.
-    Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses it."""
-    from farm.models.catalog import find
+def usual_variant(model: str, card_kind: str, **given: Any) -> Variant:
+    """A variant with the given fields, and with a model's default dtype and batch on a kind of card: bfloat16 if it
+    generates text, except on CPUs, which rarely have bfloat16 arithmetic. Raises `UnknownModel` or `UnsupportedModel`
+    if the catalog does not have the model or refuses it."""
+    from farm.models import catalog
 
-    return "bfloat16" if find(model).generates and card_kind != "cpu" else "float32"
+    if given.get("batch") is None:
+        given["batch"] = catalog.usual_batch(model, DEFAULTS[card_kind].batch)
+    dtype = "bfloat16" if catalog.find(model).generates and card_kind != "cpu" else "float32"
+    return catalog.variant(model, **{"dtype": dtype, **given})
 
 
 @dataclass(frozen=True)
@@ -129,18 +133,11 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
             "Omit them, or give --quick.",
         )
     variant = None
-    if sweep is None:
-        if partial.model is None:
-            raise UsageError(
-                "No model is given.", "Give a model, e.g. `farm run resnet18`; `farm models` lists the models."
-            )
+    if partial.model is not None:
         from farm.models import catalog
         from farm.training.version import versioned
 
-        name = catalog.known(partial.model)
-        batch = partial.batch or catalog.usual_batch(name, defaults.batch)
-        usual = {"batch": batch, "dtype": default_dtype(name, card_kind)}
-        variant = versioned(catalog.variant(name, **{**usual, **partial.among(VARIANT)}))
+        variant = versioned(usual_variant(catalog.known(partial.model), card_kind, **partial.among(VARIANT)))
     return Request(
         variant=variant,
         sweep=sweep,

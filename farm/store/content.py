@@ -381,9 +381,7 @@ def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None
     libraries = {(card.software_id, (card.links or {}).get("communication", "")) for card in cards}
     software_id, communication = libraries.pop()
     row = session.get(SoftwareRow, software_id) if software_id and communication and not libraries else None
-    if row is None:
-        return None
-    return dataclasses.replace(row.value, communication=communication).id
+    return dataclasses.replace(row.value, communication=communication).id if row is not None else None
 
 
 def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]) -> ReadingRow | None:

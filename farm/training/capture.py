@@ -240,9 +240,7 @@ class StepRecorder(Recorder):
         if self.node is None or self.node.name() == _ACCUMULATES:
             return "accumulation", None
         owner = self._owner_of(self.node)
-        if owner is None:
-            return None
-        return ("loss" if self.owners[owner].stage == "loss" else "backward"), owner
+        return None if owner is None else ("loss" if self.owners[owner].stage == "loss" else "backward", owner)
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:

@@ -27,6 +27,8 @@ from farm.errors import UsageError
 
 #: The largest value of an integer column in the database.
 LARGEST_NUMBER = 2**31 - 1
+A_NUMBER = "a number, with or without a unit (1%, 60s)"
+_FACTORS = {"%": 0.01, "s": 1.0, "min": 60.0, "h": 3600.0}
 _KINDS = {str: "text", int: "integer", float: "number", bool: "boolean", tuple: "texts"}
 
 
@@ -65,6 +67,15 @@ class Field:
         text = self.description[:1].upper() + self.description[1:]
         several = " Each of several values makes its own job." if self.several else ""
         return f"{text}.{f' Default: {self.usual}.' if self.usual else ''}{several}"
+
+
+def number_of(text: Any) -> float:
+    """Parse a number with or without a unit: 0.01, 1%, 90, 90s, 2min. Raises ValueError."""
+    unit = next((one for one in _FACTORS if str(text).endswith(one)), "")
+    try:
+        return float(str(text).removesuffix(unit)) * _FACTORS.get(unit, 1.0)
+    except ValueError:
+        raise ValueError(f"it must be {A_NUMBER}") from None
 
 
 def declared(default: Any, description: str = "", **more: Any) -> Any:

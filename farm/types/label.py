@@ -13,7 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, holds_tensor, names_listed, plain, tensor_references
+from farm.types.tuple import (
+    DTYPES,
+    OperatorTuple,
+    TensorSpec,
+    holds_tensor,
+    names_listed,
+    plain,
+    table_named,
+    tensor_references,
+)
 
 LENGTH = 80
 _MARK = 6  # characters of the id at the end of a label
@@ -21,6 +30,7 @@ _LEAST = 6  # characters: if less of a text is left after a cut, it is left out
 _LISTED = 4  # largest number of inputs in a label
 # Names of aten operators that contain an underscore, without the leading one.
 _LONG_NAMES = names_listed("with_underscores")
+_SIZES, _LETTERS = table_named("sizes_in_labels"), table_named("letters_in_labels")
 _FUSED = re.compile(rf"(?<![^_])_?(?:{'|'.join(sorted(_LONG_NAMES, reverse=True))}|[^_]+)(?![^_])")
 
 
@@ -152,24 +162,12 @@ def _parameter_words(spec: OperatorTuple) -> list[str]:
             return str(value[0]) if len(set(map(str, value))) == 1 else "x".join(map(str, value))
         return str(value)
 
-    for source, target in (
-        ("in_channels", "out_channels"),
-        ("in_features", "out_features"),
-        ("input_size", "hidden_size"),
-        ("num_embeddings", "embedding_dim"),
-    ):
+    for source, target in _SIZES.items():
         if source in values and target in values:
             words.append(f"{values[source]}->{values[target]}")
     if "embed_dim" in values:
         words.append(f"{values['embed_dim']}/{values.get('num_heads')}")
-    for name, letter, usual in (
-        ("kernel_size", "k", None),
-        ("stride", "s", "1"),
-        ("padding", "p", "0"),
-        ("dilation", "d", "1"),
-        ("groups", "g", "1"),
-        ("output_size", "o", None),
-    ):
+    for name, (letter, usual) in _LETTERS.items():
         value = values.get(name)
         if value is None or size(value) == usual:
             continue

@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args, get_type_hints
 
 from farm.types.fields import adapter, declared, names_of
 
@@ -524,17 +524,10 @@ class Verification(_Stored):
         return all(protocol.get(name, False) == value for name, value in (self.numerics or {}).items())
 
 
-#: Field -> type, for the fields of details and verifications that are records.
-_PARTS: dict[str, Any] = {
-    "burst": Burst,
-    "context": InContext,
-    "canary": CanaryNote,
-    "places": dict[str, Place],
-    "added": dict[str, Place],
-    "in_order": InOrder,
-    "kernels": dict[str, Launches],
-    "eagerly": Eagerly,
-    "in_model": InModelTimes,
-    "ranks": tuple[RankFigures, ...],
-    "overlap": Overlap,
-}
+def _holds_record(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(map(_holds_record, get_args(hint)))
+
+
+#: Field -> type, for the fields of details and verifications that are or contain records.
+_HINTS = get_type_hints(Details) | get_type_hints(Verification)
+_PARTS = {name: hint for name, hint in _HINTS.items() if _holds_record(hint)}

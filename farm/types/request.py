@@ -110,6 +110,13 @@ class Request(ContentAddressed):
         if self.within and self.budget_s:
             yield "--within and --budget both decide how precise the tuples are.", "Give one of them."
 
+    def as_precise_as(self, other: Request) -> bool:
+        """True if readings that this request accepts are precise enough for another request."""
+        mine, its = self.stopping, other.stopping
+        narrow = mine.time_half_width <= its.time_half_width and mine.energy_half_width <= its.energy_half_width
+        rough = (self.within, self.budget_s) not in ((0.0, 0.0), (other.within, other.budget_s))
+        return (narrow or mine.maximum_s >= its.maximum_s) and not rough
+
     @property
     def title(self) -> str:
         return str(self.variant or self.sweep)

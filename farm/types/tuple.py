@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
 from farm.types.collective import problem_of
-from farm.types.fields import content_id
+from farm.types.fields import content_id, names_of
 
 SCHEMA = 1
 
@@ -101,9 +101,7 @@ def _like_channels_last(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool
     if stride[1] == 0:
         return False
     for index in (1, *reversed(range(2, len(shape))), 0):
-        if shape[index] == 0 or stride[index] < least:
-            return False
-        if index == 0 and least == stride[1]:
+        if shape[index] == 0 or stride[index] < least or (index == 0 and least == stride[1]):
             return False
         least = stride[index]
         if shape[index] > 1:
@@ -205,17 +203,9 @@ class OperatorTuple:
         return f"<OperatorTuple {self.id[:8]} {self.short_name}>"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "operator": self.operator,
-            "kind": self.kind,
-            "parameters": dict(self.parameters),
-            "arguments": list(self.arguments),
-            "keywords": dict(self.keywords),
-            "tensors": [tensor.to_json() for tensor in self.tensors],
-            "training": self.training,
-            "direction": self.direction,
-        }
+        data = {"schema": SCHEMA, **{name: getattr(self, name) for name in names_of(OperatorTuple)}}
+        data |= {"parameters": dict(self.parameters), "arguments": list(self.arguments)}
+        return data | {"keywords": dict(self.keywords), "tensors": [tensor.to_json() for tensor in self.tensors]}
 
     @property
     def short_name(self) -> str:

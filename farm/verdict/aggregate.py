@@ -127,18 +127,14 @@ def aggregate(
         requested: the operator types requested by name. If they are too few for the target, the outcome is "none".
         seen: the verification of the whole on a card; its kernels are compared with the kernels of the tuples.
     """
-    own = [whole for whole in wholes if whole.launch in ("", launch)]
-    readings = [whole.reading for whole in own if whole.reading]
-    choices = choices_of(parts, own, launch)
+    readings = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
+    choices = choices_of(parts, wholes, launch)
     measured = [(part, part.reading, chosen) for part, chosen in choices if part.reading and chosen]
     every = [reading for _, reading, _ in measured] + readings
-    systematic_time, systematic_energy, note = _systematic(every, canaries)
-    alone = sum(reading.details.context is None for _, reading, _ in measured)
-    with_context = alone < len(measured)
+    systematic, note = _systematic(every, canaries)
+    with_context = any(reading.details.context is not None for _, reading, _ in measured)
     replay = (replayed(readings) if len(measured) == len(parts) else None) or {}
-    between, replayed_all = _unseen(readings, with_context, bool(replay))
-    systematic = systematic_time, systematic_energy
-    compared = _comparisons(measured, readings, *systematic, between, replay, linear=replayed_all)
+    compared = _comparisons(measured, readings, systematic, replay, with_context=with_context)
     found = Verdict(
         outcome="none",
         reasons=(),
@@ -146,8 +142,8 @@ def aggregate(
         launch=launch,
         coverage=coverage_of(parts),
         **compared,
-        systematic_time=systematic_time,
-        systematic_energy=systematic_energy,
+        systematic_time=systematic["time"],
+        systematic_energy=systematic["energy"],
         systematic_note=note,
         parts=len(parts),
         measured=len(measured),
@@ -161,19 +157,21 @@ def aggregate(
         context_energy_mj=_total(measured, "context_mj") if with_context and compared["energy"] else None,
         weights_in_cache=weights_in_cache(readings) if with_context else None,
         temperature_energy_mj=_total(measured, "warmth_mj") or None,
-        between_jobs_time=between["time"],
-        between_jobs_energy=between["energy"],
         host_steps=next(filter(None, map(_host_steps, readings)), ""),
         collectives_alone_us=_collectives_alone_us(measured, readings),
         tuples=tuple_rows(choices),
     )
-    about = Circumstances(
+    return judge(found, _circumstances(parts, measured, requested))
+
+
+def _circumstances(parts: Iterable[Part], measured: Sequence[Measured], requested: Sequence[str]) -> Circumstances:
+    alone = sum(reading.details.context is None for _, reading, _ in measured)
+    return Circumstances(
         without_energy=sum(chosen.energy is None for *_, chosen in measured),
-        looped_alone=alone if with_context else 0,
+        looped_alone=alone if alone < len(measured) else 0,
         requested=requested,
         requested_share=_share(parts, lambda part: part.in_scope),
     )
-    return judge(found, about)
 
 
 def _unseen(wholes: Sequence[ReadingView], with_context: bool, with_replay: bool) -> tuple[Mapping[str, float], bool]:
@@ -228,27 +226,25 @@ def _total(measured: Sequence[Measured], name: str) -> float:
 def _comparisons(
     measured: Sequence[Measured],
     wholes: Sequence[ReadingView],
-    systematic_time: float,
-    systematic_energy: float,
-    between: Mapping[str, float],
+    systematic: Mapping[str, float],
     replay: Mapping[str, Figure],
     *,
-    linear: bool,
+    with_context: bool,
 ) -> dict[str, Any]:
     """Compare the sums over all calls with the means of the wholes: time, energy, energy above idle, power.
 
     A replay of all calls in order has neither the scatter of the tuples nor the errors of their neighbours. So with a
     replay, the half-width of a sum is its difference from the replay, plus that of a replay at any addresses.
-    ``linear``: the difference adds linearly to all other errors of a gap, because it is known; else in quadrature,
-    because the differences between jobs contain it.
+    If all of the rest is known (`_unseen`), the difference adds linearly to all other errors of a gap; else in
+    quadrature, because the differences between jobs contain it.
     """
+    between, linear = _unseen(wholes, with_context, bool(replay))
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], wholes)
 
     def compared(
         name: str,
         terms: Iterable[Figure | None],
         of_wholes: Sequence[Figure | None],
-        systematic: float,
         common: float,
         of_replay: Figure | None = None,
     ) -> Comparison | None:
@@ -257,41 +253,34 @@ def _comparisons(
             return None
         own, off = math.hypot(total.half_width, common), 0.0
         others = between[name] if of_replay or not linear else BETWEEN_JOBS[name]
-        if of_replay:
-            off = abs(total.value - of_replay.value)
-            own, off = (of_replay.half_width, off) if linear else (of_replay.half_width + off, 0.0)
         if of_replay and linear:  # the addresses of the replay's data matter as much as those of the whole's
-            others /= math.sqrt(2)
-            own = math.hypot(own, others * total.value)
-        half_width = off + math.hypot(own, systematic * total.value)
+            off, others = abs(total.value - of_replay.value), others / math.sqrt(2)
+            own = math.hypot(of_replay.half_width, others * total.value)
+        elif of_replay:
+            own = of_replay.half_width + abs(total.value - of_replay.value)
+        half_width = off + math.hypot(own, systematic[name] * total.value)
         total = Figure(total.value, half_width)
         return Comparison(total, _mean(of_wholes, weights), min(half_width, common), others, off)
 
     chosen = [chosen for *_, chosen in measured]
     common_us, common_mj = _total(measured, "unsure_us"), _total(measured, "unsure_mj")
-    time = compared(
-        "time",
-        [one.time for one in chosen],
-        [whole.time for whole in wholes],
-        systematic_time,
-        common_us,
-        replay.get("time"),
-    )
+    times = [whole.time for whole in wholes]
+    time = compared("time", [one.time for one in chosen], times, common_us, replay.get("time"))
     if time is not None:
         time = replace(time, paired=_timed_in_turn(measured, wholes))
     energy = above_idle = power = None
     if measured and all(one.energy for one in chosen):
-        whole_energies = [whole.energy for whole in wholes]
-        energy = compared(
-            "energy", [one.energy for one in chosen], whole_energies, systematic_energy, common_mj, replay.get("energy")
-        )
+        energies = [whole.energy for whole in wholes]
+        energy = compared("energy", [one.energy for one in chosen], energies, common_mj, replay.get("energy"))
         terms = (_above_idle(one.energy, one.time, reading) for _, reading, one in measured)
         of_wholes = [_above_idle(whole.energy, whole.time, whole) for whole in wholes]
-        above_idle = compared("energy", terms, of_wholes, systematic_energy, common_mj)
+        above_idle = compared("energy", terms, of_wholes, common_mj)
     if energy and time:
         of_whole = _power(energy.whole, time.whole) if energy.whole and time.whole else None
-        power = Comparison(_power(energy.total, time.total), of_whole, between=between["power"])
-    return {"time": time, "energy": energy, "energy_above_idle": above_idle, "power": power}
+        # With a replay, the sums of time and energy already contain the effect of the addresses.
+        power = Comparison(_power(energy.total, time.total), of_whole, between=0.0 if linear else between["power"])
+    found = {"time": time, "energy": energy, "energy_above_idle": above_idle, "power": power}
+    return {**found, "between_jobs_time": between["time"], "between_jobs_energy": between["energy"]}
 
 
 def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) -> float | None:
@@ -415,7 +404,7 @@ def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Fi
     return Figure(energy.value - reading.idle_power_w * time.value * 1e-3, energy.half_width)
 
 
-def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> tuple[float, float, str]:
+def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> tuple[dict[str, float], str]:
     """Return the largest relative deviation of a canary from its mean, for time and for energy; and a note."""
     by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
     for canary in canaries:
@@ -426,7 +415,7 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
         note = "No canary tuple was measured twice, so the intervals do not include drift of the card."
         if len(cards) > 1:
             note = f"No canary compares the {len(cards)} cards, so the intervals do not include their differences."
-        return 0.0, 0.0, note
+        return {"time": 0.0, "energy": 0.0}, note
     time = max(_spread([canary.reading.time_us for canary in group]) for group in compared)
     energies = [[c.reading.energy_mj for c in group if c.reading.energy_mj is not None] for group in compared]
     energy = max((_spread(values) for values in energies if len(values) > 1), default=0.0)
@@ -436,7 +425,7 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
     if others := sorted(cards - places):
         left_out = others[0] if len(others) == 1 else f"{len(others)} other cards"
         note += f" No canary was measured on {left_out}, so the intervals do not include that difference."
-    return time, energy, note
+    return {"time": time, "energy": energy}, note
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -446,18 +435,11 @@ def _spread(values: Sequence[float]) -> float:
 
 def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
     total_us = math.fsum(part.weight_us for part in parts)
-    missing = [
-        Unmeasured(
-            part.operator_id,
-            part.short_name,
-            part.label,
-            part.count,
-            part.weight_us / total_us if total_us else 0.0,
-            part.reason or ("no reading" if part.in_scope else NOT_IN_SCOPE),
-        )
-        for part in parts
-        if part.reading is None
-    ]
+    missing = []
+    for part in (part for part in parts if part.reading is None):
+        share = part.weight_us / total_us if total_us else 0.0
+        reason = part.reason or ("no reading" if part.in_scope else NOT_IN_SCOPE)
+        missing.append(Unmeasured(part.operator_id, part.short_name, part.label, part.count, share, reason))
     return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
 
 
@@ -618,9 +600,8 @@ def _at_model_temperature(chosen: Chosen, reading: ReadingView, wholes: Sequence
     model_c = [whole.temperature_c for whole in wholes if whole.temperature_c is not None]
     if not chosen.energy or not model_c or reading.temperature_c is None or chosen.used != "steady":
         return chosen
-    if "rough" in reading.flags and reading.details.ticks == 2:
-        return chosen
-    if any(one.power_throttled for one in (reading, *wholes)):
+    first_step = "rough" in reading.flags and reading.details.ticks == 2
+    if first_step or any(one.power_throttled for one in (reading, *wholes)):
         return chosen
     per_c = (math.fsum(model_c) / len(model_c) - reading.temperature_c) * chosen.energy.value
     return replace(

@@ -123,20 +123,28 @@ def _why_meaningless(found: Verdict) -> str:
     """Say why the readings do not represent the model; "" if they do.
 
     Either most readings, or a whole, were disturbed; or they did not converge, and the half-width of the sum or whole
-    exceeds the allowed gap. The size of the gap itself is not considered, because it is uncertain.
+    exceeds the allowed gap (the reason names the less precise side). The size of the gap itself is not considered,
+    because it is uncertain.
     """
     for flag, what in DISTURBED.items():
         if which := _mostly(found, flag):
             return f"{what} during {which}, so no gap is shown. {REPEAT}"
-    uncertainty = max((gap.half_width / ((1 + gap.value) or 1.0) for _, _, gap in _compared(found)), default=0.0)
-    if uncertainty > 1 - found.target and (why := next(_not_converged(found), "")):
+    wide = [(gap.half_width / ((1 + gap.value) or 1.0), pair) for _, pair, gap in _compared(found)]
+    uncertainty, pair = max(wide, key=lambda one: one[0], default=(0.0, None))
+    if uncertainty > 1 - found.target and (why := next(_not_converged(found, pair), "")):
         return f"{why} The gap would be uncertain by ± {percent(uncertainty)}."
     return ""
 
 
-def _not_converged(found: Verdict) -> Iterator[str]:
-    """Report that most readings, or a whole, ended at the time limit."""
-    if which := _mostly(found, "not_converged"):
+def _not_converged(found: Verdict, of: Comparison | None = None) -> Iterator[str]:
+    """Report that most readings, or a whole, ended at the time limit. `of`: only those of its less precise side."""
+    if (which := _mostly(found, flag := "not_converged")) and of and of.whole and of.paired is None:
+        wholes = sum(flag in reading.flags for reading in _readings(found))
+        tuples = found.flags[flag] - wholes
+        which = f"{tuples} of {found.measured} tuples" if tuples else ""
+        if of.total.relative < of.whole.relative:
+            which = "the whole model's reading" if wholes else ""
+    if which:
         why = "other programs used this card or CPU, or the windows were too short"
         yield f"{which[0].upper()}{which[1:]} did not converge: {why}. {REPEAT}"
 

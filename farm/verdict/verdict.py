@@ -124,10 +124,8 @@ def sums_of(rows: Iterable[TupleRow], before: Sums | None = None) -> Sums:
     """Sum tuples by operator type, and add them to the sums of other tuples."""
     sums = {name: Counter[Any](one) for name, one in (before or {}).items()}
     for row in rows:
-        read, figures = (
-            row.time_us is not None,
-            {"time_us": row.total_us, "energy_mj": row.calls * (row.energy_mj or 0)},
-        )
+        read = row.time_us is not None
+        figures = {"time_us": row.total_us, "energy_mj": row.calls * (row.energy_mj or 0)}
         figures |= {name: row.calls * getattr(row, name) for name in ("flops", "bytes_moved", "estimated_us")}
         figures |= {"tuples": 1, "measured_tuples": +read, "without_energy": +(read and row.energy_mj is None)}
         sums.setdefault(row.short_name, Counter()).update(figures | {"calls": row.calls})  # type: ignore[arg-type]

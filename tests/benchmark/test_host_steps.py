@@ -181,7 +181,12 @@ def test_what_runs_on_the_host_costs_a_card_nothing():
 
     with present():
         found = capture_calls(Scaled(), (on_card(torch.randn(3)),), device_type="cuda")
-    assert [spec.operator for spec in found.tuples.values()] == ["torch.div"]
+    (spec,) = found.tuples.values()
+    assert spec.operator == "torch.div"
+    assert spec.arguments[1:] == (8.0,), (
+        "a card multiplies by the reciprocal of a number, but divides by its own tensors"
+    )
+    assert predict(Scaled(), (torch.randn(3),), device_type="cuda").tuples == found.tuples
     assert not found.gaps
 
 

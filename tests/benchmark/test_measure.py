@@ -13,7 +13,7 @@ import torch
 
 from farm.benchmark.clock import DUTIES
 from farm.benchmark.measure import Bench, own_processes
-from farm.benchmark.window import FLOOR_TICKS
+from farm.benchmark.window import FIRST_STEP, FLOOR_TICKS
 from farm.devices.lock import register_process
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -84,7 +84,7 @@ def test_a_rough_reading_ends_with_the_first_step_of_the_counter_that_is_precise
     assert "rough" in reading.flags
     assert (reading.details.ticks, reading.details.canary) == (2, None)
     assert reading.window_s < 0.15
-    assert reading.energy_half_width_mj == pytest.approx(0.07 * reading.energy_mj, rel=0.02)
+    assert reading.energy_half_width_mj == pytest.approx(FIRST_STEP * reading.energy_mj, rel=0.02)
     narrower = read(FakeDevice(tick_s=0.1), stopping=Stopping().allowing(0.02))
     assert narrower.details.ticks > 2
     assert "rough" not in read(FakeDevice(tick_s=0.1), stopping=Stopping().allowing(0.01)).flags

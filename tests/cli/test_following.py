@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
+from cli.follow import preview
+from cli.options import options_of_run
+from cli.output import Interrupted
+from cli.run import interruptible, measure
+from farm.devices.device import Card
+from farm.jobs.create import JobPreview
+from farm.jobs.jobs import done_entries
 from farm.jobs.rounds import close_known_rounds
 from farm.requests.partial_request import PartialRequest
+from farm.requests.partial_request import complete as complete_request
+from farm.store.tables import Job
+from farm.types.protocol import Stopping
 from tasks.submissions import PlannedJob, Submissions
 from tests.planned import claim, complete, items_of, plan, register, sweep
 
@@ -25,3 +37,41 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
         (other.partial, ""),
     ]
     assert submissions.shown_ids == [job_id]
+
+
+def test_a_preview_of_a_short_job_does_not_take_0_s(capsys):
+    job, submissions = PlannedJob(PartialRequest(), sweep(1), [Card("CARD-1", "cpu", "a card", 1)]), Submissions(print)
+    preview([(job, JobPreview("ReLU", ("CARD-1",), 1, 1, 1, 0, 0.28))], submissions, as_json=False)
+    assert "1 to measure, at least 280 ms" in capsys.readouterr().out
+
+
+def test_a_rougher_job_does_not_do_an_entry(database):
+    (card,) = register(database, 0)
+    quick = sweep(1).replace(stopping=Stopping(maximum_s=0.5, time_half_width=0.03, energy_half_width=0.06))
+    job_id = plan(database, [card])
+    with database.write() as session:
+        job = session.get_one(Job, job_id)
+        job.request = {**job.request, "stopping": quick.stopping.to_json()}
+    complete(database, claim(database, items_of(database, job_id)[0]), card)
+    close_known_rounds(database, job_id, 1)
+    with database.read() as session:
+        assert done_entries(session, [quick]) == {quick.id: job_id}
+        assert done_entries(session, [quick.replace(stopping=Stopping())]) == {}
+
+
+def test_quick_overrides_the_precision_of_a_file(tmp_path):
+    (tmp_path / "jobs.yml").write_text("- {model: resnet18, within: 1%, stopping: {maximum_s: 9}}")
+    (request,) = options_of_run(f"-f {tmp_path}/jobs.yml --quick").requests()
+    assert complete_request(request, "cpu", target=0.95).stopping.maximum_s == 0.5
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_an_interruption_says_what_is_kept(database, kind):
+    def batches():
+        raise KeyboardInterrupt
+        yield
+
+    card = Card("CARD-1", kind, "a card", 1)
+    with pytest.raises(Interrupted, match="the same command continues") as told:
+        interruptible(lambda ending: measure(database, batches(), [card], Submissions(print), ending))
+    assert ("Items that were not stored are timed again" in str(told.value)) == (kind == "cpu")

@@ -128,3 +128,4 @@ def test_the_whole_of_an_own_model_has_the_revision_of_its_source(farm, tmp_path
     with database.read() as session:
         (row,) = history(session, "my_net")
     assert (row["revision"], row["dirty"]) == (commit, False)
+    assert row["title"] == "my_net 2x8 float32", "the sizes of its example inputs"

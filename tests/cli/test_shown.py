@@ -170,6 +170,8 @@ def test_progress_shows_items_cards_and_time_left():
         assert expected in found
     assert "done in 1 min 15 s" in found
     assert follow.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
+    cancelled = progress("cancelled", counts={"done": 30, "failed": 1, "cancelled": 30}, round=1)
+    assert follow.progress_line(cancelled).endswith("31/61 12 reused, 1 failed, 30 cancelled after 1 min 15 s")
 
 
 def test_without_a_terminal_several_jobs_have_a_line_each_at_their_end_and_one_line_in_a_minute(capsys):

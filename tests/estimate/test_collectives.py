@@ -15,6 +15,7 @@ from farm.estimation.readings import needed_tuple
 from farm.models import catalog
 from farm.operators.collectives import collective_tuple
 from farm.store import tables
+from farm.types.format import TIME, quantity
 from farm.types.reading import Place
 from farm.types.tuple import Cost
 from tests.report import filled
@@ -178,6 +179,11 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
     width, width_before = (one.time.high - one.time.low for one in (found, before))
     assert width > width_before
     assert "medians of 1 whole split model on 2 cards" in found.notes[0]
+    store_effects(database, variant(256, tensor_parallel=2), taken, later_us=-1.5, added_us=-3.0)
+    with database.read() as session:
+        less = query.estimate(session, wanted)
+    size = quantity(-less.ranks_time.value, TIME)
+    assert less.notes[0].startswith(f"Calls take {size} less in ranks than alone")
     assert set(overlapping) == {"operator below 20 µs"}, "how much of a collective a training step hides is unknown"
 
 
@@ -187,4 +193,5 @@ def test_without_whole_split_models_in_the_own_database_those_of_the_package_sho
     with database.read() as session:
         found = EstimateQuery("H200").estimate(session, wanted)
     assert 0.2 * found.tuples < found.ranks_time.value < 0.5 * found.time.value
-    assert "operator below 20 µs +0." in found.notes[0]
+    size = quantity(found.ranks_time.value, TIME)
+    assert found.notes[0].startswith(f"Calls take {size} longer in ranks than alone: medians of 10 whole split models")

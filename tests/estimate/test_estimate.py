@@ -8,7 +8,8 @@ import json
 import pytest
 from sqlmodel import select
 
-from farm.errors import UsageError
+from farm.api import queries
+from farm.errors import NoReadings, UsageError
 from farm.estimation.estimate import _summed, estimate
 from farm.estimation.query import EstimateQuery
 from farm.estimation.readings import SelectedReadings, card_model_named, tuples_of
@@ -129,6 +130,41 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     assert "count with a lower bound (the roofline)" in predicted.incomplete_reason
     assert predicted.predictor == "roofline"
     assert (predicted.total_time.low, predicted.total_energy) == (None, None)
+
+
+def test_the_default_batch_is_that_of_a_run_on_such_a_card(database, farm, monkeypatch):  # noqa: F811
+    filled.fill(database, catalog.variant("resnet18", 4, input_size=64), card="CPU-0", protocol=Protocol("eager"))
+    with database.write() as session:
+        session.exec(select(tables.CardRow)).one().kind = "cpu"
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    assert "resnet18 4x64 float32\n" in farm("estimate", "resnet18", "--input-size", "64").stdout
+    assert queries.estimate("resnet18", input_size=64).variant.batch == 4
+    assert "resnet18 32x64 float32\n" in farm("estimate", "resnet18", "--input-size", "64", "--card", "H100").stdout
+
+
+def test_doubtful_readings_are_left_out_and_counted(database, farm, monkeypatch):  # noqa: F811
+    filled.fill(database)
+    with database.write() as session:
+        whole, *others = session.exec(select(tables.ReadingRow).order_by(tables.ReadingRow.subject_kind.desc())).all()
+        whole.flags = ["canary_off", "throttled_power"]
+        for row in others[:2]:
+            row.flags = ["canary_off", "shared"]
+    found = asked(database)
+    assert (found.whole_time, len(found.missing)) == (None, 2)
+    told = "3 doubtful readings of the model or its tuples (canary_off and shared ×2, canary_off ×1)"
+    assert found.to_json()["left_out"] == told
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    about = ("estimate", filled.VARIANT.model, "--input-size", "64", "--card", "H200", "--fill", "none", "-b")
+    for batch in (str(filled.VARIANT.batch), f"1,{filled.VARIANT.batch}"):
+        assert told in farm(*about, batch).stdout
+    with database.write() as session:
+        for row in session.exec(select(tables.ReadingRow)).all():
+            row.flags = ["canary_off"]
+    with pytest.raises(NoReadings) as refused:
+        asked(database)
+    assert f". Left out: {len(others) + 1} doubtful readings" in refused.value.message
 
 
 def test_two_software_are_never_mixed(database):

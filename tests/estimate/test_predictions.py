@@ -123,6 +123,7 @@ def test_at_a_terminal(own, database):
     for some in (*words, "90 % interval)"):
         assert some in said.stdout
     assert "95 %" not in said.stdout
+    assert "    (90 % interval)\n" in said.stdout, "the head of the table of predicted tuples"
     first, *_ = (line.split() for line in said.stdout.splitlines()[1:])
     assert first[0] == "time"
     assert float(first[1]) == pytest.approx(json.loads(own(*MODEL, "--json").stdout)["time_us"], rel=0.01)
@@ -207,6 +208,7 @@ def test_a_plan_is_a_measurement_file_of_what_is_most_unsure(own, tmp_path):
     said = own(*arguments, "--out", str(file))
     assert said.code == 0, said.stderr
     assert "2 tuples, 100.0 % of the uncertainty" in said.stdout
+    assert "(90 % interval)" in said.stdout
     found = json.loads(own(*arguments, "-n", "1", "--json").stdout)
     assert len(found["tuples"]) == 1 <= found["unsure"] + 1
     partials = measurement_file.load([file])

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from farm.errors import NoSuchCard, UsageError
-from farm.jobs import cards, jobs
+from farm.jobs import cards, jobs, listing
 from farm.jobs.items import Claim
 from farm.settings import settings
 from farm.store import tables
@@ -165,4 +165,6 @@ def test_progress_counts_what_is_left(any_database, two_cards):
     assert jobs.cancel(any_database, job_id) == 2
     assert jobs.cancel(any_database, job_id) == 0
     with any_database.read() as session:
-        assert session.get_one(tables.Job, job_id).state == "cancelled"
+        progress, (row,) = jobs.progress(session, job_id), listing.jobs(session, 1)
+    assert (progress.state, progress.closed, progress.total) == ("cancelled", 1, 3)
+    assert (row["closed"], row["items"]) == (1, 3)

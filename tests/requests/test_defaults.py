@@ -33,7 +33,7 @@ def test_what_was_said_wins_also_when_it_is_false_or_zero():
         (PartialRequest(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
         (PartialRequest(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
         (PartialRequest(model="resnet18", input_size=0), "cpu", "not 0 px"),
-        (PartialRequest(), "cpu", "No model is given"),
+        (PartialRequest(), "cpu", "A job needs either a model or a sweep"),
         (PartialRequest(model="resnet18", within=0.01), "cpu", "--within and --budget need a GPU"),
         (PartialRequest(model="resnet18", within=1.0), "cuda", "--within is 1; it must be above 0 and below 1"),
         (PartialRequest(model="resnet18", budget_s=-1.0), "cuda", "--budget is -1"),

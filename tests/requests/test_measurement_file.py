@@ -86,6 +86,12 @@ measurements:
     assert complete(request, "cpu", target=0.95).title == "kernels"
 
 
+def test_numbers_may_have_the_units_of_the_command_line():
+    text = "- {model: a, within: 1%, target: 90%, stopping: {maximum_s: 2min}}\n- {model: a, budget_s: 60s}"
+    first, second = parse(text, "jobs.yml")
+    assert (first.within, first.target, first.maximum_s, second.budget_s) == (0.01, 0.9, 120.0, 60.0)
+
+
 def test_several_files_make_one_list_without_repeats(tmp_path):
     first, second = tmp_path / "a.yml", tmp_path / "b.yml"
     first.write_text("- model: resnet18\n- model: resnet34\n")
@@ -101,6 +107,7 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- model: 'a\n", "this is not YAML"),
         ("\t- a", "this is not YAML"),
         ("- model: a\n---\n- model: b\n", "this is not YAML"),
+        ("- {model: a, within: wide}", "is 'wide'; it must be a number, with or without a unit (1%, 60s)"),
         ("just words", "must be a list of measurements"),
         ("[]", "the list has no entry"),
         ("measurements: 3", "measurements must be a list"),

@@ -37,4 +37,5 @@ def test_percentages_do_not_round_up_to_complete():
 def test_counts_and_spans():
     assert count_of(4.09e9, "FLOP") == "4.09 GFLOP"
     assert count_of(12, "B") == "12 B"
+    assert [span(s) for s in (0, 0.28, 0.6)] == ["0 s", "280 ms", "1 s"]
     assert [span(s) for s in (8, 200, 7500, 270000, None)] == ["8 s", "3 min 20 s", "2 h 5 min", "3 d 3 h", "–"]

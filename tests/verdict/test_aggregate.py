@@ -183,13 +183,30 @@ def test_readings_that_did_not_converge_are_said_with_what_to_do():
     assert reason.startswith("The whole model's reading did not converge")
 
 
+@pytest.mark.parametrize(
+    ("tuple_half", "whole_half", "why"),
+    [
+        (3.0, 0.5, "1 of 3 tuples did not converge"),
+        (0.5, 3.0, "The whole model's reading did not converge"),
+    ],
+)
+def test_the_less_precise_side_of_a_gap_is_named(tuple_half, whole_half, why):
+    loose = {"flags": ("not_converged",)}
+    parts = [part(read=reading(20, tuple_half, **loose)), part("add", read=reading(5)), part("ReLU", read=reading(5))]
+    (reason,) = judge(parts, reading(30, whole_half, energy_mj=6, **loose)).reasons
+    assert reason.startswith(why)
+    assert "The gap would be uncertain by" in reason
+    parts = [part(name, read=reading(10, 0.3, **loose)) for name in ("Conv2d", "add", "ReLU")]
+    assert judge(parts, reading(30, 3.0, energy_mj=6)).outcome == "pass"  # the whole is wide, but has converged
+
+
 @pytest.mark.parametrize("whole_us", [100, 31])
 @pytest.mark.parametrize(
     ("flag", "half", "why"),
     [
         ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings, so no gap is shown."),
         ("shared", 0.0, "Other processes computed on the card during 2 of 3 readings"),
-        ("not_converged", 2.0, "2 of 3 readings did not converge"),
+        ("not_converged", 2.0, "2 of 2 tuples did not converge"),
     ],
 )
 def test_readings_that_were_disturbed_give_no_verdict_and_no_gap_however_wide_it_is(whole_us, flag, half, why):

@@ -93,6 +93,19 @@ def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
     assert half_width(120.0) == pytest.approx(15 + 0.2)  # a replay that disagrees widens the interval
 
 
+def test_the_addresses_of_a_replay_count_in_the_sum_and_those_of_the_whole_in_the_gap():
+    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=CONTEXT)))
+    places = {"relu": Place(0.5, 0.0, calls=10)}
+    replay = InOrder(105.0, 0.0, 400.0, 0.0)
+    details = Details(found_again=0.0, places=places, in_order=replay, layouts_half_width_us=2.1)
+    whole = reading(105.0, time_half_width_us=0.0, details=details)
+    verdict = aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph")
+    off = abs(verdict.time.total.value - 105)
+    assert verdict.time.total.half_width == pytest.approx(off + verdict.time.total.value * 0.02 / math.sqrt(2))
+    assert verdict.time.gap.half_width == pytest.approx(off / 105 + 0.02, rel=0.01)
+    assert verdict.power.between == 0
+
+
 def test_weights_that_stay_in_the_cache_are_not_fetched():
     assert choose(reading(details=Details(context=CONTEXT, copies=9)), [whole(1)]).time.value == pytest.approx(105 - 20)
     assert choose(reading(details=Details(context=CONTEXT, copies=1)), [whole(1)]).time.value == pytest.approx(105)
