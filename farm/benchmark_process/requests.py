@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import TypeAdapter
-
 from farm.slow_memory.transfers import AsRun, Move, Wire
+from farm.types.fields import adapter
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading, Verification
 
@@ -119,7 +118,8 @@ class PlannedStepRequest(SubjectRequest[AsRun]):
 
 def to_json(value: Any) -> Any:
     """A request or an answer as JSON values (dicts, lists, strings, numbers)."""
-    return value.to_json() if hasattr(value, "to_json") else TypeAdapter(type(value)).dump_python(value, mode="json")
+    kind: Any = type(value)
+    return value.to_json() if hasattr(value, "to_json") else adapter(kind).dump_python(value, mode="json")
 
 
 def from_json(kind: Any, data: Any) -> Any:
@@ -129,4 +129,4 @@ def from_json(kind: Any, data: Any) -> Any:
         ValueError: the JSON does not match the type; pydantic's message names the field.
         FarmError: a field has a value that is not allowed.
     """
-    return kind.from_json(data) if hasattr(kind, "from_json") else TypeAdapter(kind).validate_python(data)
+    return kind.from_json(data) if hasattr(kind, "from_json") else adapter(kind).validate_python(data)
