@@ -29,7 +29,8 @@ READS = 200  # least number of pieces that one graph reads: the graph's launch t
 PIECE_REPLAYS = 5
 
 SIZE = 1024  # matrix size in `other_operators`: enough blocks for every multiprocessor
-LEAST_PASSES, PASSES, ROUGH_PASSES = 4, 24, 8  # in one graph with events; most, and most for a rough reading
+LEAST_PASSES, PASSES = 4, 24  # least and most passes in one graph with events
+ROUGH_PASSES = 8  # most of them for a rough reading
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events

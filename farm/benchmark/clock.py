@@ -23,8 +23,8 @@ from farm.devices.device import Device
 from farm.types.reading import Burst
 
 QUEUED_S = 0.024  # duration of the work that is queued on a GPU: a busy host does not starve the GPU
-#: The mean pause before a round: this share of a round, but at most so many seconds.
-PAUSE = (0.02, 1e-4)
+PAUSE_SHARE = 0.04  # longest pause before a round, as a share of the round
+LONGEST_PAUSE_S = 2e-4  # but no pause is longer
 CYCLES_PER_S = 1.7e9  # about the clock of a GPU: events measure how long a pause was
 EAGER_S = 0.3  # duration of the eager passes that show the cost of launching
 EAGER_LEAST = 4  # least number of eager passes
@@ -60,6 +60,7 @@ class Clock:
         self._waiting: collections.deque[tuple[torch.cuda.Event, torch.cuda.Event, int, bool]] = collections.deque()
         self._last: torch.cuda.Event | None = None
         self.pauses = False
+        self._longest_pause_s = min(PAUSE_SHARE * workload.round_s, LONGEST_PAUSE_S)
         self._random = random.Random(0)
 
     def step(self) -> None:
@@ -76,9 +77,7 @@ class Clock:
         begin = self._waiting[-1][1] if self._waiting else self._last
         late = bool(self._waiting) and begin.query()
         if self.pauses:
-            share, most_s = PAUSE
-            longest_s = 2 * min(share * self.workload.round_s, most_s)
-            torch.cuda._sleep(round(self._random.uniform(0, longest_s) * CYCLES_PER_S))
+            torch.cuda._sleep(round(self._random.uniform(0, self._longest_pause_s) * CYCLES_PER_S))
             begin = _event()
         current.launch()
         self._waiting.append((begin, _event(), current.passes, late))
@@ -99,12 +98,6 @@ class Clock:
         self.done.append(TimedRound(time.perf_counter(), took_s, passes, late, paused_s=paused_s))
         self._last = end
 
-    def paused_share(self, begin_s: float, end_s: float) -> float:
-        """The share of the time from `begin_s` to `end_s` in which the card paused between rounds."""
-        rounds = self.between(begin_s, end_s)
-        paused_s = math.fsum(one.paused_s for one in rounds)
-        return paused_s / (paused_s + math.fsum(one.took_s for one in rounds)) if paused_s else 0.0
-
     def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
         """The rounds that ended after `begin_s` and not later than `end_s`."""
         return [entry for entry in self.done if begin_s < entry.done_s <= end_s]
@@ -122,10 +115,16 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
     return [entry.took_s / entry.passes * 1e6 for entry in rounds]
 
 
-def starved_share(rounds: Sequence[TimedRound]) -> float:
-    """The share of the total time in which the card waited for the host (0 to 1): the extra time of late rounds, and
-    of the pauses before them.
+def paused_share(rounds: Sequence[TimedRound]) -> float:
+    """The share of the total time in which the card paused between rounds (0 to 1)."""
+    paused_s = math.fsum(one.paused_s for one in rounds)
+    return paused_s / (paused_s + math.fsum(one.took_s for one in rounds)) if paused_s else 0.0
 
+
+def starved_share(rounds: Sequence[TimedRound]) -> float:
+    """The share of the total time in which the card waited for the host (0 to 1).
+
+    It is the time that late rounds take longer than others, and the part of their pauses above `LONGEST_PAUSE_S`.
     1.0 if all rounds were late: the host is slower than the card, by an unknown amount.
     """
     if not any(entry.late for entry in rounds):
@@ -136,7 +135,7 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     usual_s = statistics.median(in_time_s)
     late = [entry for entry in rounds if entry.late]
     lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in late)
-    lost_s += math.fsum(max(0.0, entry.paused_s - 2 * PAUSE[1]) for entry in late)
+    lost_s += math.fsum(max(0.0, entry.paused_s - LONGEST_PAUSE_S) for entry in late)
     return lost_s / math.fsum(entry.took_s + entry.paused_s for entry in rounds)
 
 

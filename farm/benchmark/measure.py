@@ -22,7 +22,7 @@ from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import PASSES, ROUGH_PASSES, InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
-from farm.benchmark.clock import Clock, eager_time_us, measure_bursts
+from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, paused_share
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
@@ -480,8 +480,7 @@ class Bench:
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
             if gate.pauses and self._may_pause(workload):
-                capped_share = sampler.window(start_s, time.perf_counter()).throttle_shares.get("power_cap", 0.0)
-                clock.pauses = capped_share < window.THROTTLED_SHARE
+                clock.pauses = not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             settled_s = until_s + stopping.minimum_s
@@ -491,14 +490,15 @@ class Bench:
                 slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
         power = gate.power(sampler, begin_s, end_s)
-        paused_share = clock.paused_share(power.begin_s, power.end_s)
+        rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
+        paused = paused_share(rounds)
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
         known = capabilities - (frozenset() if self.knows_processes else {"compute_processes"})
         steady = window.SteadyWindow(
             workload=workload,
-            rounds=clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:],
-            power=power.of_passes(paused_share, self.levels.base_power_w),
+            rounds=rounds,
+            power=power.of_passes(paused, self.levels.base_power_w),
             seen=seen,
             converged=converged,
             ceiling_s=stopping.maximum_s,
@@ -516,13 +516,16 @@ class Bench:
             self.levels,
             sampler.trace((power.begin_s, power.end_s)),
             threads=None if self.cuda else torch.get_num_threads(),
-            paused_share=round(paused_share, 4) or None,
+            paused_share=round(paused, 4) or None,
             sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
         )
 
     def _may_pause(self, workload: Workload) -> bool:
-        """True if the power of the passes follows from that of a window with pauses: pauses begin and end on the card,
-        have a known power, and the card tells whether it is at the power limit."""
+        """True if the windows of a workload may have pauses.
+
+        Graphs queue the pauses on the card, so they do not depend on the host. The power in a pause must be known, and
+        whether the card is at its power limit. The ranks of a group make no pauses, because they would wait.
+        """
         tells = "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
         return self.cuda and workload.replayed and tells and ranks.world() == 1
 

@@ -24,6 +24,7 @@ from farm.benchmark.intervals import power_of_ticks, slope, time_average
 from farm.devices.device import Device
 from farm.types.reading import Trace
 
+THROTTLED_SHARE = 0.05  # of the samples: a smaller share with a throttle reason does not count
 BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001
 SLOW_PAUSE_S = 0.1
@@ -63,6 +64,10 @@ class SampledWindow:
     memory_temperature_c: float | None = None
     throttle_shares: Mapping[str, float] = field(default_factory=dict)  # reason -> share of the samples with it
     foreign_processes: frozenset[int] = frozenset()  # ids of other processes on the card
+
+    def throttled(self, *reasons: str) -> bool:
+        """True if one of these reasons slowed the card during a relevant share of the window."""
+        return any(self.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
 
 class Sampler:

@@ -19,7 +19,6 @@ from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
 from farm.types.reading import CPU_METHOD, METHOD, Reading, TimeFigure, Trace
 
-THROTTLED_SHARE = 0.05  # flag the reading if a throttle reason is in a larger share of the samples
 STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window
 BUSY = 0.5  # flag it if a CPU did other work during a larger share of the window
 DRIFT = 0.03  # flag it if the power of the window's halves differs by a larger share
@@ -187,18 +186,15 @@ class SteadyWindow:
             "starved": self.starved_share > STARVED,
             "shared": bool(self.foreign),
             "busy_host": (self.waited_share or 0.0) > BUSY,
-            "throttled_power": self._throttled("power_cap"),
-            "throttled_thermal": self._throttled(*THERMAL),
-            "throttled_other": self._throttled(*OTHER_SLOWDOWNS),
+            "throttled_power": self.seen.throttled("power_cap"),
+            "throttled_thermal": self.seen.throttled(*THERMAL),
+            "throttled_other": self.seen.throttled(*OTHER_SLOWDOWNS),
             "no_energy": not known,
             "lesser_power_source": known and power.source not in ("energy_counter", "rapl"),
             "power_disagrees": apart > DISAGREE,
             "drifting": known and abs(power.drift) > DRIFT,
         }
         return tuple(sorted(name for name, so in holds.items() if so))
-
-    def _throttled(self, *reasons: str) -> bool:
-        return any(self.seen.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
     @property
     def time_us(self) -> tuple[float, float, TimeFigure]:
@@ -240,7 +236,7 @@ class SteadyWindow:
             sm_clock_mhz=seen.sm_clock_mhz,
             memory_clock_mhz=seen.memory_clock_mhz,
             temperature_c=seen.temperature_c,
-            throttle_reasons=tuple(name for name in seen.throttle_shares if name != "idle" and self._throttled(name)),
+            throttle_reasons=tuple(name for name in seen.throttle_shares if name != "idle" and seen.throttled(name)),
             flags=flags,
             details=dataclasses.replace(
                 self.workload.details,

@@ -300,20 +300,23 @@ def estimate(
         why = unfilled + (f". Left out: {doubtful}" if doubtful else "")
         raise _no_readings(Request(variant=variant, protocol=protocol.with_data(data)), where, why)
     found = _from_readings(variant, card_model, protocol, software, needed, weight, selected)
-    if notes and found.missing:
-        found = replace(found, notes=(*notes, *found.notes))
+    notes = (*(notes if found.missing else ()), *found.notes)
     age_s = None if found.oldest_at_s is None else read_clock_s(session) - found.oldest_at_s
-    found = replace(found, memory=_memory(session, variant, card_model, needed), oldest_age_s=age_s, left_out=doubtful)
+    memory = _memory(session, variant, card_model, needed)
+    found = replace(found, notes=notes, memory=memory, oldest_age_s=age_s, left_out=doubtful)
     if predictor:
         of_cards, its_notes = _of_collectives(session, found, needed, card_model, protocol)
         found = _with_predictions(replace(found, notes=(*its_notes, *found.notes)), predictor, needed, of_cards)
     if variant.cards > 1 and not found.whole_time:
         found = _in_ranks(session, found, needed, protocol)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
-        number = f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
-        found = replace(found, incomplete_reason=f"{number} {why}.")
+        found = replace(found, incomplete_reason=f"{_missing_share(found)} {why}.")
     return found
+
+
+def _missing_share(found: Estimate) -> str:
+    return f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:

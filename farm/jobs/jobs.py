@@ -282,7 +282,8 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
-    """Return `Request.id` -> id of the newest job that is done, without failed items, and was at least as precise."""
+    """Return `Request.id` -> job id for the requests that a job has completed without failed items and with at least
+    the same precision. If several jobs have, it is the newest one."""
     wanted = {request.id: request for request in requests}
     asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
     with_failures = select(Item.job_id).where(

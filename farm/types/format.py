@@ -74,8 +74,10 @@ def count_of(number: float | None, unit: str) -> str:
 
 def span(seconds: float | None) -> str:
     """Format a duration: ``280 ms``, ``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
-    if seconds is None or 0 < seconds < 0.5:
-        return quantity(seconds and seconds * 1e6, TIME, 2)
+    if seconds is None:
+        return NOTHING
+    if 0 < seconds < 0.5:
+        return quantity(seconds * 1e6, TIME, 2)
     whole = max(0, round(seconds))
     for size, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from farm.benchmark.clock import PAUSE, Clock, TimedRound, starved_share
-from farm.benchmark.workload import Workload, WorkloadRound
+from farm.benchmark.clock import LONGEST_PAUSE_S, TimedRound, paused_share, starved_share
 
 
 def rounds(*took_ms: float, late: tuple[int, ...] = ()) -> list[TimedRound]:
@@ -30,17 +28,16 @@ def test_a_long_round_that_was_queued_in_time_is_the_cards_own() -> None:
 
 
 def test_a_wait_for_the_host_between_two_rounds_counts_beyond_the_longest_pause() -> None:
-    waited = [entry._replace(paused_s=0.002 + 2 * PAUSE[1]) for entry in rounds(2, 2, late=(0, 1))]
-    in_time = [entry._replace(paused_s=PAUSE[1]) for entry in rounds(2, 2)]
+    waited = [entry._replace(paused_s=0.002 + LONGEST_PAUSE_S) for entry in rounds(2, 2, late=(0, 1))]
+    in_time = [entry._replace(paused_s=LONGEST_PAUSE_S / 2) for entry in rounds(2, 2)]
     total_s = sum(entry.took_s + entry.paused_s for entry in (*waited, *in_time))
     assert starved_share([*waited, *in_time]) == pytest.approx(0.004 / total_s)
     assert starved_share(in_time) == 0
 
 
-def test_the_share_of_pauses_is_that_of_the_rounds_within_a_time() -> None:
-    clock = Clock(Workload([WorkloadRound(lambda: None, 1)], torch.device("cpu"), round_s=0.01))
-    assert clock.paused_share(0.0, 9.0) == 0
-    clock.done = [TimedRound(1.0, 0.9, 1, paused_s=0.1), TimedRound(2.0, 0.6, 1, paused_s=0.4), TimedRound(3.0, 1.0, 1)]
-    assert clock.paused_share(0.5, 1.5) == pytest.approx(0.1)
-    assert clock.paused_share(0.5, 2.5) == pytest.approx(0.25)
-    assert clock.paused_share(2.5, 3.5) == 0
+def test_the_share_of_pauses_is_that_of_the_time_of_the_rounds_and_of_their_pauses() -> None:
+    assert paused_share([]) == paused_share(rounds(2, 2)) == 0
+    one = TimedRound(1.0, 0.9, 1, paused_s=0.1)
+    assert paused_share([one]) == pytest.approx(0.1)
+    assert paused_share([one, TimedRound(2.0, 0.6, 1, paused_s=0.4)]) == pytest.approx(0.25)
+    assert paused_share([one, TimedRound(3.0, 1.0, 1)]) == pytest.approx(0.05)
