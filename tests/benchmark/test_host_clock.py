@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import contextlib
 import os
 import subprocess
 import sys
@@ -139,16 +140,16 @@ def crowded_core() -> Iterator[None]:
     """One core for this process and three busy ones."""
     allowed = os.sched_getaffinity(0)
     core = min(allowed)
-    busy = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(3)]
-    os.sched_setaffinity(0, {core})
-    try:
+    busy = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()  # it is busy from now on
+        stack.callback(os.sched_setaffinity, 0, allowed)
+        os.sched_setaffinity(0, {core})
         yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.usefixtures("crowded_core")
