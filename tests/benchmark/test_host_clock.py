@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-import contextlib
 import os
 import subprocess
 import sys
