@@ -33,7 +33,8 @@ LEAST_PASSES, PASSES, ROUGH_PASSES = 4, 24, 8  # least and most passes in one gr
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
-REPLAYS, ROUGH_REPLAYS = 6, 3  # counted replays; one warm-up replay comes before them
+LEAST_REPLAYS, REPLAYS = 3, 6  # least and most counted replays; one warm-up replay comes before them
+PRECISE = 0.002  # half-width of the effect, as a share of the time of a pass, with which the least number is enough
 LONGEST_S = 0.005  # longer passes are not timed: a few microseconds of cold caches do not matter to them
 UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`
 
@@ -191,9 +192,7 @@ def time_among_others(
     return InContext(
         alone_us=statistics.median(bare_us),
         effect_us=intervals.midmean(among_us) - intervals.midmean(alone_us),
-        effect_half_width_us=math.hypot(
-            *(intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))
-        ),
+        effect_half_width_us=half_width_us(),
         passes=len(among_us),
     )
 

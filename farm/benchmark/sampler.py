@@ -32,6 +32,8 @@ PROCESS_PAUSE_S = 0.25
 TICK_GUARD_S = 0.008  # frequent queries of the energy counter begin this long before its next expected change
 
 LAST_CHANGES = 9  # changes of the energy counter from which the time of the next one is expected
+UNUSUAL = 0.3  # a series with a longer or shorter step, as a share of the usual one, does not show the counter's period
+EARLIER = 0.1  # so much of a period the other changes may be seen less late than the one that they are numbered from
 PERIOD_ERROR = 0.001  # largest standard error of the energy counter's period, as a share of it, with which it is used
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
@@ -97,10 +99,11 @@ class CounterPeriod:
         return period_s if math.sqrt(rest / self._numbers) <= PERIOD_ERROR * period_s else None
 
     def learn(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
-        """Add consecutive changes: their times and the counter's new values."""
-        if len(times_s) < 3:
+        """Add consecutive changes: their times and the counter's new values. If one was seen very late, use none."""
+        steps_s = [b - a for a, b in itertools.pairwise(times_s)]
+        if len(steps_s) < 2 or any(abs(one_s / median(steps_s) - 1) > UNUSUAL for one_s in steps_s):
             return
-        numbers = self._numbered(times_s)
+        numbers = range(len(times_s))
         number, time_s = fmean(numbers), fmean(times_s)
         self._numbers += math.fsum((one - number) ** 2 for one in numbers)
         self._products += math.fsum((one - number) * (at - time_s) for one, at in zip(numbers, times_s, strict=True))
@@ -110,18 +113,22 @@ class CounterPeriod:
         self._scatter_regular += _scatter(numbers, energies_mj)
 
     def regular(self, times_s: Sequence[float]) -> list[float]:
-        """Move the times of consecutive changes to whole periods, as long as the period is known. Unit: s."""
+        """Move the times of changes to whole periods after the one that was seen least late. Unit: s.
+
+        If the period is not known, return the times as they are.
+        """
         if (period_s := self.period_s) is None or not times_s:
             return list(times_s)
-        numbers = self._numbered(times_s)
-        first_s = median(at - number * period_s for number, at in zip(numbers, times_s, strict=True))
-        return [first_s + number * period_s for number in numbers]
+        slack_s = EARLIER * period_s
 
-    def _numbered(self, times_s: Sequence[float]) -> list[int]:
-        """Number consecutive changes, from 0. A number is missing if no query came between two changes."""
-        steps_s = [b - a for a, b in itertools.pairwise(times_s)]
-        usual_s = self.period_s or (median(steps_s) if steps_s else 1.0)
-        return list(itertools.accumulate((max(1, round(step_s / usual_s)) for step_s in steps_s), initial=0))
+        def lateness_s(one_s: float) -> float:
+            return math.fsum((at - one_s + slack_s) % period_s for at in times_s)
+
+        one_s = min(times_s, key=lateness_s)
+        periods = (math.floor((at - one_s + slack_s) / period_s) for at in times_s)
+        numbers = list(itertools.accumulate(periods, lambda last, number: max(last + 1, number)))
+        least_s = min(at - number * period_s for number, at in zip(numbers, times_s, strict=True))
+        return [least_s + number * period_s for number in numbers]
 
 
 def _scatter(times: Sequence[float], energies: Sequence[float]) -> float:
@@ -268,7 +275,7 @@ class Sampler:
         """Query the sensors that are due; return the seconds until the next query."""
         energy = self._series["energy_mj"]
         now_s = begin_s = time.perf_counter()
-        if self.counts_energy and now_s >= self._expected_s - TICK_GUARD_S:
+        if self.counts_energy and (now_s >= self._expected_s - TICK_GUARD_S or self.period.period_s is None):
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:

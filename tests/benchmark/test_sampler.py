@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -170,6 +171,26 @@ def test_a_counter_that_changes_at_irregular_times_keeps_the_times_of_the_querie
     assert period.period_s is None
     seen = changes(lambda chance: chance.uniform(0, 0.05), 5, real=True)
     assert period.regular(seen[0]) == seen[0]
+
+
+def test_a_driver_that_other_programs_use_does_not_blur_the_power(virtual_time: VirtualTime) -> None:
+    chance = random.Random(1)
+
+    class Used(FakeDevice):
+        def energy_counter_mj(self) -> float | None:
+            virtual_time.now_s += 0.06 if chance.random() < 0.01 else chance.uniform(0.0, 0.005)
+            return super().energy_counter_mj()
+
+    device = Used(tick_s=0.1)
+    for _ in range(4):
+        with virtual_time.sampler(device) as sampler:
+            virtual_time.sleep(3.0)
+    times_s, _ = sampler.ticks()
+    assert len(times_s) >= 28
+    seen = [slope(*(values[k : k + 2] for values in sampler.ticks())).rate / 1e3 for k in range(len(times_s) - 1)]
+    used = [window_power(sampler, a, b, rough=True).power_w for a, b in itertools.pairwise(times_s)]
+    assert max(abs(power_w / 300 - 1) for power_w in seen) > 0.04
+    assert used == pytest.approx([300] * len(used), rel=0.002)
 
 
 def test_all_samplers_of_a_card_learn_the_period_of_its_counter(virtual_time: VirtualTime) -> None:
