@@ -230,11 +230,8 @@ class CliOptions:
 
 
 def options_of_run(text: str) -> CliOptions:
-    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype bfloat16".
-
-    Raises:
-        UsageError: a quotation mark is missing. Typer's errors: an option is wrong.
-    """
+    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype bfloat16". Raises
+    `UsageError` if a quotation mark is missing, and Typer's errors if an option is wrong."""
     given: list[CliOptions] = []
 
     def run(options: CliOptions) -> None:
