@@ -129,11 +129,8 @@ def open_job(
 
 
 def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:
-    """Describe how a user's own model differs from that of its newest earlier job; "" if it does not.
-
-    Args:
-        others: the variant ids of the model's other versions.
-    """
+    """Describe how a user's own model differs from that of its newest earlier job; "" if it does not. ``others``: the
+    variant ids of the model's other versions."""
     its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
     newest = session.exec(its.limit(1)).first()
     if newest is None or newest.variant_id not in others:

@@ -191,11 +191,8 @@ class ItemDriver:
         self.benchmark.close()
 
     def register(self) -> Software:
-        """Wait for the benchmark process, register the card with its software, and return the software.
-
-        Raises:
-            UnhealthyCard, Unmeasurable: see `check_health`.
-        """
+        """Wait for the benchmark process, register the card with its software, and return the software. Raises as
+        `check_health`."""
         software = check_health(self.benchmark)
         if software != self.software:
             card = self.benchmark.card
@@ -290,11 +287,8 @@ class ItemDriver:
             return ItemOutcome("failed", item.reason, item.message) if item else ItemOutcome("declined")
 
     def measure(self, claimed: Claim) -> Measured:
-        """Measure a claimed item in the benchmark process. For a whole, first verify its capture once per job.
-
-        Raises:
-            Unmeasurable: see `BenchmarkProcess.measure`.
-        """
+        """Measure a claimed item in the benchmark process. For a whole, first verify its capture once per job. Raises
+        as `BenchmarkProcess.measure`."""
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(
@@ -522,11 +516,8 @@ class Spool:
         self._stuck: set[Path] = set()  # files that this process could not move; `flush` skips them
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading atomically; return its file.
-
-        Raises:
-            OSError: the disk is full, or the folder is not writable.
-        """
+        """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or the folder is not
+        writable."""
         path = self.folder / f"{claimed.item_id}-{claimed.token}.json"
         about = {"card_id": card_id, "software_id": software_id}
         write_whole(path, {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about})
@@ -635,11 +626,8 @@ _PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping":
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write a JSON file atomically; create its folder if necessary.
-
-    Raises:
-        OSError: the disk is full, or the folder is not writable; no partial file is left.
-    """
+    """Write a JSON file atomically; create its folder if necessary. Raises `OSError`, and leaves no partial file, if
+    the disk is full or the folder is not writable."""
     make_private(path.parent)
     unfinished = path.with_suffix(".part")
     try:

@@ -434,12 +434,9 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases.
-
-    Args:
-        item_ids: the items whose messages the holder has. If it has no message of a claimed item, nobody measures the
-            item and its lease must end. None: all items of the holder.
-    """
+    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases. If
+    the holder has no message of a claimed item (``item_ids``; None: it has all), nobody measures the item and its lease
+    must end."""
     lease_until_s = database_now() + lease_s
     held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
     if item_ids is not None:
@@ -451,13 +448,11 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def renew_together(database: Database, held: Mapping[str, Collection[int]], lease_s: float) -> set[str]:
-    """Like `renew` for several living holders, in one transaction; return the holders whose card was seen.
+    """Like `renew` for several living holders, each with the items whose messages it has, in one transaction; return
+    the holders whose card was seen.
 
     Rows that another transaction has locked are left out: a process that hangs in it must not hold up other holders. So
     are leases that the next worker of the card has ended.
-
-    Args:
-        held: holder -> the items whose messages it has.
     """
 
     def free(table: Any, *which: Any) -> ColumnElement[bool]:

@@ -122,11 +122,8 @@ def create(
 
 
 def find(session: Session, job_or_prefix: str) -> Job:
-    """Return the job with this id, or the only job whose id has this prefix.
-
-    Raises:
-        NoSuchJob: no job or several jobs match, or the id is empty (for example an unset shell variable).
-    """
+    """Return the job with this id, or the only job whose id has this prefix. Raises `NoSuchJob` if no job or several
+    jobs match, or the id is empty (for example an unset shell variable)."""
     if not job_or_prefix.strip():
         raise NoSuchJob(
             "The id of a job is empty.", "Give the job's id or its first characters; `farm jobs` lists the ids."
@@ -260,11 +257,8 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
 
 
 def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
-    """Describe the first card that has open items of the job and does not work; "" if all cards work.
-
-    Args:
-        open_on: card id -> the number of the job's open items.
-    """
+    """Describe the first card that has open items of the job (``open_on``: card id -> their number) and does not work;
+    "" if all cards work."""
     views = {view.card.id: view for view in card_views(session, settings().heartbeat_s)}
     working = (tables.CardState.IDLE, tables.CardState.BUSY)
     waiting = (one for one in sorted(open_on.items()) if one[0] in views and views[one[0]].state not in working)
