@@ -176,14 +176,9 @@ class Estimate:
         return PerToken.of(self.variant, *((self.time, self.energy) if self.complete else (None, None)))
 
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
-        """Return ids of missing tuples to measure first: in the order of `narrowing`, or of cost if that is empty.
-
-        Args:
-            seconds: card time to spend. At least one tuple is returned.
-
-        Raises:
-            UsageError: every tuple has a reading, or the model is compiled or split over cards.
-        """
+        """Return ids of missing tuples to measure first, at least one: in the order of `narrowing`, or of cost if that
+        is empty. ``seconds``: card time to spend. Raises `UsageError` if every tuple has a reading, or the model is
+        compiled or split over cards."""
         if self.variant.cards > 1:
             raise UsageError("--measure and --budget measure on one card.", "Omit them, and measure the model.")
         if self.variant.compile:

@@ -399,13 +399,8 @@ def card_named(word: str) -> str:
 
 def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -> Fit:
     """Find the largest batch that fits. Memory is almost linear in the batch, so two known peaks give the next guess.
-
-    Args:
-        peak_of: returns the peak of a batch in bytes. It may raise `CaptureError` for a batch of 1.
-
-    Raises:
-        UsageError: not even the smallest batch fits.
-    """
+    ``peak_of`` returns the peak of a batch in bytes; it may raise `CaptureError` for a batch of 1. Raises `UsageError`
+    if not even the smallest batch fits."""
     peaks: dict[int, int] = {}
     fits, beyond, refused = 0, LARGEST_NUMBER + 1, False
     guess = start

@@ -200,10 +200,7 @@ def file_name(conditions: Conditions) -> str:
 
 def save(stored: StoredPredictor, path: Path) -> None:
     """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
+    Raises `UsageError` if a file cannot be written."""
     beside = path.with_suffix(".json")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
     unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, because `find` searches for *.json
@@ -241,11 +238,8 @@ def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def load(path: Path) -> StoredPredictor:
-    """Read a predictor from its .npz file.
-
-    Raises:
-        UsageError: there is no such file, it is not a predictor, or its features have another version.
-    """
+    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not a predictor, or its
+    features have another version."""
     about = _about(path.with_suffix(".json"))
     version = about.get("features_version")
     if (about.get("format"), version) != (FORMAT, call_features.VERSION):

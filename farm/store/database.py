@@ -190,11 +190,8 @@ class Database:
             )
 
     def check_writes(self) -> None:
-        """Check that the database accepts writes. Nothing is changed.
-
-        Raises:
-            DatabaseUnreachable: it does not, for example because it is a standby or the user has no right to write.
-        """
+        """Check that the database accepts writes; change nothing. Raises `DatabaseUnreachable` if it does not, for
+        example because it is a standby or the user has no right to write."""
         with self.write() as session:
             for table in (Item, CardRow, ReadingRow):
                 session.execute(sqlalchemy.update(table).where(sqlalchemy.false()).values(id=table.id))
@@ -203,11 +200,8 @@ class Database:
                 session.execute(sqlalchemy.insert(table).from_select(names, none))
 
     def upgrade(self) -> None:
-        """Create the tables in an empty database, or migrate an older schema to the newest.
-
-        Raises:
-            SchemaMismatch: the schema is newer or too old, or another program owns the tables; nothing was changed.
-        """
+        """Create the tables in an empty database, or migrate an older schema to the newest. Raises `SchemaMismatch`,
+        and changes nothing, if the schema is newer or too old, or another program owns the tables."""
         if self._is_sqlite:
             make_private(Path(self.url.database).parent)
         if self._readable_schema() == newest_schema():
