@@ -79,11 +79,9 @@ def open_job(
     card_ids: Sequence[str],
     *,
     tuples: Tuples | None = None,
-    title: str = "",
-    farm: str = "",
-    pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None,
+    **of_job: Any,
 ) -> OpenedJob:
     """Create the job of a request with its first round, without publishing it.
 
@@ -93,16 +91,15 @@ def open_job(
 
     Args:
         tuples: the tuples of a model, if the caller has called `tuples_of`.
-        title: the title of a model that is not in the catalog.
-        farm, pinned: see `jobs.create`.
-        grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
         ready: called between the capture and the query of the cards. It may wait for workers to start.
+        grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
+        of_job: farm, pinned, and the title of a model that is not in the catalog; see `jobs.create`.
 
     Raises:
         UnknownOperator, CaptureError: see `tuples_of`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
-    create = functools.partial(jobs.create, database, request, card_ids, farm=farm, pinned=pinned)
+    create = functools.partial(jobs.create, database, request, card_ids, **of_job)
     if request.sweep is not None:
 
         def begin(operator_ids: Sequence[str]) -> PlannedRound:
@@ -114,7 +111,7 @@ def open_job(
         tuples = tuples_of(database, request, card_ids)
     ready()
     assert request.variant is not None
-    title = title or title_of(request.variant)
+    title = of_job.get("title") or title_of(request.variant)
     with database.read() as session:
         if others := content.other_versions(session, request.variant):
             title = request.variant.with_version(title)

@@ -6,6 +6,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy
 from sqlmodel import Session, col, func, select
@@ -82,21 +83,18 @@ def create(
     request: Request,
     card_ids: Sequence[str],
     *,
-    scope: Sequence[str] = ("all",),
-    capture_id: int | None = None,
-    operator_ids: Sequence[str] = (),
     farm: str = "",
     pinned: bool = False,
-    whole: bool = True,
     title: str = "",
+    **of_round: Any,
 ) -> PlannedRound:
     """Create a job with its first round.
 
     Args:
-        scope, capture_id, operator_ids, whole: see `farm.jobs.rounds.add_round`.
         farm: the embedded farm that owns the job; "": any control worker of the shared farm may continue it.
         pinned: a person named the cards, and no other card measures items of the job.
         title: the title for people. Default: the title of the request.
+        of_round: the scope (default: all), capture and tuples, see `farm.jobs.rounds.add_round`.
 
     Raises:
         NoSuchCard, UsageError: see `farm.jobs.rounds.chosen_cards`.
@@ -116,9 +114,7 @@ def create(
         )
         session.add(job)
         session.flush()
-        return add_round(
-            session, job, scope=scope, capture_id=capture_id, operator_ids=operator_ids, reason="first", whole=whole
-        )
+        return add_round(session, job, reason="first", **{"scope": ("all",), "capture_id": None, **of_round})
 
 
 def find(session: Session, job_or_prefix: str) -> Job:
