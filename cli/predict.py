@@ -11,7 +11,7 @@ import typer
 from cli import output
 from cli.options import SPLIT, AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
-from farm.errors import UsageError
+from farm.errors import UsageError, writing_to
 
 if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset, MeasuredModel
@@ -129,7 +129,7 @@ def plan(
     variants = [
         usual_variant(name, kind, batch=size, **given)
         for name in map(catalog.known, models)
-        for size in (sizes("--batch", batch) if batch else [None])
+        for size in sizes("--batch", batch)
     ]
     estimates = [estimated(variant, query) for variant in variants]
     if not any(one.total_time for one in estimates):
@@ -139,10 +139,8 @@ def plan(
         )
     found = next_measurements.plan(estimates, tuples)
     if out is not None:
-        try:
+        with writing_to(out):
             out.write_text(found.file)
-        except OSError as error:
-            raise UsageError(f"'{out}' cannot be written: {error.strerror or error}.", "Name another file.") from error
     if as_json:
         emit_json(found.to_json())
     elif not found.proposals:

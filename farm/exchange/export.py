@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlmodel import Session
 
 from farm import __version__
-from farm.errors import UsageError, did_you_mean
+from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, Selection, select_readings
@@ -67,7 +67,7 @@ def export(
         makers |= {"calls": tidy.calls, "captures": tidy.captures, "verdicts": tidy.verdicts}
     if traces:
         makers["traces"] = tidy.traces
-    try:
+    with writing_to(target, "Give another path, or free disk space."):
         folder = target.parent if alone else target
         folder.mkdir(parents=True, exist_ok=True)
         about = {"format": FORMAT, "farm_version": __version__, "exported_at_s": round(time.time(), 3)}
@@ -77,10 +77,6 @@ def export(
             files[table] = (path, _write(path, form, table, make(session, selection), about))
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
         dictionary.write_text(as_markdown())
-    except OSError as error:
-        raise UsageError(
-            f"{target} cannot be written: {error.strerror or error}.", "Give another path, or free disk space."
-        ) from error
     return Exported(files, dictionary)
 
 

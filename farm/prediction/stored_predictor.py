@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farm.errors import UsageError
+from farm.errors import UsageError, writing_to
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
 from farm.prediction.calibration import Calibration
@@ -216,15 +216,14 @@ def save(stored: StoredPredictor, path: Path) -> None:
         "fitted": stored.fitted.about(),
     }
     try:
-        make_private(path.parent)
-        arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
-        np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
-        beside.unlink(missing_ok=True)
-        unfinished.replace(path)
-        unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
-        unfinished_json.replace(beside)
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error
+        with writing_to(path):
+            make_private(path.parent)
+            arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
+            np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
+            beside.unlink(missing_ok=True)
+            unfinished.replace(path)
+            unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
+            unfinished_json.replace(beside)
     finally:
         unfinished.unlink(missing_ok=True)
         unfinished_json.unlink(missing_ok=True)
