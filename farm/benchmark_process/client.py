@@ -281,16 +281,13 @@ class BenchmarkProcess:
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one item. Verify it first if it is a variant with a prediction.
+        """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
 
         Args:
             predicted: for a variant, its expected tuples: tuple id -> number of calls.
             verify: True to verify, False to omit it; by default verify if there is a prediction.
             timeout_s: longest time of the verification, and also of the measurement. Unit: s.
             on_phase: see `call`.
-
-        Raises:
-            Unmeasurable: see `call`.
         """
         software, card = self.wait_ready(), self.card
         verified: Verified | str | None = None

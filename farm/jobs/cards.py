@@ -195,15 +195,9 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
 
 
 def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "") -> None:
-    """Keep a card from measuring until a person releases it.
-
-    Args:
-        farm: the embedded farm that found the card unhealthy. The next embedded farm ends this quarantine and checks
-            the card again (`end_embedded_quarantines`). "": only a person ends the quarantine.
-
-    Raises:
-        NoSuchCard: the card is not registered.
-    """
+    """Keep a card from measuring until a person releases it. If an embedded ``farm`` found the card unhealthy, the next
+    embedded farm ends this quarantine and checks the card again (`end_embedded_quarantines`). Raises `NoSuchCard` if
+    the card is not registered."""
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:

@@ -156,9 +156,7 @@ def continue_planning(
     database: Database, job: Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
 ) -> OpenedJob:
     """Continue the interrupted planning of a sweep's job. Safe even if another process plans the job at the same time.
-
-    ``grown``: see `open_job`.
-    """
+    ``grown``: see `open_job`."""
     request = Request.from_json(job.request)
     return _plan_sweep(database, request, lambda operator_ids: _add(database, job.id, operator_ids), grown)
 
@@ -289,16 +287,9 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
 def capture_for(
     database: Database, request: Request, *, device_type: str, torch: str, card: CardLike | None = None
 ) -> int:
-    """Return the id of the capture of the request's model. Capture the model if the database has no capture.
-
-    Args:
-        card: the card in whose memory a training step must fit.
-
-    Raises:
-        CaptureError: the model cannot be captured without gaps.
-        UsageError: a training step needs more memory than the card has.
-        Unreadable: the request has a text whose token ids are neither in this process nor in the database.
-    """
+    """Return the id of the capture of the request's model. Capture the model if the database has no capture; a training
+    step must fit in the memory of ``card``. Raises as `tuples_of`, and `Unreadable` if the request has a text whose
+    token ids are neither in this process nor in the database."""
     assert request.variant is not None
     if request.variant.text:
         with database.write() as session:
@@ -373,13 +364,9 @@ class JobPreview:
 
 @contextmanager
 def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
-    """Provide a dry run of the jobs of one command.
-
-    Args:
-        database: the farm's database; None if it does not exist yet.
-        own: cards of this host whose workers would start with the jobs. Only readings of the software that is installed
-            here are reused for them.
-    """
+    """Provide a dry run of the jobs of one command. ``database`` is None if it does not exist yet. ``own``: cards of
+    this host whose workers would start with the jobs; only readings of the software that is installed here are reused
+    for them."""
     temporary = tempfile.TemporaryDirectory(prefix="farm-dry-run-")
     with temporary as folder, closing(Database(f"sqlite:///{Path(folder, 'farm.db')}")) as scratch:
         scratch.upgrade()

@@ -49,13 +49,9 @@ MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 
 
 def check_health(process: BenchmarkProcess) -> Software:
-    """Wait until a benchmark process is ready and return its software.
-
-    Raises:
-        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next benchmark
-            process checks the card again.
-        Unmeasurable: the process failed to start.
-    """
+    """Wait until a benchmark process is ready and return its software. Raises `Unmeasurable` if the process failed to
+    start, and `UnhealthyCard` if the card failed the check at its start. Then the process is killed; the next one
+    checks again."""
     software = process.wait_ready()
     if reason := process.unhealthy:
         process.kill()
@@ -237,12 +233,8 @@ class ItemDriver:
         raise UnhealthyCard(failure.message, failure.next_step) from failure
 
     def run(self, item_id: int) -> ItemOutcome:
-        """Claim an item and measure it. If the benchmark process crashes, try again until the last attempt.
-
-        Raises:
-            UnhealthyCard, CardUnavailable: the card cannot measure (see `ready`), or is in quarantine.
-            DatabaseUnreachable: see `ask`.
-        """
+        """Claim an item and measure it. If the benchmark process crashes, try again until the last attempt. Raises as
+        `ready` and `ask`, and `CardUnavailable` if the card is in quarantine."""
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.

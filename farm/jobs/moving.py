@@ -54,7 +54,6 @@ def move_items(
         unseen_s: move only if the card had no heartbeat for this time. Claimed items move only if their claim is older
             than that: if the card is back, it keeps its new items. Unit: s.
         farm: only jobs of this farm, since each farm has its own broker.
-        job_id: only this job.
     """
     if not peers:
         return []
@@ -101,8 +100,6 @@ def give_up(
         away: ids of absent, draining and quarantined cards.
         working: cards that measure items.
         for_now: cards of `away` that may be back soon. A job waits for such a card if its sum has readings of it.
-        farm: only jobs of this farm.
-        job_id: only this job.
     """
     with database.write() as session:
         its: list[Any] = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import Session, col, select
 
 from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
-from farm.estimation.readings import peaks_of, select_for_model
+from farm.estimation.readings import needed_tuple, peaks_of, select_for_model
 from farm.jobs import jobs
 from farm.memory_report.plans import offload_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
@@ -26,11 +26,10 @@ from farm.slow_memory.transfers import Offload, Wire
 from farm.store import tables
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.format import count_of, percent
-from farm.types.label import label_of
 from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
-from farm.types.tuple import DTYPES, NeededTuple, OperatorTuple
+from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.aggregate import choose
 
 if TYPE_CHECKING:
@@ -340,7 +339,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     wanted, weight = [], {}
     for id_, calls in capture.counts.items():
         spec, cost = capture.tuples[id_], found.costs[id_]
-        wanted.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, {"": calls}, {}))
+        wanted.append(needed_tuple(spec, cost, calls))
         weight[id_] = calls * found.times.estimate_us(spec, cost)
     models = _models(session, found.times)
     best = replace(found, read_peak=_read_peak(session, variant, *models))
