@@ -306,12 +306,10 @@ def estimate(
         found = _in_ranks(session, found, needed, protocol)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
-        found = replace(found, incomplete_reason=f"{_missing_share(found)} {why}.")
+        share = f"{percent(1 - found.coverage)} of the estimated cost"
+        reason = f"{len(found.missing)} of {found.tuples} tuples ({share}) {why}."
+        found = replace(found, incomplete_reason=reason)
     return found
-
-
-def _missing_share(found: Estimate) -> str:
-    return f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:

@@ -291,15 +291,9 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
 
 
 def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> StepMemory:
-    """Return the memory of a step with estimated times. Without ``capture``, extract the step without a card.
-
-    Args:
-        card: a name that contains the name of a card with a data sheet; or "cpu".
-        capture: the step, extracted on that card.
-
-    Raises:
-        UsageError: there is no data sheet for that card; see also `farm.training.extract.extract_step`.
-    """
+    """Return the memory of a step with estimated times. ``card``: a name that contains the name of a card with a data
+    sheet, or "cpu"; ``capture``: the step, extracted on that card; without it, extract the step without a card. Raises
+    `UsageError` if there is no data sheet for that card, and as `farm.training.extract.extract_step`."""
     return _memory(variant, CallTimes("cpu", "cpu") if card.lower() == "cpu" else CallTimes(card_named(card)), capture)
 
 

@@ -169,12 +169,8 @@ class Database:
         )
 
     def check_schema(self) -> None:
-        """Check that the database has the schema of this program.
-
-        Raises:
-            NoDatabase: the database does not exist or is empty.
-            SchemaMismatch: the schema is older or newer, or the tables belong to another program.
-        """
+        """Check that the database has the schema of this program. Raises `NoDatabase` if it does not exist or is empty;
+        `SchemaMismatch` if the schema is older or newer, or the tables belong to another program."""
         if self.missing:
             raise NoDatabase(
                 f"The database {self} does not exist yet.",
