@@ -260,10 +260,8 @@ def estimate(
     notes: Sequence[str] = (),
     needed: Sequence[NeededTuple] | None = None,
 ) -> Estimate:
-    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
-
-    Raises `NoReadings` if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see
-    `tuples_of`).
+    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions. Raises `NoReadings`
+    if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see `tuples_of`).
 
     Args:
         card_model: the whole name of a card model; it may be without readings.
@@ -307,8 +305,7 @@ def estimate(
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
         share = f"{percent(1 - found.coverage)} of the estimated cost"
-        reason = f"{len(found.missing)} of {found.tuples} tuples ({share}) {why}."
-        found = replace(found, incomplete_reason=reason)
+        found = replace(found, incomplete_reason=f"{len(found.missing)} of {found.tuples} tuples ({share}) {why}.")
     return found
 
 
