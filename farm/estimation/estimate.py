@@ -260,8 +260,8 @@ def estimate(
     notes: Sequence[str] = (),
     needed: Sequence[NeededTuple] | None = None,
 ) -> Estimate:
-    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions. Raises `NoReadings`
-    if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see `tuples_of`).
+    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions. Raises
+    `NoReadings` if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see `tuples_of`).
 
     Args:
         card_model: the whole name of a card model; it may be without readings.
