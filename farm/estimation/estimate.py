@@ -261,7 +261,7 @@ def estimate(
     needed: Sequence[NeededTuple] | None = None,
 ) -> Estimate:
     """Estimate the cost of one pass of a model from the readings of its tuples and from predictions. Raises
-    `NoReadings` if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see `tuples_of`).
+    `NoReadings` if no tuple of the model has a reading and there is no prediction, and as `tuples_of`.
 
     Args:
         card_model: the whole name of a card model; it may be without readings.
