@@ -20,7 +20,7 @@ from farm import __version__
 from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
-from farm.exchange.filters import Filters, Selection, select_readings
+from farm.exchange.filters import Filters, select_readings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ def export(
     if alone and traces:
         raise UsageError("--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`.")
     form = alone or form or "parquet"
-    selection = select_readings(session, filters) if filters else Selection((), None)
+    selection = select_readings(session, filters or Filters())
     makers = {"readings": tidy.readings}
     if not alone:
         makers |= {"calls": tidy.calls, "captures": tidy.captures, "verdicts": tidy.verdicts}
@@ -84,7 +84,7 @@ def as_table(session: Session, table: Literal["readings", "calls"], filters: Fil
     """Return one table of an export as an Arrow table, without writing a file. Raises as `select_readings` does."""
     import pyarrow as pa
 
-    selection = select_readings(session, filters) if filters else Selection((), None)
+    selection = select_readings(session, filters or Filters())
     rows = tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
     schema = schema_of(table)
     return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)
