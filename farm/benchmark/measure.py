@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from farm.benchmark import intervals, ranks, window
-from farm.benchmark.cache import PASSES, ROUGH_PASSES, InPlacePass, other_operators, time_among_others
+from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
-from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, paused_share
+from farm.benchmark.clock import QUEUED_S, Clock, eager_time_us, measure_bursts, paused_share
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
@@ -65,6 +65,7 @@ class Gate:
     #: A window shorter than the longest goes on until the half-width of the energy is this share of the requested one.
     energy_share: float = 1.0
     pauses: bool = False  # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
+    queued_s: float = QUEUED_S  # see there
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
         if not self.energy:
@@ -77,9 +78,9 @@ GATES = {
     "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5, pauses=True),
 }
 #: For the replay of a whole model: its interval is a part of the interval of the sum.
-REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True)
-#: For tuples of which a rough figure is enough (`Stopping.rough`).
-ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
+REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True, shortest_s=0.5)
+#: For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for little queued work.
+ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1, queued_s=QUEUED_S / 3)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
@@ -170,6 +171,7 @@ class Bench:
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
         self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
+        self._worked_s = 0.0  # time in warm-ups and windows so far
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
 
@@ -208,7 +210,7 @@ class Bench:
                 with ledger.charged("canary"):
                     self.levels.refresh()
                     if subject.kind == "operator" and not stopping.rough:
-                        canary = self._canary.newest(measure_canary, on_phase)
+                        canary = self._canary.newest(measure_canary, on_phase, self._worked_s)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
@@ -392,8 +394,8 @@ class Bench:
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
-            most = ROUGH_PASSES if stopping.rough else PASSES
-            return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device, most)}
+            found = time_among_others(passes.first, passes.inputs, others, pass_s, device, rough=stopping.rough)
+            return {"context": found}
 
         for phase, applies, figures, missing in (
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
@@ -466,11 +468,7 @@ class Bench:
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
         farms = self.own_processes | registered_processes(settings().lock_dir)
-
-        def foreign() -> frozenset[int]:
-            return (self.device.compute_processes() or frozenset()) - farms
-
-        foreign_before, clock = foreign(), Clock(workload)
+        clock = Clock(workload, gate.queued_s)
         on_phase("warm-up", {})
         with Sampler(self.device, farms) as sampler:
             start_s = time.perf_counter()
@@ -486,6 +484,7 @@ class Bench:
             settled_s = until_s + stopping.minimum_s
             converged, begin_s = self._run_window(clock, sampler, begin_s, stopping, gate, settled_s)
             end_s = time.perf_counter()
+            self._worked_s += end_s - start_s
             if not gate.ahead:
                 slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
@@ -509,7 +508,7 @@ class Bench:
             and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             rough=gate is ROUGH,
-            foreign=foreign_before | seen.foreign_processes | foreign(),
+            foreign=seen.foreign_processes | ((self.device.compute_processes() or frozenset()) - farms),
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
