@@ -221,15 +221,9 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
 
 def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: CardLike | None = None) -> Tuples:
     """Return the tuples of a model and check the operators of the request. Capture the model if the database has none.
-
-    Args:
-        card: the card with the least memory. None: query the registered cards for it.
-
-    Raises:
-        UnknownOperator: none of the named operators is in the model.
-        CaptureError: the model cannot be captured without gaps.
-        UsageError: a training step needs more memory than a card has.
-    """
+    ``card``: the card with the least memory; None: query the registered cards for it. Raises `UnknownOperator` if none
+    of the named operators is in the model; `CaptureError` if the model cannot be captured without gaps; `UsageError` if
+    a training step needs more memory than a card has."""
     if card is None:
         with database.read() as session:
             cards = fetch(session, tables.CardRow, card_ids).values()

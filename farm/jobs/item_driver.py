@@ -203,12 +203,9 @@ class ItemDriver:
         return software
 
     def ready(self) -> Software:
-        """Register the card and return its software. If the card cannot measure, put it in quarantine.
-
-        Raises:
-            UnhealthyCard: the card failed its health check, or its benchmark process failed to start twice.
-            CardUnavailable: this process is ending.
-        """
+        """Register the card and return its software. If the card cannot measure, put it in quarantine. Raises
+        `UnhealthyCard` if the card failed its health check, or its benchmark process failed to start twice;
+        `CardUnavailable` if this process is ending."""
         for last in (False, True):
             try:
                 return self.ask(self.register, claimed=False)
@@ -530,11 +527,9 @@ class Spool:
     def flush(self, database: Database, card_id: str) -> list[Closed]:
         """Write the readings of one card into the database and remove their files, even if a token is no longer valid.
 
-        If a file is unreadable, or the database refuses it, rename it, so that it does not block the others.
-
-        Raises:
-            DatabaseUnreachable: the database is still away; the remaining files stay.
-            OSError: this host lacks memory, open files or locks.
+        If a file is unreadable, or the database refuses it, rename it, so that it does not block the others. Raises
+        `DatabaseUnreachable` if the database is still away (the remaining files stay), and `OSError` if this host lacks
+        memory, open files or locks.
         """
         done = []
         for path in sorted(set(self.folder.glob("*.json")) - self._stuck):

@@ -159,13 +159,8 @@ def _contributors(session: Session, job_id: str) -> set[str]:
 
 
 def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = "") -> list[int]:
-    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to publish.
-
-    Args:
-        cards: working cards of one model and one software.
-        idle_within_s: a card that has less work than this gets more work. Unit: s.
-        farm: only jobs of this farm.
-    """
+    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to publish. ``cards``:
+    working cards of one model and one software. A card that has less work than ``idle_within_s`` gets more work."""
     ids = [card.id for card in cards]
     loads = (
         select(Item.card_id, func.sum(Item.expected_s), func.count())

@@ -304,12 +304,9 @@ def evaluate_fitted(
     calibration: Calibration = Calibration(),  # noqa: B008 - it is frozen
     all_readings: Dataset | None = None,
 ) -> Evaluation:
-    """Compare a fitted predictor with readings outside its training data, and with whole models.
-
-    Args:
-        calibration: calibration of the intervals. Default: no intervals, for a predictor of another card model.
-        all_readings: readings that may replace predictions of a model's most expensive tuples.
-    """
+    """Compare a fitted predictor with readings outside its training data, and with whole models. Without a
+    ``calibration``, as for a predictor of another card model, there are no intervals. ``all_readings``: readings that
+    may replace predictions of a model's most expensive tuples."""
     families, measured = families_of(models), measured_times(all_readings or data)
     family_of = [next((name for name, held in families.items() if c.operator_id in held), "") for c in data.calls]
     sums = tuple(_sum(model, fitted, measured) for model in models)

@@ -75,11 +75,8 @@ def read_clock_s(session: Session) -> float:
 
 
 class Database:
-    """One engine and its sessions.
-
-    Raises (all methods):
-        DatabaseUnreachable: the database does not answer, is read-only, refuses its user, or its file is damaged.
-    """
+    """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not answer, is
+    read-only or refuses its user, or its file is damaged."""
 
     def __init__(self, url: str) -> None:
         self.url = make_url_or_explain(url)
