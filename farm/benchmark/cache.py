@@ -175,9 +175,13 @@ def time_among_others(
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for replay in range(
-        (ROUGH_REPLAYS if rough else REPLAYS) + 1
-    ):  # alternate the graphs, so that all run at the same clocks
+
+    def half_width_us() -> float:
+        return math.hypot(*(intervals.batch_half_width(each, intervals.midmean) for each in (alone_us, among_us)))
+
+    for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
+        if replay > LEAST_REPLAYS and (rough or half_width_us() <= PRECISE * bare_us[-1]):
+            break
         pass_us = replay_us(bare, begin, end) / bare_passes
         if restoring is not None:
             pass_us -= replay_us(restoring, begin, end) / bare_passes
