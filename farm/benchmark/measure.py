@@ -40,6 +40,7 @@ from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
 from farm.types.tuple import parse
 
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
+MOST_QUEUES = 4  # a starved reading doubles the work that is queued from then on, up to this factor
 #: Flags of a replay in order that has another power than the whole model.
 UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "no_energy"}
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
@@ -172,6 +173,7 @@ class Bench:
         self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
         self._worked_s = 0.0  # time in warm-ups and windows so far
+        self._queues = 1  # factor of the queued work: it grows if the host is slow
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
 
@@ -463,12 +465,14 @@ class Bench:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let the card cool
+            if ranks.largest("starved" in poor):
+                self._queues = min(MOST_QUEUES, 2 * self._queues)
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
         farms = self.own_processes | registered_processes(settings().lock_dir)
-        clock = Clock(workload, gate.queued_s)
+        clock = Clock(workload, self._queues * gate.queued_s)
         on_phase("warm-up", {})
         with Sampler(self.device, farms) as sampler:
             start_s = time.perf_counter()
