@@ -599,7 +599,8 @@ class Bench:
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
     ) -> bool:
-        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
+        least_steps = gate.least_steps + (sampler.period.period_s is None)  # one step alone shows nothing then
+        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= least_steps:
             return False
         power = gate.power(sampler, begin_s, now_s)
         rounds = clock.between(power.begin_s, power.end_s)

@@ -32,9 +32,11 @@ PROCESS_PAUSE_S = 0.25
 TICK_GUARD_S = 0.008  # frequent queries of the energy counter begin this long before its next expected change
 
 LAST_CHANGES = 9  # changes of the energy counter from which the time of the next one is expected
-UNUSUAL = 0.3  # a series with a longer or shorter step, as a share of the usual one, does not show the counter's period
+RECENT_S = 30.0  # changes of earlier samplers count if they are not older
+PERIODS_S = 0.01  # periods of energy counters are multiples of this
+PERIOD_ERROR = 0.001  # largest standard error of another period, as a share of it, with which it is used
+UNUSUAL = 0.3  # a longer or shorter step, as a share of the usual one, does not show the period
 EARLIER = 0.1  # so much of a period the other changes may be seen less late than the one that they are numbered from
-PERIOD_ERROR = 0.001  # largest standard error of the energy counter's period, as a share of it, with which it is used
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
 POWER_FIELDS = ("power_instant_w", "power_average_w")
@@ -84,25 +86,39 @@ class CounterPeriod:
     """
 
     def __init__(self) -> None:
-        # Sums of squares and products over all series of changes, each relative to its mean number and mean time.
+        # Sums of squares and products over all runs of changes, each relative to its mean number and mean time.
         self._numbers = self._products = self._times = 0.0
         self._degrees = 0
         self._scatter_seen = self._scatter_regular = 0.0  # of the powers of consecutive steps
+        self._newest_s: list[float] = []
 
     @property
     def period_s(self) -> float | None:
-        """None if the period is not known well enough, or if the counter has none. Unit: s."""
+        """None if the period is not known well enough, or if the counter has none. Unit: s.
+
+        It is a multiple of `PERIODS_S` unless the changes contradict this.
+        """
         if self._scatter_regular >= self._scatter_seen:
             return None
         period_s = self._products / self._numbers
         rest = max(0.0, self._times - period_s * self._products) / self._degrees
-        return period_s if math.sqrt(rest / self._numbers) <= PERIOD_ERROR * period_s else None
+        error_s, usual_s = math.sqrt(rest / self._numbers), PERIODS_S * round(period_s / PERIODS_S)
+        if error_s <= PERIODS_S / 8 and abs(period_s - usual_s) <= max(3 * error_s, PERIOD_ERROR * period_s):
+            return usual_s
+        return period_s if error_s <= PERIOD_ERROR * period_s else None
 
     def learn(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
-        """Add consecutive changes: their times and the counter's new values. If one was seen very late, use none."""
+        """Add a series of changes: their times and the counter's new values. Changes that were seen very late do not
+        count."""
+        self._newest_s = [*self._newest_s, *times_s][-LAST_CHANGES:]
         steps_s = [b - a for a, b in itertools.pairwise(times_s)]
-        if len(steps_s) < 2 or any(abs(one_s / median(steps_s) - 1) > UNUSUAL for one_s in steps_s):
-            return
+        unusual = [abs(one_s / median(steps_s) - 1) > UNUSUAL for one_s in steps_s]
+        ends = [number for number, wrong in enumerate([*unusual, True]) if wrong]
+        for begin, end in itertools.pairwise([-1, *ends]):
+            if end - begin >= 3:
+                self._add(times_s[begin + 1 : end + 1], energies_mj[begin + 1 : end + 1])
+
+    def _add(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
         numbers = range(len(times_s))
         number, time_s = fmean(numbers), fmean(times_s)
         self._numbers += math.fsum((one - number) ** 2 for one in numbers)
@@ -120,11 +136,12 @@ class CounterPeriod:
         if (period_s := self.period_s) is None or not times_s:
             return list(times_s)
         slack_s = EARLIER * period_s
+        known_s = [*(one_s for one_s in self._newest_s if 0 < times_s[0] - one_s < RECENT_S), *times_s]
 
         def lateness_s(one_s: float) -> float:
-            return math.fsum((at - one_s + slack_s) % period_s for at in times_s)
+            return math.fsum((at - one_s + slack_s) % period_s for at in known_s)
 
-        one_s = min(times_s, key=lateness_s)
+        one_s = min(known_s, key=lateness_s)
         periods = (math.floor((at - one_s + slack_s) / period_s) for at in times_s)
         numbers = list(itertools.accumulate(periods, lambda last, number: max(last + 1, number)))
         least_s = min(at - number * period_s for number, at in zip(numbers, times_s, strict=True))

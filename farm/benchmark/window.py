@@ -74,12 +74,12 @@ class WindowPower:
 def window_power(sampler: Sampler, begin_s: float, end_s: float, *, rough: bool = False) -> WindowPower:
     """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor.
 
-    ``rough``: two ticks are enough, with the half-width `FIRST_STEP`.
+    ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if the period of the counter is known.
     """
     times, energies = sampler.ticks(begin_s)
     times = sampler.period.regular([time_s for time_s in times if time_s <= end_s])
     pairs = list(zip(times, energies, strict=False))
-    if rough and len(pairs) == 2:
+    if rough and len(pairs) == 2 and sampler.period.period_s is not None:
         (first_s, first_mj), (last_s, last_mj) = pairs
         power_w = (last_mj - first_mj) / (last_s - first_s) / 1e3
         return WindowPower(power_w, FIRST_STEP * power_w, "energy_counter", first_s, last_s, ticks=2)
