@@ -175,12 +175,8 @@ def time_among_others(
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def half_width_us() -> float:
-        return math.hypot(*(intervals.batch_half_width(each, intervals.midmean) for each in (alone_us, among_us)))
-
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
-        if replay > LEAST_REPLAYS and (rough or half_width_us() <= PRECISE * bare_us[-1]):
+        if replay > LEAST_REPLAYS and (rough or _effect_us(alone_us, among_us)[1] <= PRECISE * bare_us[-1]):
             break
         pass_us = replay_us(bare, begin, end) / bare_passes
         if restoring is not None:
@@ -193,12 +189,14 @@ def time_among_others(
             # Ignore the first pass of each graph: it includes the graph's launch.
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
-    return InContext(
-        alone_us=statistics.median(bare_us),
-        effect_us=intervals.midmean(among_us) - intervals.midmean(alone_us),
-        effect_half_width_us=half_width_us(),
-        passes=len(among_us),
-    )
+    return InContext(statistics.median(bare_us), *_effect_us(alone_us, among_us), passes=len(among_us))
+
+
+def _effect_us(alone_us: Sequence[float], among_us: Sequence[float]) -> tuple[float, float]:
+    """How much longer passes take among other operators, and the half-width of this time."""
+    effect_us = intervals.midmean(among_us) - intervals.midmean(alone_us)
+    each_us = (intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))
+    return effect_us, math.hypot(*each_us)
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:

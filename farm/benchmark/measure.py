@@ -382,17 +382,8 @@ class Bench:
                 return {}
             return {"added": time_added(players[0], pass_s), "looped_us": time_loops(players[0], pass_s)}
 
-        def in_order() -> dict[str, Any]:
-            if not players:  # the places are missing: their reason tells why
-                return {}
-            steps = HostSteps.of(players[0].once, device)
-            with contextlib.closing(arrange(Passes(steps.around(players[0].once)), protocol, device)) as replay:
-                one = self._steady_until_good(replay, stopping, REPLAY, silent, CostLedger())
-            if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
-                return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
-            found = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
-            layouts = time_layouts(players[0], steps, pass_s) if ranks.world() == 1 else None
-            return {"in_order": found, "layouts_half_width_us": layouts}
+        def in_order() -> dict[str, Any]:  # if the places are missing, their reason tells why
+            return self._replayed(players[0], protocol, stopping, pass_s) if players else {}
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
@@ -412,6 +403,17 @@ class Bench:
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
+
+    def _replayed(self, player: Player, protocol: Protocol, stopping: Stopping, pass_s: float) -> dict[str, Any]:
+        """Measure the replay of a whole model's calls, and how much it depends on the addresses of the data."""
+        steps = HostSteps.of(player.once, self.torch_device)
+        with contextlib.closing(arrange(Passes(steps.around(player.once)), protocol, self.torch_device)) as replay:
+            one = self._steady_until_good(replay, stopping, REPLAY, silent, CostLedger())
+        if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
+            return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
+        found = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
+        layouts = time_layouts(player, steps, pass_s) if ranks.world() == 1 else None
+        return {"in_order": found, "layouts_half_width_us": layouts}
 
     def _with_overlap(self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping) -> Reading:
         """Time a collective and the matrix product that runs beside it, each alone."""
