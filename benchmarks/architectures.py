@@ -112,12 +112,16 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Architectures of transformers, captured without a card",
         "",
-        f"transformers {__version__}, torch {torch.__version__.partition('+')[0]}; batch 1, as on a GPU, on the meta "
-        "device; `python benchmarks/architectures.py` writes this table.",
-        f"{len(architectures)} of {len({row['class'] for row in rows.values()})} architectures are captured "
-        "completely, "
-        f"{sum(row['equal'] for row in done)} of {len(done)} variants with the same FLOPs as PyTorch's own counter for "
-        "the whole model.",
+        "`python benchmarks/architectures.py` captured one model of each architecture on the meta device, with the "
+        "operators of a GPU and batch 1.",
+        f"The software was transformers {__version__} and torch {torch.__version__.partition('+')[0]}.",
+        "",
+        f"- {len(architectures)} of {len({row['class'] for row in rows.values()})} architectures were captured "
+        "completely.",
+        f"- For {sum(row['equal'] for row in done)} of {len(done)} variants, the FLOPs of the tuples equal those of "
+        "PyTorch's own counter for the whole model.",
+        "",
+        "A *gap* is an aten operator that belongs to no call. An *overlap* is one that belongs to two.",
         "",
         "| variant | class | calls | tuples | capture, s | FLOP | equal to PyTorch's count | gaps | overlaps |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
@@ -128,10 +132,11 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         for row in done
     ]
     if refused := [row for row in rows.values() if row["reason"]]:
-        lines += ["", "Not extracted:", "", "| variant | class | why |", "| --- | --- | --- |"]
+        lines += ["", "Not captured:", "", "| variant | class | reason |", "| --- | --- | --- |"]
         lines += [f"| {row['title']} | {row['class']} | {' '.join(row['reason'].split())[:300]} |" for row in refused]
-    absent = [f"{name} ({reason})" for name, reason in transformers.refused().items()]
-    return "\n".join([*lines, "", f"Known, but not available: {'; '.join(absent)}."]) + "\n"
+    absent = [f"{name} ({reason})" for name, reason in transformers.REFUSED.items()]
+    lines += ["", f"The catalog knows these models, but cannot build them: {'; '.join(absent)}."]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

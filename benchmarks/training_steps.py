@@ -61,7 +61,7 @@ def steps(name: str) -> list[dict[str, Any]]:
                 "calls": len(seen.calls),
                 "tuples": len(seen.tuples),
                 "owners": len(seen.owners),
-                "gaps": len(seen.gaps),
+                "unowned": len(seen.gaps),
                 "overlaps": len(seen.overlaps),
                 "same": [call.tuple_id for call in seen.calls] == [call.tuple_id for call in again.calls],
                 "peak_bytes": max(seen.memory_bytes),
@@ -82,18 +82,24 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Training steps, captured without a card",
         "",
-        f"torch {torch.__version__.partition('+')[0]}, on the meta device; `python benchmarks/training_steps.py` "
-        "writes this table. The operators are",
-        "the CPU's, with the optimizer of a card: a prediction for a card.",
+        "`python benchmarks/training_steps.py` captured training steps on the meta device with torch "
+        f"{torch.__version__.partition('+')[0]}.",
+        "The operators of the forward and backward pass are those of a CPU, and those of the optimizer are those of a "
+        "GPU. So the list is a prediction for a GPU.",
         "",
-        f"{len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models are captured; "
-        f"{sum(row['unowned'] for row in done)} operators without an owner (an operator cannot have two owners); "
-        f"{sum(row['same'] for row in done)} of {len(done)} gave the same list twice. "
-        f"{statistics.median(seconds):.1f} s in the median,",
-        f"{slowest['seconds']:.1f} s the longest ({slowest['model']} with {slowest['optimizer']}), on two busy cores; "
-        f"{max(row['process_bytes'] for row in done) / 1e9:.1f} GB the largest process.",
+        f"- {len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models were captured. "
+        f"{sum(row['unowned'] for row in done)} operators have no owner.",
+        f"- Each step was captured twice. Both lists are equal for {sum(row['same'] for row in done)} of {len(done)} "
+        "steps.",
+        f"- A capture took {statistics.median(seconds):.1f} s in the median and {slowest['seconds']:.1f} s at most "
+        f"({slowest['model']} with {slowest['optimizer']}), on two cores that other programs used, too.",
+        f"- The largest process needed {max(row['process_bytes'] for row in done) / 1e9:.1f} GB.",
         "",
-        "| variant | optimizer | calls | tuples | owners | unowned | peak | s |",
+        "*Owners* are the modules and functions that the operators belong to, and *unowned* is the number of operators "
+        "without an owner.",
+        "*Peak* is the predicted peak of the step's memory, and the last column is the duration of the capture.",
+        "",
+        "| variant | optimizer | calls | tuples | owners | unowned | peak | capture, s |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
