@@ -221,20 +221,25 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def markdown(data: dict[str, Any]) -> str:
-    card, software, summary = data["card"], data["software"], data["summary"]
+    card, software = data["card"], data["software"]
     lines = [
         f"# {card['model']}, {data['date']}",
         "",
-        f"Cards {', '.join(sorted({row['card'] for row in data['variants']}))}, driver {card['driver']}; "
-        f"torch {software.get('torch', '?')}, CUDA {software.get('cuda', '?')}, cuDNN {software.get('cudnn', '?')}. "
-        "Made by `benchmarks/card_results.py`: the plain sum over all operator tuples, no fitted factor, compared "
-        "with the "
-        "whole model on the same card. Gap: sum / whole - 1, with the half-width of its 95 % interval.",
+        f"- Cards: {', '.join(sorted({row['card'] for row in data['variants']}))}",
+        f"- Software: driver {card['driver']}, torch {software.get('torch', '?')}, CUDA {software.get('cuda', '?')}, "
+        f"cuDNN {software.get('cudnn', '?')}",
+        "- Command: `python benchmarks/card_results.py`",
         "",
-        "*Looped* is the time gap of the same tuples measured alone in a loop, without the effect of their neighbours.",
+        "The columns of the table:",
         "",
-        "| variant | card | calls | parts | coverage | time gap | looped | energy gap | whole | s/tuple | in windows "
-        "| C whole, tuples | flags |",
+        "- *Gap*: sum / whole - 1, with the half-width of its 95 % interval. The sum is over all tuples, without a "
+        "fitted factor. The whole model was measured on the same card.",
+        "- *Looped*: the gap in time of the same tuples in a loop, without the effect of their neighbours.",
+        "- *In windows*: the share of the card time in warm-ups, windows and bursts.",
+        "- *°C*: the temperature of the whole model, and the mean temperature of its tuples.",
+        "",
+        "| variant | card | calls | tuples | coverage | gap, time | looped | gap, energy | whole "
+        "| card time of a tuple, s | in windows | °C: whole, tuples | flags |",
         "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
     ]
     for row in data["variants"]:
@@ -251,56 +256,64 @@ def markdown(data: dict[str, Any]) -> str:
             f"| {temperatures}, {number(warm)} "
             f"| {', '.join(f'{name} {count}' for name, count in row['flags'].items()) or '-'} |"
         )
-    lines.append("")
+    lines += ["", *summary_lines(data["summary"])]
+    if one := data.get("repeatability"):
+        lines.append(repeatability_line(one))
+    if outside := data.get("outside"):
+        lines += ["", "Other tools, with the same loops on one card:", ""]
+        lines += [
+            "| measured | tool | tool's value | farm's value | farm / tool - 1 |",
+            "| --- | --- | --: | --: | --: |",
+        ]
+        lines += [
+            f"| {one['what'].replace('|', '·')} | {one['meter']} | {one['theirs']:.4g} {one['unit']} "
+            f"| {one['ours']:.4g} {one['unit']} | {one['ours'] / one['theirs'] - 1:+.2%} |"
+            for one in outside
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    lines = []
     for name, word in (("time_gap", "time"), ("energy_gap", "energy")):
         if one := summary.get(name):
+            above = ", ".join(one["above_3_percent"]) or "none"
             lines.append(
-                f"- absolute {word} gap: median {one['median']:.1%}, most {one['most']:.1%}; above 3 %: "
-                f"{', '.join(one['above_3_percent']) or 'none'}"
+                f"- Absolute gap in {word}: {one['median']:.1%} in the median, {one['most']:.1%} at most. "
+                f"Above 3 %: {above}."
             )
     if one := summary.get("power_gap"):
         other = summary.get("power_gap_at_one_temperature")
         lines.append(
-            f"- absolute power gap: median {one['median']:.1%}, most {one['most']:.1%}"
+            f"- Absolute gap in power: {one['median']:.1%} in the median, {one['most']:.1%} at most."
             + (
-                f"; with the tuples restated to the whole model's temperature (of {other['of']}) "
-                f"{other['median']:.1%} and {other['most']:.1%}"
+                f" With the tuples restated to the temperature of the whole model ({other['of']} variants): "
+                f"{other['median']:.1%} and {other['most']:.1%}."
                 if other
                 else ""
             )
         )
-    lines.append(
-        f"- least coverage {percent(summary['least_coverage'])}; kernels of the tuples account for at least "
-        f"{percent(summary['least_explained'])} of a whole's kernel time; the readings of a variant were taken within "
-        f"{(summary['read_within_s'] or 0.0) / 60:.0f} min at most"
+    return [
+        *lines,
+        f"- The least coverage is {percent(summary['least_coverage'])}. The kernels of the tuples account for at least "
+        f"{percent(summary['least_explained'])} of the kernel time of a whole model.",
+        f"- The readings of a variant were taken within {(summary['read_within_s'] or 0.0) / 60:.0f} min at most.",
+        f"- A tuple took {number(summary['card_s_per_tuple'])} s of card time (median of the medians of the variants). "
+        f"Warm-ups, windows and bursts took {percent(summary['in_windows'])} of the card's whole time.",
+    ]
+
+
+def repeatability_line(one: dict[str, Any]) -> str:
+    line = (
+        f"- Repeatability: {one['time']['of']} tuples were measured {one['times']} times. "
+        f"(Largest - smallest) / median is {one['time']['median']:.2%} in time in the "
+        f"median of the tuples, and {one['time']['most']:.2%} at most."
     )
-    lines.append(
-        f"- card seconds per tuple {number(summary['card_s_per_tuple'])}"
-        f" (median of medians); share of the card's whole time in warm-ups, windows and bursts: "
-        f"{percent(summary['in_windows'])}"
-    )
-    if one := data.get("repeatability"):
-        lines.append(
-            f"- repeatability: {one['time']['of']} tuples measured {one['times']} times, (most - least) / median: "
-            "time median "
-            f"{one['time']['median']:.2%}, most {one['time']['most']:.2%}"
-            + (
-                f"; energy median {one['energy']['median']:.2%}, most {one['energy']['most']:.2%}"
-                if one["energy"]
-                else ""
-            )
-            + (
-                f", at one temperature {level['median']:.2%} and {level['most']:.2%}"
-                if (level := one.get("energy_at_one_temperature"))
-                else ""
-            )
-        )
-    for one in data.get("outside") or []:
-        lines.append(
-            f"- {one['what']}: {one['meter']} {one['theirs']:.4g} {one['unit']}, farm {one['ours']:.4g}, "
-            f"{one['ours'] / one['theirs'] - 1:+.2%}"
-        )
-    return "\n".join(lines) + "\n"
+    if energy := one["energy"]:
+        line += f" For the energy these are {energy['median']:.2%} and {energy['most']:.2%}."
+    if level := one.get("energy_at_one_temperature"):
+        line += f" At one temperature they are {level['median']:.2%} and {level['most']:.2%}."
+    return line
 
 
 def gap_text(gap: list[float] | None) -> str:
