@@ -267,9 +267,12 @@ class Sampler:
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """All samples so far, with times in s since the sampler's start. None if there are no samples."""
+        """All samples so far, with times in s since the sampler's start. None if there are no samples. The changes of
+        the energy counter are at whole periods."""
         reasons, foreign = list(self._reasons), list(self._foreign)
         found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
+        if "energy_mj" in found:
+            found["energy_mj"] = self.period.regular(found["energy_mj"][0]), found["energy_mj"][1]
         if not any(times for times, _ in found.values()):
             return None
         times = [moment for moment, _ in reasons]
