@@ -136,7 +136,8 @@ class CounterPeriod:
         if (period_s := self.period_s) is None or not times_s:
             return list(times_s)
         slack_s = EARLIER * period_s
-        known_s = [*(one_s for one_s in self._newest_s if 0 < times_s[0] - one_s < RECENT_S), *times_s]
+        known_s = [one_s for one_s in self._newest_s if 0 < times_s[0] - one_s < RECENT_S]
+        known_s += times_s[-2 * LAST_CHANGES :]  # enough, and fast in long windows
 
         def lateness_s(one_s: float) -> float:
             return math.fsum((at - one_s + slack_s) % period_s for at in known_s)
@@ -267,9 +268,12 @@ class Sampler:
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """All samples so far, with times in s since the sampler's start. None if there are no samples."""
+        """All samples so far, with times in s since the sampler's start. None if there are no samples. The changes of
+        the energy counter are at whole periods."""
         reasons, foreign = list(self._reasons), list(self._foreign)
         found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
+        if "energy_mj" in found:
+            found["energy_mj"] = self.period.regular(found["energy_mj"][0]), found["energy_mj"][1]
         if not any(times for times, _ in found.values()):
             return None
         times = [moment for moment, _ in reasons]
