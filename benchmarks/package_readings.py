@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from sqlmodel import select
 
 from farm.errors import FarmError
@@ -56,6 +57,9 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
             written = Path(made) / "written" / target.name
             with merged.read() as session:
                 export(session, written)
+            for path in written.glob("*.parquet"):  # slower than the export itself, and about a tenth smaller
+                how = {"compression": "zstd", "compression_level": 22, "dictionary_pagesize_limit": 1 << 26}
+                pq.write_table(pq.read_table(path), path, write_page_checksum=True, row_group_size=10**6, **how)
             size = sum(file.stat().st_size for file in written.iterdir())
             if size > MOST_BYTES:
                 raise FarmError(

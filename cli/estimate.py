@@ -58,8 +58,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     from farm.requests.partial_request import usual_variant
 
     query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
-    batches = sizes("--batch", options.batch) if options.batch is not None else [None]
-    lengths = sizes("--length", options.length) if options.length is not None else [None]
+    batches, lengths = sizes("--batch", options.batch), sizes("--length", options.length)
     options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
     kind = query.kind()
     variants = [

@@ -230,11 +230,8 @@ class CliOptions:
 
 
 def options_of_run(text: str) -> CliOptions:
-    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype bfloat16".
-
-    Raises:
-        UsageError: a quotation mark is missing. Typer's errors: an option is wrong.
-    """
+    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype bfloat16". Raises
+    `UsageError` if a quotation mark is missing, and Typer's errors if an option is wrong."""
     given: list[CliOptions] = []
 
     def run(options: CliOptions) -> None:
@@ -260,9 +257,12 @@ def with_compile_mode(words: list[str]) -> list[str]:
     return found
 
 
-def sizes(flag: str, text: str) -> list[int]:
-    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256). Raises `UsageError` for any other text."""
-    found: list[int] = []
+def sizes(flag: str, text: str | None) -> list[int | None]:
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256); without a text, the usual size (None). Raises
+    `UsageError` for any other text."""
+    if text is None:
+        return [None]
+    found: list[int | None] = []
     with contextlib.suppress(ValueError):
         first, dots, last = text.partition("..")
         if not dots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from cli import output
 from cli.options import SPLIT, AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
-from farm.errors import UsageError
+from farm.errors import UsageError, writing_to
 
 if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset, MeasuredModel
@@ -18,25 +19,28 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Predict time, power and energy of operators without a reading, and evaluate predictors.", no_args_is_help=True
 )
-Card = Annotated[str, typer.Option(help="Part of the card model's name. Default: the only card model with readings.")]
-Torch = Annotated[
-    str, typer.Option(help="Use readings of this PyTorch version, e.g. 2.11. Default: the version with most readings.")
-]
 
 
-def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
-    """The readings and models of one's own database, or those of the package."""
-    from farm.estimation import query
+@dataclass(frozen=True)
+class Readings:
+    """The readings from which predictors learn; `options.toml` has the texts of these options."""
 
-    return output.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
+    card: str = ""
+    torch: str = ""
+
+    def training_set(self) -> tuple[Dataset, list[MeasuredModel]]:
+        """The readings and models of one's own database, or those of the package."""
+        from farm.estimation import query
+
+        return output.first_that_knows(lambda session: query.training_set(session, self.card, self.torch))
 
 
 @app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
-def dataset(target: Path, card: Card = "", torch: Torch = "", as_json: AsJson = False) -> None:
+def dataset(target: Path, readings: Readings, as_json: AsJson = False) -> None:
     """Write the training data of predictors: a row for each tuple."""
     from farm.estimation.query import write_dataset
 
-    found, _ = training_set(card, torch)
+    found, _ = readings.training_set()
     write_dataset(found, target)
     if as_json:
         emit_json({"file": str(target), "rows": len(found), "key": found.key, **found.conditions.to_json()})
@@ -45,9 +49,7 @@ def dataset(target: Path, card: Card = "", torch: Torch = "", as_json: AsJson = 
 
 
 @app.command(epilog="Example: farm predict fit --card H200")
-def fit(
-    predictor: str = "best", card: Card = "", torch: Torch = "", out: Path | None = None, as_json: AsJson = False
-) -> None:
+def fit(predictor: str = "best", *, readings: Readings, out: Path | None = None, as_json: AsJson = False) -> None:
     """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
     from farm.prediction import evaluation, stored_predictor
     from farm.prediction.predictors import predictor_spec
@@ -57,7 +59,7 @@ def fit(
         raise UsageError(f"The name '{out}' does not end in .npz.", "Name the file like this: --out predictor.npz")
     spec = predictor_spec(predictor)
     needs_scikit_learn()
-    data, models = training_set(card, torch)
+    data, models = readings.training_set()
     found = evaluation.fit(spec, data, models, say)
     path = out or stored_predictor.folders()[0] / stored_predictor.file_name(data.conditions)
     stored_predictor.save(found, path)
@@ -71,8 +73,8 @@ def fit(
 @app.command(epilog="Example: farm predict evaluate best --card H200")
 def evaluate(
     predictors: list[str] | None = None,
-    card: Card = "",
-    torch: Torch = "",
+    *,
+    readings: Readings,
     on: str = "",
     across: str = "",
     folds: bool = True,
@@ -90,10 +92,10 @@ def evaluate(
     if png is not None:
         plots.check_path(png)
     if on or across:
-        _evaluate_fitted(card, torch, on, across, specs[-1].name if predictors else "best", as_json)
+        _evaluate_fitted(readings, on, across, specs[-1].name if predictors else "best", as_json)
         return
     needs_scikit_learn()
-    data, models = training_set(card, torch)
+    data, models = readings.training_set()
     found = [evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs]
     whole = sum(model.time_us is not None for model in models)
     about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
@@ -110,8 +112,7 @@ def plan(
     batch: str | None = None,
     given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
     tuples: int = 60,
-    card: Card = "",
-    torch: Torch = "",
+    readings: Readings,
     out: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
@@ -123,12 +124,12 @@ def plan(
     from farm.models import catalog
     from farm.requests.partial_request import usual_variant
 
-    query = EstimateQuery(card, torch=torch)
+    query = EstimateQuery(readings.card, torch=readings.torch)
     kind = query.kind()
     variants = [
         usual_variant(name, kind, batch=size, **given)
         for name in map(catalog.known, models)
-        for size in (sizes("--batch", batch) if batch else [None])
+        for size in sizes("--batch", batch)
     ]
     estimates = [estimated(variant, query) for variant in variants]
     if not any(one.total_time for one in estimates):
@@ -138,10 +139,8 @@ def plan(
         )
     found = next_measurements.plan(estimates, tuples)
     if out is not None:
-        try:
+        with writing_to(out):
             out.write_text(found.file)
-        except OSError as error:
-            raise UsageError(f"'{out}' cannot be written: {error.strerror or error}.", "Name another file.") from error
     if as_json:
         emit_json(found.to_json())
     elif not found.proposals:
@@ -152,20 +151,20 @@ def plan(
         say(step if out is not None else "--out FILE writes a measurement file of these tuples for `farm run -f FILE`.")
 
 
-def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
+def _evaluate_fitted(readings: Readings, on: str, across: str, predictor: str, as_json: bool) -> None:
     """Compare a fitted predictor with readings outside its training data."""
     from farm.estimation import query
     from farm.prediction import evaluation, stored_predictor
     from farm.prediction.predictors import predictor_spec
 
     if across:
-        train, _ = training_set(card, torch)
-        data, models = training_set(across, "")
+        train, _ = readings.training_set()
+        data, models = Readings(across).training_set()
         found = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
         about = f"fitted to readings of {train.card.model}"
     else:
         with query.database_at(on).read() as session:
-            everything, models = query.training_set(session, card, torch)
+            everything, models = query.training_set(session, readings.card, readings.torch)
         model, conditions, folders = everything.card.model, everything.conditions, stored_predictor.folders()
         stored = stored_predictor.find(folders, model, conditions.software.torch, conditions.protocol)
         if stored is None:

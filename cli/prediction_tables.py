@@ -33,7 +33,6 @@ _SHARES = {"unseen_types": "predicted for operator types without any reading"}
 def generation(found: Generation) -> RenderableType:
     """A generated text: the sum, the prompt, and a decode at some lengths of the cache."""
     prompt, level = found.prefill.variant, found.level
-    heads = "", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share"
     rows = [_row(str(one.variant), one, level) for one in found.phases]
     text = f"prompt and {found.tokens} generated tokens"
     total = (text, *_cells(found.time, found.energy, not found.is_lower_bound), "")
@@ -46,7 +45,7 @@ def generation(found: Generation) -> RenderableType:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
     after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
     title = Text(f"{prompt}, {after}", style="bold")
-    return Group(title, ruled(heads, [total, *rows]), *(Text(f"  {note}") for note in notes))
+    return Group(title, ruled(_heads(level), [total, *rows]), *(Text(f"  {note}") for note in notes))
 
 
 def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
@@ -216,9 +215,9 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         cards = [str(one.memory.cards) if one.memory else NOTHING] if too_large else []
         predicted_share = percent(1 - _measured(one)) if one.shares or one.whole_time else NOTHING
         rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
-    heads = ["", ">time", f">{percent(level, 0)} interval", ">energy", ">interval"]
+    *heads, measured_head = _heads(level)
     heads += [">tokens/s"] if found[0].per_token.tokens else []
-    heads += [">measured share", ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
+    heads += [measured_head, ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
     notes = list(dict.fromkeys(note for one in found for note in one.notes))
     notes += [f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}" for one in incomplete]
     notes += _left_out(found)
@@ -233,6 +232,11 @@ def _cells(time: PredictedValue, energy: PredictedValue | None, complete: bool) 
     least = "" if complete else "≥ "
     energies = f"{least}{quantity(energy.value, ENERGY)}" if energy else NOTHING
     return f"{least}{quantity(time.value, TIME)}", _ends(time, TIME), energies, _ends(energy, ENERGY)
+
+
+def _heads(level: float) -> tuple[str, ...]:
+    """The heads of the columns of `_row`."""
+    return "", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share"
 
 
 def _row(name: str, one: Estimate, level: float) -> tuple[str, ...]:
@@ -253,8 +257,7 @@ def _ends(found: PredictedValue | None, units: Units) -> str:
 def narrowed(before: Estimate, after: Estimate, level: float) -> RenderableType:
     """An estimate before and after some measurements."""
     rows = [_row("before", before, level), _row("with the new readings", after, level)]
-    heads = ("", ">time", f">{percent(level, 0)} interval", ">energy", ">interval", ">measured share")
-    return Group(ruled(heads, rows), Text(""))
+    return Group(ruled(_heads(level), rows), Text(""))
 
 
 # -- farm predict

@@ -224,6 +224,15 @@ def needing(what: str, extra: str, also: str = "") -> Iterator[None]:
         raise UsageError(f"{what}, which is not installed.", step) from error
 
 
+@contextlib.contextmanager
+def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[None]:
+    """A context for writing a file or folder. Raises `UsageError` with the next step if that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", next_step) from error
+
+
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

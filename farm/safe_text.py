@@ -85,12 +85,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Replace control characters by JSON escapes such as ``\u001b`` or ``\n``.
-
-    Titles, labels and ids come from files, the broker and the database. They must not control a terminal or start a
-    new line in a log.
-
-    Args:
-        keep: control characters that are not replaced.
-    """
+    r"""Replace control characters, except those in ``keep``, by JSON escapes such as ``\u001b`` or ``\n``. Titles,
+    labels and ids come from files, the broker and the database. They must not control a terminal or start a new line in
+    a log."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else json.dumps(found[0])[1:-1], text)

@@ -128,11 +128,8 @@ def _machine_id() -> str:
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process.
-
-    Raises:
-        SettingsError: a setting has a wrong value or is unknown; the message names it.
-    """
+    """The settings of this process. Raises `SettingsError`, which names the setting, if one has a wrong value or is
+    unknown."""
     try:
         return Settings()
     except ValueError as error:
@@ -140,11 +137,8 @@ def settings() -> Settings:
 
 
 def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
-    """Return the settings, with defaults for wrong values, and one message for each wrong value.
-
-    Raises:
-        SettingsError: the settings cannot be read, or a setting is unknown.
-    """
+    """Return the settings, with defaults for wrong values, and one message for each wrong value. Raises `SettingsError`
+    if the settings cannot be read, or a setting is unknown."""
     try:
         return Settings(), []
     except ValueError as error:
@@ -157,11 +151,8 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed.
-
-    Raises:
-        OSError: the folder cannot be created.
-    """
+    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed. Raises
+    `OSError` if the folder cannot be created."""
     if not folder.parent.exists():
         make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -169,10 +160,7 @@ def make_private(folder: Path) -> None:
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
     """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
-
-    Args:
-        parent: the pid of the expected parent; if that process has already ended, this process exits. 0: any.
-    """
+    If ``parent``, the pid of the expected parent (0: any), has already ended, this process exits."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
     if parent and os.getppid() != parent:

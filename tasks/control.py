@@ -62,15 +62,10 @@ def database() -> Database:
 
 @app.task(name="aggregate")
 def aggregate(round_id: str) -> dict[str, str]:
-    """Close the job's items that have no attempts left, then aggregate the round.
+    """Close the job's items that have no attempts left, then aggregate the round "JOB/NUMBER". Return its id, the
+    result of closing it (`Closing`) and the job's outcome.
 
     The task has one argument: Celery runs an errback with more arguments inside the worker that saw the failure.
-
-    Args:
-        round_id: "JOB/NUMBER".
-
-    Returns:
-        The round's id, the result of closing the round (`Closing`) and the job's outcome.
     """
     job_id, _, number = round_id.partition("/")
     current = settings()
@@ -105,13 +100,9 @@ def lost_after_s(current: Settings) -> float:
 
 
 def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> None:
-    """Repair the jobs of one farm after crashes, lost messages and lost cards.
-
-    Args:
-        farm: the embedded farm whose jobs are repaired; "" for the shared farm.
-        may_move: False for some time after an outage of the database: all cards look lost until their workers have
-            written a heartbeat again.
-    """
+    """Repair the jobs of one embedded farm ("": the shared farm) after crashes, lost messages and lost cards. Without
+    ``may_move``, which is for some time after an outage of the database, no item moves: all cards look lost until their
+    workers have written a heartbeat again."""
     views = _views(store, current, farm)
     with _continuing("returning deferred items to waiting"):
         queues.publish_items(store, items.wake_orphans(store, farm=farm))
@@ -195,10 +186,8 @@ def _cancel_interrupted_planning(store: Database, farm: str) -> None:
 
 
 def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
-    """Publish the items of cards that lost messages: idle cards, and busy cards with far fewer messages than items.
-
-    It is unknown which items of a busy card have no message, so all are published. Workers decline extra messages.
-    """
+    """Publish the items of cards that lost messages: idle cards, and busy cards with far fewer messages than items. It
+    is unknown which items of a busy card have no message, so all are published. Workers decline extra messages."""
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     working = {view.card.id: view.state for view in views if view.state in WORKING}
     depths = queues.queue_depths(list(working))
@@ -260,10 +249,8 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
 
 
 def _without_holder(farm: str, idle_for_s: float) -> Any:
-    """Return a query for ids of open items that are not under a lease and were not published just now.
-
-    It omits items that the publisher of their round has not published yet.
-    """
+    """Return a query for ids of open items that are not under a lease and were not published just now. It omits items
+    that the publisher of their round has not published yet."""
     this_round = and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round))
     return (
         sqlalchemy.select(col(Item.id))

@@ -79,10 +79,8 @@ def serve(
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
-    """A log filter that removes secrets from each record and rejects none.
-
-    A formatter of the farm would remove them, but Flower sets its own formatter.
-    """
+    """A log filter that removes secrets from each record and rejects none. Flower replaces the farm's formatter, which
+    would remove them."""
     record.msg, record.args = without_secrets(record.getMessage()), ()
     if record.exc_info:
         record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))

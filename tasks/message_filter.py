@@ -63,10 +63,8 @@ _IDS = ("id", "root_id", "parent_id", "group")
 
 
 def refusal(message: Any, queue: str) -> str:
-    """Return why a message is not a task of the farm or a valid remote command; '' if it is one. Never raises.
-
-    Messages in other queues, such as that of remote commands ('control@gpu1.celery.pidbox'), are not checked.
-    """
+    """Return why a message is not a task of the farm or a valid remote command; '' if it is one. Never raises. Messages
+    in other queues, such as that of remote commands ('control@gpu1.celery.pidbox'), are not checked."""
     of_commands = queue.endswith(".celery.pidbox") and "@" in queue
     if not of_commands and not carries_tasks(queue):
         return ""
@@ -109,10 +107,8 @@ def _task_refusal(message: Any, queue: str) -> str:
 
 
 def _command_refusal(message: Any) -> str:
-    """Return why a message is not a valid command to a worker.
-
-    The arguments of the command are not checked: if they raise an error, Celery returns it to the sender.
-    """
+    """Return why a message is not a valid command to a worker. The arguments of the command are not checked: if they
+    raise an error, Celery returns it to the sender."""
     properties = message["properties"]
     if not isinstance(properties["delivery_tag"], str) or properties.get("body_encoding") != "base64":
         return "its delivery tag or encoding is not the farm's"

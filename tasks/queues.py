@@ -75,14 +75,12 @@ def stale_after_s(current: Settings) -> float:
 
 
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
-    """Publish the next waiting items of a job's round that have no message yet; return the number of messages.
+    """Publish the next waiting items of a job's round that have no message yet; return the number of messages. With
+    ``again``, also publish items that had a message, and claimed items whose lease has ended.
 
     Only one process at a time publishes a round; other callers return at once. Progress is stored after each batch: if
     the publisher dies, the next publisher sends at most one batch again. The reconciler publishes items for which the
     queues have no room yet. If no item of a planned round needs a message, publish its aggregation.
-
-    Args:
-        again: also publish items that had a message, and claimed items whose lease has ended.
     """
     sent = _publish(database, job_id, number, partial(_send_chord, job_id, number), again=again)
     if sent == 0:
@@ -94,11 +92,8 @@ def publish_round(database: Database, job_id: str, number: int, *, again: bool =
 
 
 def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_s: float | None = None) -> None:
-    """Publish a single message for each of these items that waits or whose lease has ended.
-
-    Args:
-        unless_within_s: leave out items that a process published within this time. Unit: s.
-    """
+    """Publish a single message for each of these items that waits or whose lease has ended. Leave out items that a
+    process published within ``unless_within_s``."""
     rounds: set[tuple[str, int]] = set()
     for batch in in_batches(item_ids):
         its = col(Item.id).in_(batch)
@@ -122,11 +117,8 @@ def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
 def _publish(
     database: Database, job_id: str, number: int, send: Callable[[Sequence[Any]], None], *, again: bool = False
 ) -> int | None:
-    """Publish the marked items of a job as the only publisher of its newest round.
-
-    Returns:
-        The number of messages; None if another process publishes the round. That process also sends the marked items.
-    """
+    """Publish the marked items of a job as the only publisher of its newest round. Return the number of messages; None
+    if another process publishes the round, which then also sends the marked items."""
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
     stale = col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings())
     free = or_(col(tables.Round.publisher).is_(None), stale)
@@ -269,10 +261,8 @@ def publish_aggregate(job_id: str, number: int) -> None:
 
 
 def follow_up(database: Database, closed: Closed) -> None:
-    """Publish the aggregations and items that follow from closing an item, if their jobs belong to this farm.
-
-    Other farms use other brokers; their reconcilers find their items in the database.
-    """
+    """Publish the aggregations and items that follow from closing an item, if their jobs belong to this farm. Other
+    farms use other brokers; their reconcilers find their items in the database."""
     publish_groups(database, closed.due)
     if not closed.rounds and not closed.woken:
         return

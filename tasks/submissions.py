@@ -57,12 +57,8 @@ class PlannedJob:
 
 
 def plan(partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float) -> list[PlannedJob]:
-    """Plan one job per request and card model.
-
-    Raises:
-        UsageError: a value is wrong; for a request from a file, the message begins with file and line.
-        UnknownOperator: PyTorch has no operator of a given name.
-    """
+    """Plan one job per request and card model. Raises `UsageError` if a value is wrong (for a request from a file, the
+    message begins with file and line); `UnknownOperator` if PyTorch has no operator of a given name."""
     partials, planned = list(partials), []
     alone = len({number if one.where else one.title for number, one in enumerate(partials)}) == 1
     for partial in partials:
@@ -115,11 +111,8 @@ class Submissions:
         return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
 
     def refusals(self, done: int) -> str:
-        """Return a text with one line for each refused request; "" if no request was refused.
-
-        Args:
-            done: the number of jobs that were not refused.
-        """
+        """Return a text with one line for each refused request, beside ``done`` other jobs; "" if no request was
+        refused."""
         lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
         return "\n".join([f"{len(lines)} of {done + len(lines)} requests cannot be measured:", *lines]) if lines else ""
 
@@ -144,11 +137,8 @@ class Submissions:
         return left
 
     def fitting(self, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
-        """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are not checked.
-
-        Raises:
-            UsageError: the only job does not fit.
-        """
+        """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are not checked. Raises
+        `UsageError` if the only job does not fit."""
         left = []
         for job in planned:
             with self._or_refused(job), _located(job.partial):
@@ -160,12 +150,8 @@ class Submissions:
     def previews(
         self, database: Database | None, planned: Sequence[PlannedJob], *, own: Sequence[Card] = ()
     ) -> list[tuple[PlannedJob, create.JobPreview]]:
-        """Return each job with the plan of its items, without writing to the database or starting workers.
-
-        Args:
-            database: the farm's database; None if it does not exist yet.
-            own: see `farm.jobs.create.dry_running`.
-        """
+        """Return each job with the plan of its items, without writing to the database or starting workers. ``database``
+        is None if it does not exist yet; for ``own``, see `farm.jobs.create.dry_running`."""
         left = list(planned) if database is None else self.still_to_do(database, planned)
         found = []
         with create.dry_running(database, own) as rehearsal:
@@ -324,10 +310,8 @@ def _publishing_while_it_grows(
 
 
 def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doing, done, of: None) -> int:
-    """Repair a job like the reconciler and publish its open items again; return their number.
-
-    If the planning of a sweep was interrupted, it continues. Safe for a job on which workers are active.
-    """
+    """Repair a job like the reconciler and publish its open items again; return their number. If the planning of a
+    sweep was interrupted, it continues. Safe for a job on which workers are active."""
     from tasks import queues
     from tasks.control import repair_job
 

@@ -141,11 +141,8 @@ class Supervisor:
 
 
 def state_of_supervisor(pid: int) -> Literal["running", "stopped", "ended"]:
-    """Return the state of the supervisor of this process. A stopped one (SIGSTOP, Ctrl-Z) restarts no dead worker.
-
-    Args:
-        pid: the id of the process that started this process.
-    """
+    """Return the state of the supervisor of this process, the process ``pid`` that started it. A stopped one (SIGSTOP,
+    Ctrl-Z) restarts no dead worker."""
     with contextlib.suppress(psutil.Error):
         if os.getppid() == pid:
             return "stopped" if psutil.Process(pid).status() == psutil.STATUS_STOPPED else "running"
@@ -153,11 +150,8 @@ def state_of_supervisor(pid: int) -> Literal["running", "stopped", "ended"]:
 
 
 def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
-    """Run `farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; return the exit code.
-
-    Raises:
-        CardBusy: another worker serves one of the cards; nothing is started.
-    """
+    """Run `farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; return the exit code. Raises
+    `CardBusy` before anything is started if another worker serves one of the cards."""
     current = settings()
     configure(current)
     for card in chosen:

@@ -58,12 +58,8 @@ _SUPERVISOR = os.getppid()
 
 
 def serve_card(card_id: str) -> int:
-    """Run the worker of one card until it is stopped; return the exit code.
-
-    Raises:
-        CardBusy: another worker on this host serves the card.
-        SettingsError: locks do not work in the lock folder of the settings.
-    """
+    """Run the worker of one card until it is stopped; return the exit code. Raises `CardBusy` if another worker on this
+    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings."""
     current = settings()
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
     os.environ[HOLDER_VARIABLE] = holder
@@ -97,11 +93,8 @@ def serve_card(card_id: str) -> int:
 
 
 def _announce(database: Database, card_id: str, holder: str, current: Settings) -> None:
-    """Register the worker of the card before the import of torch, which takes long and may fail.
-
-    Raises:
-        NoSuchCard: this host does not find the card, and it is not registered.
-    """
+    """Register the worker of the card before the import of torch, which takes long and may fail. Raises `NoSuchCard` if
+    this host does not find the card, and it is not registered."""
     card: Card | None = None
     try:
         card = find_card(card_id, current)
@@ -132,13 +125,11 @@ def _claimed_items() -> set[int]:
 
 @dataclass
 class StallWatchdog:
-    """Ends a worker that gets no messages although published items wait; its supervisor then starts a new worker.
+    """Ends a worker that gets no messages although published items wait for ``limit_s`` (0: no limit); its supervisor
+    then starts a new worker.
 
     A worker may send heartbeats and answer pings, but process no messages: after an error between receiving a message
     and passing it to the pool, Celery waits for this message for ever. No other worker reads the card's queue.
-
-    Args:
-        limit_s: how long the worker may process no message while items wait; 0: no limit. Unit: s.
     """
 
     card_id: str
@@ -147,22 +138,15 @@ class StallWatchdog:
     _progress_at_s: float = 0.0
 
     def stalled(self, database: Database, *, taken: int, at_work: bool, now_s: float) -> bool:
-        """Return True if the worker has stalled. Called at every heartbeat.
-
-        Args:
-            taken: the number of messages that the pool has received so far.
-            at_work: True if the worker measures an item now.
-            now_s: the present time of a monotonic clock.
-        """
+        """Return True if the worker has stalled. Called at every heartbeat, with the number of messages that the pool
+        has received so far, and whether the worker measures an item now. ``now_s``: of a monotonic clock."""
         if taken != self._taken or at_work or not self.limit_s or not self._items_wait(database):
             self._taken, self._progress_at_s = taken, now_s
         return now_s - self._progress_at_s > self.limit_s > 0
 
     def exit_if_stalled(self, database: Database, current: Settings) -> None:
-        """End this process at once if it has stalled, unless the broker is the cause.
-
-        A normal stop would requeue the message that stalled it.
-        """
+        """End this process at once if it has stalled, unless the broker is the cause. A normal stop would requeue the
+        message that stalled it."""
         now_s = time.monotonic()
         taken, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
         if self.stalled(database, taken=taken, at_work=at_work, now_s=now_s):

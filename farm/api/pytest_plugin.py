@@ -104,11 +104,8 @@ class _Session:
         return found
 
     def compare(self, tests: list[str]) -> None:
-        """Measure base and head alternately and judge the changes.
-
-        Raises:
-            UsageError: git does not know the base, an option is wrong, or the tests of a side cannot run.
-        """
+        """Measure base and head alternately and judge the changes. Raises `UsageError` if git does not know the base,
+        an option is wrong, or the tests of a side cannot run."""
         top = Path(git(self.root, "rev-parse", "--show-toplevel"))
         try:
             commit = git(top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")

@@ -29,12 +29,12 @@ READS = 200  # least number of pieces that one graph reads: the graph's launch t
 PIECE_REPLAYS = 5
 
 SIZE = 1024  # matrix size in `other_operators`: enough blocks for every multiprocessor
-LEAST_PASSES, PASSES = 4, 24  # least and most passes in one graph with events
-ROUGH_PASSES = 8  # most of them for a rough reading
+LEAST_PASSES, PASSES, ROUGH_PASSES = 4, 24, 8  # least and most passes in one graph with events; most if rough
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
-REPLAYS = 6  # counted replays; one warm-up replay comes before them
+LEAST_REPLAYS, REPLAYS = 3, 6  # least and most counted replays; one warm-up replay comes before them
+PRECISE = 0.002  # half-width of the effect, as a share of the time of a pass, with which the least number is enough
 LONGEST_S = 0.005  # longer passes are not timed: a few microseconds of cold caches do not matter to them
 UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`
 
@@ -140,7 +140,8 @@ def time_among_others(
     others: Callable[[], None],
     pass_s: float,
     device: torch.device,
-    most: int = PASSES,
+    *,
+    rough: bool = False,
 ) -> InContext:
     """Time an operator alone and after other operators, in alternating replays.
 
@@ -148,13 +149,13 @@ def time_among_others(
         run: one pass, capturable in a CUDA graph.
         memories: the inputs that another operator of the model writes just before the operator runs.
         pass_s: approximate time of one pass in s.
-        most: largest number of passes in a graph.
+        rough: a less precise time is enough.
     """
     if pass_s > LONGEST_S:
         return InContext(alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0)
     # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70 us together.
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
-    passes = max(LEAST_PASSES, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
+    passes = max(LEAST_PASSES, min(ROUGH_PASSES if rough else PASSES, math.ceil(BUDGET_S / (pass_s + around_s))))
     every: Any = run
     restore: Callable[[], object] | None = None
     if isinstance(every, InPlacePass):
@@ -175,6 +176,8 @@ def time_among_others(
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
+        if replay > LEAST_REPLAYS and (rough or _effect_us(alone_us, among_us)[1] <= PRECISE * bare_us[-1]):
+            break
         pass_us = replay_us(bare, begin, end) / bare_passes
         if restoring is not None:
             pass_us -= replay_us(restoring, begin, end) / bare_passes
@@ -186,14 +189,14 @@ def time_among_others(
             # Ignore the first pass of each graph: it includes the graph's launch.
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
-    return InContext(
-        alone_us=statistics.median(bare_us),
-        effect_us=intervals.midmean(among_us) - intervals.midmean(alone_us),
-        effect_half_width_us=math.hypot(
-            *(intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))
-        ),
-        passes=len(among_us),
-    )
+    return InContext(statistics.median(bare_us), *_effect_us(alone_us, among_us), passes=len(among_us))
+
+
+def _effect_us(alone_us: Sequence[float], among_us: Sequence[float]) -> tuple[float, float]:
+    """How much longer passes take among other operators, and the half-width of this time."""
+    effect_us = intervals.midmean(among_us) - intervals.midmean(alone_us)
+    each_us = (intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))
+    return effect_us, math.hypot(*each_us)
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:

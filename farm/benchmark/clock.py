@@ -22,7 +22,7 @@ from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
 from farm.types.reading import Burst
 
-QUEUED_S = 0.024  # duration of the work that is queued on a GPU: a busy host does not starve the GPU
+QUEUED_S = 0.024  # usual duration of the work that is queued on a GPU: a busy host does not starve the GPU
 PAUSE_SHARE = 0.04  # longest pause before a round, as a share of the round
 LONGEST_PAUSE_S = 2e-4  # but no pause is longer
 CYCLES_PER_S = 1.7e9  # about the clock of a GPU: events measure how long a pause was
@@ -52,11 +52,11 @@ class Clock:
     be synchronous with the samples of the power sensor (docs/method.md, "Pauses between the passes of a model").
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, queued_s: float = QUEUED_S) -> None:
         self.workload = workload
         self.cuda = workload.device.type == "cuda"
         self.done: list[TimedRound] = []
-        self.in_flight = max(2, min(64, math.ceil(QUEUED_S / max(workload.round_s, 1e-6))))
+        self.in_flight = max(2, min(64, math.ceil(queued_s / max(workload.round_s, 1e-6))))
         self._waiting: collections.deque[tuple[torch.cuda.Event, torch.cuda.Event, int, bool]] = collections.deque()
         self._last: torch.cuda.Event | None = None
         self.pauses = False
@@ -175,7 +175,8 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
                 clock.finish()
                 burst_s = sum(entry.took_s for entry in clock.done[-count:])
                 time.sleep(burst_s * (1 - duty) / duty)
-        ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
+        seen_s, ticks_mj = sampler.ticks(begin_s + 0.25)
+        ticks_s = sampler.period.regular(seen_s)
         inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
         if ranks.largest(not inside):
             return None

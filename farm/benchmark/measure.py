@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from farm.benchmark import intervals, ranks, window
-from farm.benchmark.cache import PASSES, ROUGH_PASSES, InPlacePass, other_operators, time_among_others
+from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
-from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, paused_share
+from farm.benchmark.clock import QUEUED_S, Clock, eager_time_us, measure_bursts, paused_share
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
@@ -40,6 +40,7 @@ from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
 from farm.types.tuple import parse
 
 REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
+MOST_QUEUES = 4  # a starved reading doubles the work that is queued from then on, up to this factor
 #: Flags of a replay in order that has another power than the whole model.
 UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "no_energy"}
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
@@ -65,6 +66,7 @@ class Gate:
     #: A window shorter than the longest goes on until the half-width of the energy is this share of the requested one.
     energy_share: float = 1.0
     pauses: bool = False  # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
+    queued_s: float = QUEUED_S  # see there
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
         if not self.energy:
@@ -77,9 +79,9 @@ GATES = {
     "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5, pauses=True),
 }
 #: For the replay of a whole model: its interval is a part of the interval of the sum.
-REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True)
-#: For tuples of which a rough figure is enough (`Stopping.rough`).
-ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1)
+REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True, shortest_s=0.5)
+#: For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for little queued work.
+ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1, queued_s=QUEUED_S / 3)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
@@ -170,6 +172,8 @@ class Bench:
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
         self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
+        self._worked_s = 0.0  # time in warm-ups and windows so far
+        self._queues = 1  # factor of the queued work: it grows if the host is slow
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
 
@@ -208,7 +212,7 @@ class Bench:
                 with ledger.charged("canary"):
                     self.levels.refresh()
                     if subject.kind == "operator" and not stopping.rough:
-                        canary = self._canary.newest(measure_canary, on_phase)
+                        canary = self._canary.newest(measure_canary, on_phase, self._worked_s)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
@@ -378,22 +382,13 @@ class Bench:
                 return {}
             return {"added": time_added(players[0], pass_s), "looped_us": time_loops(players[0], pass_s)}
 
-        def in_order() -> dict[str, Any]:
-            if not players:  # the places are missing: their reason tells why
-                return {}
-            steps = HostSteps.of(players[0].once, device)
-            with contextlib.closing(arrange(Passes(steps.around(players[0].once)), protocol, device)) as replay:
-                one = self._steady_until_good(replay, stopping, REPLAY, silent, CostLedger())
-            if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
-                return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
-            found = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
-            layouts = time_layouts(players[0], steps, pass_s) if ranks.world() == 1 else None
-            return {"in_order": found, "layouts_half_width_us": layouts}
+        def in_order() -> dict[str, Any]:  # if the places are missing, their reason tells why
+            return self._replayed(players[0], protocol, stopping, pass_s) if players else {}
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
-            most = ROUGH_PASSES if stopping.rough else PASSES
-            return {"context": time_among_others(passes.first, passes.inputs, others, pass_s, device, most)}
+            found = time_among_others(passes.first, passes.inputs, others, pass_s, device, rough=stopping.rough)
+            return {"context": found}
 
         for phase, applies, figures, missing in (
             ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
@@ -408,6 +403,17 @@ class Bench:
                     on_phase(phase, {})
                     reading = self._with_figures(reading, figures, missing)
         return reading
+
+    def _replayed(self, player: Player, protocol: Protocol, stopping: Stopping, pass_s: float) -> dict[str, Any]:
+        """Measure the replay of a whole model's calls, and how much it depends on the addresses of the data."""
+        steps = HostSteps.of(player.once, self.torch_device)
+        with contextlib.closing(arrange(Passes(steps.around(player.once)), protocol, self.torch_device)) as replay:
+            one = self._steady_until_good(replay, stopping, REPLAY, silent, CostLedger())
+        if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
+            return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
+        found = InOrder(**{name: getattr(one, name) for name in names_of(InOrder)})
+        layouts = time_layouts(player, steps, pass_s) if ranks.world() == 1 else None
+        return {"in_order": found, "layouts_half_width_us": layouts}
 
     def _with_overlap(self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping) -> Reading:
         """Time a collective and the matrix product that runs beside it, each alone."""
@@ -461,16 +467,14 @@ class Bench:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let the card cool
+            if ranks.largest("starved" in poor):
+                self._queues = min(MOST_QUEUES, 2 * self._queues)
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
         farms = self.own_processes | registered_processes(settings().lock_dir)
-
-        def foreign() -> frozenset[int]:
-            return (self.device.compute_processes() or frozenset()) - farms
-
-        foreign_before, clock = foreign(), Clock(workload)
+        clock = Clock(workload, self._queues * gate.queued_s)
         on_phase("warm-up", {})
         with Sampler(self.device, farms) as sampler:
             start_s = time.perf_counter()
@@ -486,6 +490,7 @@ class Bench:
             settled_s = until_s + stopping.minimum_s
             converged, begin_s = self._run_window(clock, sampler, begin_s, stopping, gate, settled_s)
             end_s = time.perf_counter()
+            self._worked_s += end_s - start_s
             if not gate.ahead:
                 slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
@@ -509,7 +514,7 @@ class Bench:
             and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             rough=gate is ROUGH,
-            foreign=foreign_before | seen.foreign_processes | foreign(),
+            foreign=seen.foreign_processes | ((self.device.compute_processes() or frozenset()) - farms),
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -596,7 +601,8 @@ class Bench:
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
     ) -> bool:
-        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
+        least_steps = gate.least_steps + (sampler.period.period_s is None)  # one step alone shows nothing then
+        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= least_steps:
             return False
         power = gate.power(sampler, begin_s, now_s)
         rounds = clock.between(power.begin_s, power.end_s)

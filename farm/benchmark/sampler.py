@@ -2,8 +2,7 @@
 
 The thread must not slow down the benchmark. NVML's calls release the GIL, and the thread sleeps between them. It
 queries clocks, temperature and throttle reasons only ten times a second. The energy counter of an H200 changes
-every 100 ms: shortly before the next change, the thread queries it every millisecond. So it knows the time of each
-change to about a millisecond with few calls.
+every 100 ms: the thread queries it only from shortly before the next change, every millisecond.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -30,6 +30,13 @@ TICK_PAUSE_S = 0.001
 SLOW_PAUSE_S = 0.1
 PROCESS_PAUSE_S = 0.25
 TICK_GUARD_S = 0.008  # frequent queries of the energy counter begin this long before its next expected change
+
+LAST_CHANGES = 9  # changes of the energy counter from which the time of the next one is expected
+RECENT_S = 30.0  # changes of earlier samplers count if they are not older
+PERIODS_S = 0.01  # periods of energy counters are multiples of this
+PERIOD_ERROR = 0.001  # largest standard error of another period, as a share of it, with which it is used
+UNUSUAL = 0.3  # a longer or shorter step, as a share of the usual one, does not show the period
+EARLIER = 0.1  # so much of a period the other changes may be seen less late than the one that they are numbered from
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
 POWER_FIELDS = ("power_instant_w", "power_average_w")
@@ -70,6 +77,87 @@ class SampledWindow:
         return any(self.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
 
+class CounterPeriod:
+    """The period of a device's energy counter, from the changes that all its samplers have seen.
+
+    The counter of an H200 adds up the energy of 0.1 s each. A query sees each change some milliseconds late, more if
+    several programs use the driver. So the power of a step is its energy divided by the period, not by the time between
+    two queries. A counter without a regular period is recognised by its steps: their powers then scatter more.
+    """
+
+    def __init__(self) -> None:
+        # Sums of squares and products over all runs of changes, each relative to its mean number and mean time.
+        self._numbers = self._products = self._times = 0.0
+        self._degrees = 0
+        self._scatter_seen = self._scatter_regular = 0.0  # of the powers of consecutive steps
+        self._newest_s: list[float] = []
+
+    @property
+    def period_s(self) -> float | None:
+        """None if the period is not known well enough, or if the counter has none. Unit: s.
+
+        It is a multiple of `PERIODS_S` unless the changes contradict this.
+        """
+        if self._scatter_regular >= self._scatter_seen:
+            return None
+        period_s = self._products / self._numbers
+        rest = max(0.0, self._times - period_s * self._products) / self._degrees
+        error_s, usual_s = math.sqrt(rest / self._numbers), PERIODS_S * round(period_s / PERIODS_S)
+        if error_s <= PERIODS_S / 8 and abs(period_s - usual_s) <= max(3 * error_s, PERIOD_ERROR * period_s):
+            return usual_s
+        return period_s if error_s <= PERIOD_ERROR * period_s else None
+
+    def learn(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
+        """Add a series of changes: their times and the counter's new values. Changes that were seen very late do not
+        count."""
+        self._newest_s = [*self._newest_s, *times_s][-LAST_CHANGES:]
+        steps_s = [b - a for a, b in itertools.pairwise(times_s)]
+        unusual = [abs(one_s / median(steps_s) - 1) > UNUSUAL for one_s in steps_s]
+        ends = [number for number, wrong in enumerate([*unusual, True]) if wrong]
+        for begin, end in itertools.pairwise([-1, *ends]):
+            if end - begin >= 3:
+                self._add(times_s[begin + 1 : end + 1], energies_mj[begin + 1 : end + 1])
+
+    def _add(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
+        numbers = range(len(times_s))
+        number, time_s = fmean(numbers), fmean(times_s)
+        self._numbers += math.fsum((one - number) ** 2 for one in numbers)
+        self._products += math.fsum((one - number) * (at - time_s) for one, at in zip(numbers, times_s, strict=True))
+        self._times += math.fsum((at - time_s) ** 2 for at in times_s)
+        self._degrees += len(times_s) - 1
+        self._scatter_seen += _scatter(times_s, energies_mj)
+        self._scatter_regular += _scatter(numbers, energies_mj)
+
+    def regular(self, times_s: Sequence[float]) -> list[float]:
+        """Move the times of changes to whole periods after the one that was seen least late. Unit: s.
+
+        If the period is not known, return the times as they are.
+        """
+        if (period_s := self.period_s) is None or not times_s:
+            return list(times_s)
+        slack_s = EARLIER * period_s
+        known_s = [*(one_s for one_s in self._newest_s if 0 < times_s[0] - one_s < RECENT_S), *times_s]
+
+        def lateness_s(one_s: float) -> float:
+            return math.fsum((at - one_s + slack_s) % period_s for at in known_s)
+
+        one_s = min(known_s, key=lateness_s)
+        periods = (math.floor((at - one_s + slack_s) / period_s) for at in times_s)
+        numbers = list(itertools.accumulate(periods, lambda last, number: max(last + 1, number)))
+        least_s = min(at - number * period_s for number, at in zip(numbers, times_s, strict=True))
+        return [least_s + number * period_s for number in numbers]
+
+
+def _scatter(times: Sequence[float], energies: Sequence[float]) -> float:
+    """The sum of the squared relative differences between the powers of consecutive steps."""
+    ticks = list(zip(times, energies, strict=True))
+    powers = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(ticks)]
+    return math.fsum((b - a) ** 2 for a, b in itertools.pairwise(powers)) / (fmean(powers) ** 2 or 1.0)
+
+
+_periods: WeakKeyDictionary[Device, CounterPeriod] = WeakKeyDictionary()
+
+
 class Sampler:
     """While active, samples one device's sensors in its own thread.
 
@@ -85,6 +173,7 @@ class Sampler:
         self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
         self._slow_fields = tuple(name for name in SLOW_FIELDS if name in capabilities)
         self.counts_energy = "energy_counter_mj" in capabilities  # then windows begin and end at ticks
+        self.period = _periods.setdefault(device, CounterPeriod())
         self._throttles = "throttle_reasons" in capabilities
         self._series: dict[str, _Series] = {
             name: _Series() for name in ("energy_mj", self._power_field, *self._slow_fields) if name
@@ -97,6 +186,7 @@ class Sampler:
         self.began_s = 0.0
         self._last_mj: float | None = None
         self._asked_s = 0.0
+        self._expected_s = -math.inf  # when the energy counter changes next; -inf if unknown, or at every query
         self._power_due_s = self._slow_due_s = self._process_due_s = 0.0
         self.busy_s = 0.0  # time that the thread spent in the driver
 
@@ -116,9 +206,12 @@ class Sampler:
         if self._thread is not None:
             self._thread.join(timeout=5)
             self._thread = None
+        if self.counts_energy:
+            self.period.learn(*self.ticks())
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
-        """The times in s, from `since_s`, at which the energy counter changed, and its new values in mJ."""
+        """The times in s, from `since_s`, at which a query saw that the energy counter changed, and its new values in
+        mJ. See `CounterPeriod.regular`."""
         return self._series["energy_mj"].span(since_s, float("inf"))
 
     def power_values(self, begin_s: float, end_s: float) -> list[float]:
@@ -139,7 +232,7 @@ class Sampler:
         """Average power: from the ticks since `begin_s`; if they are too few, from the sensor over [begin_s, end_s]."""
         times_s, energies_mj = self.ticks(begin_s)
         if len(times_s) >= least_ticks:
-            return power_of_ticks(times_s, energies_mj).rate
+            return power_of_ticks(self.period.regular(times_s), energies_mj).rate
         return self.window(begin_s, end_s).power_w
 
     @property
@@ -174,9 +267,12 @@ class Sampler:
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """All samples so far, with times in s since the sampler's start. None if there are no samples."""
+        """All samples so far, with times in s since the sampler's start. None if there are no samples. The changes of
+        the energy counter are at whole periods."""
         reasons, foreign = list(self._reasons), list(self._foreign)
         found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
+        if "energy_mj" in found:
+            found["energy_mj"] = self.period.regular(found["energy_mj"][0]), found["energy_mj"][1]
         if not any(times for times, _ in found.values()):
             return None
         times = [moment for moment, _ in reasons]
@@ -199,13 +295,14 @@ class Sampler:
         """Query the sensors that are due; return the seconds until the next query."""
         energy = self._series["energy_mj"]
         now_s = begin_s = time.perf_counter()
-        if self.counts_energy:
+        if self.counts_energy and (now_s >= self._expected_s - TICK_GUARD_S or self.period.period_s is None):
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:
                     # The counter changed between the last two queries.
                     asked_s = self._asked_s
                     energy.add((asked_s + now_s) / 2 if now_s - asked_s < 0.02 else now_s, value_mj)
+                    self._expected_s = self._next_change_s(energy.times_s[-LAST_CHANGES:])
                 self._last_mj = value_mj
             self._asked_s = now_s
         if self._power_field and now_s >= self._power_due_s:
@@ -222,23 +319,22 @@ class Sampler:
             if (found := self.device.compute_processes()) is not None:
                 self._foreign.append((time.perf_counter(), found - self._own_processes))
         self.busy_s += time.perf_counter() - begin_s
-        return self._pause_s(energy)
+        left_s = self._expected_s - time.perf_counter()
+        if left_s > TICK_GUARD_S:
+            return min(BASE_PAUSE_S, left_s - TICK_GUARD_S + 1e-4)
+        return TICK_PAUSE_S if left_s > -2 * TICK_GUARD_S else BASE_PAUSE_S
 
     def _add(self, name: str) -> None:
         value = getattr(self.device, name)()
         if value is not None:
             self._series[name].add(time.perf_counter(), value)
 
-    def _pause_s(self, energy: _Series) -> float:
-        if not self.counts_energy or len(energy.times_s) < 2:
-            return BASE_PAUSE_S
-        period_s = energy.times_s[-1] - energy.times_s[-2]
+    def _next_change_s(self, times_s: list[float]) -> float:
+        """The expected time of the counter's change after these."""
+        period_s = self.period.period_s or (times_s[-1] - times_s[-2] if len(times_s) > 1 else 0.0)
         if period_s < 4 * BASE_PAUSE_S:  # RAPL changes every millisecond: each query sees a change
-            return BASE_PAUSE_S
-        left_s = energy.times_s[-1] + period_s - time.perf_counter()
-        if left_s > TICK_GUARD_S:
-            return min(BASE_PAUSE_S, left_s - TICK_GUARD_S + 1e-4)
-        return TICK_PAUSE_S if left_s > -2 * TICK_GUARD_S else BASE_PAUSE_S
+            return -math.inf
+        return self.period.regular(times_s)[-1] + period_s
 
 
 LEVEL_S = 0.5  # window in which the idle or base power is measured

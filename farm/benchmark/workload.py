@@ -185,8 +185,8 @@ def why_it_raised(error: Exception) -> Unmeasurable:
 def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
     cuda = device.type == "cuda"
     output_bytes = sum(tensor.nbytes for tensor in tensors_in(passes.first()))  # also loads kernels, picks algorithms
-    pass_s = _time_pass(passes.first, device)
     graph = cuda and protocol.launch == "graph"
+    pass_s = _time_pass(passes.first, device, budget_s=0.005 if graph else 0.02)
     pool = torch.cuda.graph_pool_handle() if graph else None  # graphs run one after the other, so they can share memory
     pool = passes.pool.id if graph and passes.pool is not None else pool
     keep: list[Any] = [] if passes.keep is None else [passes.keep]
@@ -195,7 +195,7 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
         few = max(1, min(20, round(2e-3 / pass_s)))
         with _not_capturable():
             small = capture_graph([passes.first] * few, device, pool)
-        pass_s = min(pass_s, _time_pass(small.replay, device, budget_s=0.005) / few)
+        pass_s = min(pass_s, _time_pass(small.replay, device) / few)
         keep.insert(0, small)
     target_s = ROUND_S if cuda else CPU_ROUND_S
     count = max(1, min(MAX_PASSES, math.ceil(target_s / max(pass_s, 1e-7))))
@@ -254,7 +254,7 @@ def _copies(passes: Passes, protocol: Protocol, output_bytes: int, device: torch
     return copies, reached
 
 
-def _time_pass(call: Pass, device: torch.device, budget_s: float = 0.02) -> float:
+def _time_pass(call: Pass, device: torch.device, budget_s: float = 0.005) -> float:
     """The shortest time of a few calls; of the slowest rank in a group. Unit: s."""
     best = math.inf
     begin_s = time.perf_counter()

@@ -151,11 +151,8 @@ class BenchmarkProcess:
                 self._verifier.start()
 
     def wait_ready(self) -> Software:
-        """Start the process if necessary, wait until it can measure, and return its software.
-
-        Raises:
-            Unmeasurable: crashed, hung or not_available.
-        """
+        """Start the process if necessary, wait until it can measure, and return its software. Raises `Unmeasurable`:
+        crashed, hung or not_available."""
         self.start()
         while not self.is_ready(time.monotonic() + START_TIMEOUT_S):
             pass
@@ -163,11 +160,8 @@ class BenchmarkProcess:
         return Software.from_json(self._ready["software"])
 
     def is_ready(self, deadline_s: float, wait_s: float = math.inf) -> bool:
-        """Handle one event of a process that has been started, or wait at most `wait_s`. True if it can measure.
-
-        Raises:
-            Unmeasurable: see `wait_ready`.
-        """
+        """Handle one event of a process that has been started, or wait at most `wait_s`. True if it can measure. Raises
+        as `wait_ready`."""
         if self._ready is None:
             event = self._next(deadline_s, "get ready", wait_s)
             if event.get("event") == "failed":
@@ -255,11 +249,7 @@ class BenchmarkProcess:
         self, request: ProcessRequest[A], deadline_s: float, on_phase: OnPhase | None, wait_s: float = math.inf
     ) -> Callable[[], A | None]:
         """Send a request to the process, which is ready. The result is a function to be called until it returns the
-        answer; each call handles one event of the process, or waits at most `wait_s` for one.
-
-        Raises:
-            Unmeasurable: see `call`; the function raises it, too.
-        """
+        answer; each call handles one event of the process, or waits at most `wait_s` for one. Both raise as `call`."""
         request_id = next(self._ids)
         self._complaints.clear()  # the message about a crash must not quote an earlier item's output
         self._send(request, request_id)
@@ -291,16 +281,13 @@ class BenchmarkProcess:
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one item. Verify it first if it is a variant with a prediction.
+        """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
 
         Args:
             predicted: for a variant, its expected tuples: tuple id -> number of calls.
             verify: True to verify, False to omit it; by default verify if there is a prediction.
             timeout_s: longest time of the verification, and also of the measurement. Unit: s.
             on_phase: see `call`.
-
-        Raises:
-            Unmeasurable: see `call`.
         """
         software, card = self.wait_ready(), self.card
         verified: Verified | str | None = None
@@ -321,14 +308,11 @@ class BenchmarkProcess:
         return Measured(reading, software, card, verified.observed, verified.verification)
 
     def verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified:
-        """Verify a variant on the card.
+        """Verify a variant on the card. Raises as `call`.
 
         On a GPU, a separate verifier process verifies and then ends. The reason: after a process has used PyTorch's
         profiler, each of its kernel launches takes 0.1 to 0.2 us longer. The verifier has less memory, because the
         measuring process uses the card, too; it fails if the card allows only one process.
-
-        Raises:
-            Unmeasurable: see `call`.
         """
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)

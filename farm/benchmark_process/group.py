@@ -73,11 +73,8 @@ class BenchmarkGroup:
         return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
 
     def start(self) -> None:
-        """Start all ranks, if not all are alive, and return at once.
-
-        Raises:
-            Unmeasurable: not_available: the cards cannot access each other.
-        """
+        """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable` (not_available) if the cards
+        cannot access each other."""
         if self.alive:
             return
         self.kill()
@@ -99,11 +96,8 @@ class BenchmarkGroup:
             process.start()
 
     def wait_ready(self) -> Software:
-        """Start the ranks if necessary, wait until all have joined, and return their software.
-
-        Raises:
-            Unmeasurable: crashed, hung or not_available.
-        """
+        """Start the ranks if necessary, wait until all have joined, and return their software. Raises `Unmeasurable`:
+        crashed, hung or not_available."""
         self.start()
         deadline_s = time.monotonic() + START_TIMEOUT_S
         with self._killing():
@@ -127,12 +121,10 @@ class BenchmarkGroup:
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
+        """Measure one subject on all cards, and first verify its calls if they are ``predicted``. Raises `Unmeasurable`
+        if a rank failed, ended or was late; all ranks have then ended.
 
         The reading has the time of the slowest rank and the energy of all cards; `Details.ranks` has those of each.
-
-        Raises:
-            Unmeasurable: a rank failed, ended or was late. All ranks have then ended.
         """
         verified: Verified | None = None
         unverified = None

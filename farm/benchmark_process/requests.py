@@ -123,10 +123,6 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, data: Any) -> Any:
-    """The request or answer of type `kind` from its JSON.
-
-    Raises:
-        ValueError: the JSON does not match the type; pydantic's message names the field.
-        FarmError: a field has a value that is not allowed.
-    """
+    """The request or answer of type `kind` from its JSON. Raises `ValueError`, with pydantic's message, if the JSON
+    does not match the type, and `FarmError` if the value of a field is not allowed."""
     return kind.from_json(data) if hasattr(kind, "from_json") else adapter(kind).validate_python(data)

@@ -189,11 +189,8 @@ class Runner:
     _checked_s = float("-inf")
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        """Run the handler of a request and return its answer.
-
-        Raises:
-            Unmeasurable: this runner does not support the request, or its handler failed.
-        """
+        """Run the handler of a request and return its answer. Raises `Unmeasurable` if this runner does not support the
+        request, or its handler failed."""
         if (handler := self.handlers.get(type(request))) is None:
             raise Unmeasurable("not_available", f"This card cannot {request.doing}: it has no slow memory.")
         if isinstance(request, MeasureRequest) and self.check_due and (unfit := self.check()):

@@ -106,10 +106,7 @@ def nccl_of(version: str) -> str:
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
     """The link between cards of this host ("NVLink x18") and its peak in bytes/s in one direction; "" if unknown.
-
-    Raises:
-        NoSuchCard: two of the cards cannot access each other's memory.
-    """
+    Raises `NoSuchCard` if two of the cards cannot access each other's memory."""
     if for_rocm() or not all(card_id.startswith("GPU-") for card_id in card_ids):
         return "", None
     return nvidia.link_between(card_ids)

@@ -24,13 +24,11 @@ from farm.safe_text import printable
 
 
 class CardLock:
-    """The exclusive right to measure on a card. Use it as a context manager, or call `acquire` and `release`.
+    """The exclusive right to measure on a card. Use it as a context manager, or call `acquire` and `release`. Messages
+    of other processes name the process ``started_by`` as the holder: the one that a person started, by default this
+    one.
 
     A child process made by `fork` shares the lock until both have closed it; a program started by `exec` does not.
-
-    Args:
-        started_by: the id of the process that a person started and that started this process; messages of other
-            processes name it as the holder. The default is this process.
     """
 
     def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:

@@ -85,11 +85,8 @@ def counted_us(reading: ReadingView) -> float:
 def predicted(
     wanted: Sequence[NeededTuple], sizes: Sequence[Size], card_model: str
 ) -> tuple[dict[str, CallPrediction], list[str]]:
-    """Predict collectives without a reading. Return tuple id -> prediction, and notes.
-
-    Raises:
-        NoReadings: a collective has readings of fewer than two sizes.
-    """
+    """Predict collectives without a reading. Return tuple id -> prediction, and notes. Raises `NoReadings` if a
+    collective has readings of fewer than two sizes."""
     found: dict[str, CallPrediction] = {}
     origins = set[tuple[int, int]]()  # numbers of cards: measured, wanted
     for one in wanted:

@@ -176,14 +176,9 @@ class Estimate:
         return PerToken.of(self.variant, *((self.time, self.energy) if self.complete else (None, None)))
 
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
-        """Return ids of missing tuples to measure first: in the order of `narrowing`, or of cost if that is empty.
-
-        Args:
-            seconds: card time to spend. At least one tuple is returned.
-
-        Raises:
-            UsageError: every tuple has a reading, or the model is compiled or split over cards.
-        """
+        """Return ids of missing tuples to measure first, at least one: in the order of `narrowing`, or of cost if that
+        is empty. ``seconds``: card time to spend. Raises `UsageError` if every tuple has a reading, or the model is
+        compiled or split over cards."""
         if self.variant.cards > 1:
             raise UsageError("--measure and --budget measure on one card.", "Omit them, and measure the model.")
         if self.variant.compile:
@@ -265,10 +260,8 @@ def estimate(
     notes: Sequence[str] = (),
     needed: Sequence[NeededTuple] | None = None,
 ) -> Estimate:
-    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions.
-
-    Raises `NoReadings` if no tuple of the model has a reading and there is no prediction, and `CaptureError` (see
-    `tuples_of`).
+    """Estimate the cost of one pass of a model from the readings of its tuples and from predictions. Raises
+    `NoReadings` if no tuple of the model has a reading and there is no prediction, and as `tuples_of`.
 
     Args:
         card_model: the whole name of a card model; it may be without readings.
@@ -311,12 +304,9 @@ def estimate(
         found = _in_ranks(session, found, needed, protocol)
     if found.missing and not found.whole_time and (predictor is None or predictor.software is None):
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
-        found = replace(found, incomplete_reason=f"{_missing_share(found)} {why}.")
+        share = f"{percent(1 - found.coverage)} of the estimated cost"
+        found = replace(found, incomplete_reason=f"{len(found.missing)} of {found.tuples} tuples ({share}) {why}.")
     return found
-
-
-def _missing_share(found: Estimate) -> str:
-    return f"{len(found.missing)} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost)"
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:

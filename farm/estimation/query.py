@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, select
 
-from farm.errors import Ambiguous, NoDatabase, UsageError
+from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
 from farm.estimation.estimate import Estimate, estimate
 from farm.estimation.generation import Generation, generation
 from farm.estimation.readings import card_model_named, peaks_of
@@ -274,8 +274,5 @@ def write_dataset(dataset: Dataset, path: Path) -> None:
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"'{path}' has an unknown suffix.", "Name a file that ends in .parquet or .csv.")
     schema = schema_of("dataset", {"rows": len(dataset)}, DATASET)
-    try:
-        with writer(path, path.suffix[1:], schema, DATASET) as write:
-            write(pa.RecordBatch.from_pylist(list(dataset.records()), schema=schema))
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error
+    with writing_to(path), writer(path, path.suffix[1:], schema, DATASET) as write:
+        write(pa.RecordBatch.from_pylist(list(dataset.records()), schema=schema))

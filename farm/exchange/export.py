@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlmodel import Session
 
 from farm import __version__
-from farm.errors import UsageError, did_you_mean
+from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
-from farm.exchange.filters import Filters, Selection, select_readings
+from farm.exchange.filters import Filters, select_readings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,13 +61,13 @@ def export(
     if alone and traces:
         raise UsageError("--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`.")
     form = alone or form or "parquet"
-    selection = select_readings(session, filters) if filters else Selection((), None)
+    selection = select_readings(session, filters or Filters())
     makers = {"readings": tidy.readings}
     if not alone:
         makers |= {"calls": tidy.calls, "captures": tidy.captures, "verdicts": tidy.verdicts}
     if traces:
         makers["traces"] = tidy.traces
-    try:
+    with writing_to(target, "Give another path, or free disk space."):
         folder = target.parent if alone else target
         folder.mkdir(parents=True, exist_ok=True)
         about = {"format": FORMAT, "farm_version": __version__, "exported_at_s": round(time.time(), 3)}
@@ -77,10 +77,6 @@ def export(
             files[table] = (path, _write(path, form, table, make(session, selection), about))
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
         dictionary.write_text(as_markdown())
-    except OSError as error:
-        raise UsageError(
-            f"{target} cannot be written: {error.strerror or error}.", "Give another path, or free disk space."
-        ) from error
     return Exported(files, dictionary)
 
 
@@ -88,7 +84,7 @@ def as_table(session: Session, table: Literal["readings", "calls"], filters: Fil
     """Return one table of an export as an Arrow table, without writing a file. Raises as `select_readings` does."""
     import pyarrow as pa
 
-    selection = select_readings(session, filters) if filters else Selection((), None)
+    selection = select_readings(session, filters or Filters())
     rows = tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
     schema = schema_of(table)
     return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)

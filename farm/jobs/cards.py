@@ -42,11 +42,8 @@ KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
-    """Return the name with which a worker marks its card and its claims.
-
-    Args:
-        farm: id of the worker's embedded farm, which becomes the end of the name; "" for the shared farm.
-    """
+    """Return the name with which a worker marks its card and its claims. It ends with ``farm``, the id of the worker's
+    embedded farm; "" for the shared farm."""
     return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
 
 
@@ -179,12 +176,8 @@ def stored_state(database: Database, card_id: str) -> str:
 
 
 def stopped(database: Database, holder: str, reason: str = "") -> None:
-    """Record that a worker stopped.
-
-    Args:
-        holder: its holder name, or the prefix from `holder_of_process`.
-        reason: why it stopped although nobody stopped it; "" if somebody did.
-    """
+    """Record that a worker stopped. ``holder``: its holder name, or the prefix from `holder_of_process`; ``reason``:
+    why it stopped although nobody stopped it."""
     own = col(CardRow.worker).startswith(holder, autoescape=True)
     stopped = {"state": CardState.STOPPED, "state_reason": reason}
     with database.write() as session:
@@ -193,11 +186,8 @@ def stopped(database: Database, holder: str, reason: str = "") -> None:
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
-    """Let a card finish its item and start no other. Waiting items move to cards of the same model, or wait.
-
-    Raises:
-        NoSuchCard: the card is not registered.
-    """
+    """Let a card finish its item and start no other. Waiting items move to cards of the same model, or wait. Raises
+    `NoSuchCard` if the card is not registered."""
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
@@ -205,15 +195,9 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
 
 
 def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "") -> None:
-    """Keep a card from measuring until a person releases it.
-
-    Args:
-        farm: the embedded farm that found the card unhealthy. The next embedded farm ends this quarantine and checks
-            the card again (`end_embedded_quarantines`). "": only a person ends the quarantine.
-
-    Raises:
-        NoSuchCard: the card is not registered.
-    """
+    """Keep a card from measuring until a person releases it. If an embedded ``farm`` found the card unhealthy, the next
+    embedded farm ends this quarantine and checks the card again (`end_embedded_quarantines`). Raises `NoSuchCard` if
+    the card is not registered."""
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
@@ -234,13 +218,9 @@ def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> lis
 
 
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
-    """End a drain or, with ``quarantined``, a quarantine; return False if there was none.
-
-    After a quarantine, the card's worker checks the card and registers it before it measures items.
-
-    Raises:
-        NoSuchCard: the card is not registered.
-    """
+    """End a drain or, with ``quarantined``, a quarantine; return False if there was none. After a quarantine, the
+    card's worker checks the card and registers it before it measures items. Raises `NoSuchCard` if it is not
+    registered."""
     wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
@@ -252,11 +232,8 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
 
 
 def find(session: Session, name: str) -> CardRow:
-    """Return the registered card that matches a name (`farm.requests.card_selection.matching_cards`).
-
-    Raises:
-        NoSuchCard: no card or several cards match.
-    """
+    """Return the registered card that matches a name (`farm.requests.card_selection.matching_cards`). Raises
+    `NoSuchCard` if no card or several cards match."""
     own = select(CardRow).where(CardRow.origin == "")
     found = matching_cards(session.exec(own.order_by(col(CardRow.id))).all(), name)
     if len(found) > 1:
@@ -434,10 +411,7 @@ def kind_of_cards() -> str:
 
 def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
     """Return the cards of this host that ``--card`` options name; by default, all cards of the most frequent model.
-
-    Raises:
-        NoSuchCard: no card matches, or the farm cannot measure on the matching cards; the message has the reason.
-    """
+    Raises `NoSuchCard` with the reason if no card matches, or the farm cannot measure on the matching cards."""
     if not wanted:
         return choose_cards(own_cards(say), [])
     chosen = choose_cards(all_own_cards(), wanted)
@@ -454,11 +428,8 @@ def as_card(row: CardRow) -> Card:
 
 
 def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
-    """Return the farm's cards that a worker serves now. ``wanted``: the ``--card`` options, which are checked.
-
-    Raises:
-        NoWorker: no worker serves any card, or no worker serves a wanted card; the message names the served cards.
-    """
+    """Return the farm's cards that a worker serves now. ``wanted``: the ``--card`` options, which are checked. Raises
+    `NoWorker`, which names the served cards, if no worker serves any card or a wanted one."""
     with database.read() as session:
         states = {as_card(view.card): str(view.state) for view in views(session, settings().heartbeat_s)}
     serving = [card for card, state in states.items() if state in ("idle", "busy")]

@@ -79,11 +79,9 @@ def open_job(
     card_ids: Sequence[str],
     *,
     tuples: Tuples | None = None,
-    title: str = "",
-    farm: str = "",
-    pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None,
+    **of_job: Any,
 ) -> OpenedJob:
     """Create the job of a request with its first round, without publishing it.
 
@@ -93,16 +91,15 @@ def open_job(
 
     Args:
         tuples: the tuples of a model, if the caller has called `tuples_of`.
-        title: the title of a model that is not in the catalog.
-        farm, pinned: see `jobs.create`.
-        grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
         ready: called between the capture and the query of the cards. It may wait for workers to start.
+        grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
+        of_job: farm, pinned, and the title of a model that is not in the catalog; see `jobs.create`.
 
     Raises:
         UnknownOperator, CaptureError: see `tuples_of`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
-    create = functools.partial(jobs.create, database, request, card_ids, farm=farm, pinned=pinned)
+    create = functools.partial(jobs.create, database, request, card_ids, **of_job)
     if request.sweep is not None:
 
         def begin(operator_ids: Sequence[str]) -> PlannedRound:
@@ -114,7 +111,7 @@ def open_job(
         tuples = tuples_of(database, request, card_ids)
     ready()
     assert request.variant is not None
-    title = title or title_of(request.variant)
+    title = of_job.get("title") or title_of(request.variant)
     with database.read() as session:
         if others := content.other_versions(session, request.variant):
             title = request.variant.with_version(title)
@@ -129,11 +126,8 @@ def open_job(
 
 
 def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:
-    """Describe how a user's own model differs from that of its newest earlier job; "" if it does not.
-
-    Args:
-        others: the variant ids of the model's other versions.
-    """
+    """Describe how a user's own model differs from that of its newest earlier job; "" if it does not. ``others``: the
+    variant ids of the model's other versions."""
     its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
     newest = session.exec(its.limit(1)).first()
     if newest is None or newest.variant_id not in others:
@@ -162,9 +156,7 @@ def continue_planning(
     database: Database, job: Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
 ) -> OpenedJob:
     """Continue the interrupted planning of a sweep's job. Safe even if another process plans the job at the same time.
-
-    ``grown``: see `open_job`.
-    """
+    ``grown``: see `open_job`."""
     request = Request.from_json(job.request)
     return _plan_sweep(database, request, lambda operator_ids: _add(database, job.id, operator_ids), grown)
 
@@ -229,15 +221,9 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
 
 def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: CardLike | None = None) -> Tuples:
     """Return the tuples of a model and check the operators of the request. Capture the model if the database has none.
-
-    Args:
-        card: the card with the least memory. None: query the registered cards for it.
-
-    Raises:
-        UnknownOperator: none of the named operators is in the model.
-        CaptureError: the model cannot be captured without gaps.
-        UsageError: a training step needs more memory than a card has.
-    """
+    ``card``: the card with the least memory; None: query the registered cards for it. Raises `UnknownOperator` if none
+    of the named operators is in the model; `CaptureError` if the model cannot be captured without gaps; `UsageError` if
+    a training step needs more memory than a card has."""
     if card is None:
         with database.read() as session:
             cards = fetch(session, tables.CardRow, card_ids).values()
@@ -295,16 +281,9 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
 def capture_for(
     database: Database, request: Request, *, device_type: str, torch: str, card: CardLike | None = None
 ) -> int:
-    """Return the id of the capture of the request's model. Capture the model if the database has no capture.
-
-    Args:
-        card: the card in whose memory a training step must fit.
-
-    Raises:
-        CaptureError: the model cannot be captured without gaps.
-        UsageError: a training step needs more memory than the card has.
-        Unreadable: the request has a text whose token ids are neither in this process nor in the database.
-    """
+    """Return the id of the capture of the request's model. Capture the model if the database has no capture; a training
+    step must fit in the memory of ``card``. Raises as `tuples_of`, and `Unreadable` if the request has a text whose
+    token ids are neither in this process nor in the database."""
     assert request.variant is not None
     if request.variant.text:
         with database.write() as session:
@@ -379,13 +358,9 @@ class JobPreview:
 
 @contextmanager
 def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
-    """Provide a dry run of the jobs of one command.
-
-    Args:
-        database: the farm's database; None if it does not exist yet.
-        own: cards of this host whose workers would start with the jobs. Only readings of the software that is installed
-            here are reused for them.
-    """
+    """Provide a dry run of the jobs of one command. ``database`` is None if it does not exist yet. ``own``: cards of
+    this host whose workers would start with the jobs; only readings of the software that is installed here are reused
+    for them."""
     temporary = tempfile.TemporaryDirectory(prefix="farm-dry-run-")
     with temporary as folder, closing(Database(f"sqlite:///{Path(folder, 'farm.db')}")) as scratch:
         scratch.upgrade()

@@ -79,14 +79,9 @@ def measure(
     must_stop: Callable[[], bool],
     predicted: Mapping[str, int] | None = None,
 ) -> Measured:
-    """Measure a claimed item on the cards of its group, and first verify its calls if they are ``predicted``.
-
-    It does not wait for the cards if the process ``must_stop``.
-
-    Raises:
-        Interrupted: the measurement had to end; all ranks have ended.
-        Unmeasurable: see `BenchmarkGroup.measure`.
-    """
+    """Measure a claimed item on the cards of its group, and first verify its calls if they are ``predicted``. It does
+    not wait for the cards if the process ``must_stop``. Raises `Interrupted` if the measurement had to end (all ranks
+    have ended), and as `BenchmarkGroup.measure`."""
     next_s = 0.0
 
     def watch() -> None:

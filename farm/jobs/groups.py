@@ -134,12 +134,8 @@ def end_turn(session: Session, card_id: str) -> None:
 
 
 def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
-    """Return the ids of items that were put off and can now reserve their cards. They need a message.
-
-    Args:
-        farm: only jobs of this farm.
-        card_id: only items whose leading card is on the host of this card.
-    """
+    """Return the ids of items of a farm's jobs that were put off and can now reserve their cards. They need a message.
+    With ``card_id``, only items whose leading card is on the host of this card."""
     lost = col(Item.published_at_s) < database_now() - LOST_AFTER_S
     which = [or_(~item_state.has_message(), lost), Job.farm == farm]
     found: list[int] = []
@@ -171,11 +167,8 @@ def waits_for(session: Session, job_id: str) -> str:
 
 
 def move_stranded(database: Database, cards: Sequence[CardRow], away: Collection[str], farm: str) -> list[int]:
-    """Move items whose host has too few cards to a host that has enough; return the ids to publish.
-
-    Args:
-        cards: the cards of the farm that are not ``away`` (absent, draining or quarantined).
-    """
+    """Move items whose host has too few of the farm's cards, without those ``away`` (absent, draining or quarantined),
+    to a host that has enough; return the ids to publish."""
     stranded = or_(col(Item.put_off_at_s).is_not(None), col(Item.card_id).in_(away))
     its: tuple[Any, ...] = (Item.cards > 1, stranded, col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]))
     its += (col(Item.lease_until_s) < database_now(),)

@@ -49,13 +49,9 @@ MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 
 
 def check_health(process: BenchmarkProcess) -> Software:
-    """Wait until a benchmark process is ready and return its software.
-
-    Raises:
-        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next benchmark
-            process checks the card again.
-        Unmeasurable: the process failed to start.
-    """
+    """Wait until a benchmark process is ready and return its software. Raises `Unmeasurable` if the process failed to
+    start, and `UnhealthyCard` if the card failed the check at its start. Then the process is killed; the next one
+    checks again."""
     software = process.wait_ready()
     if reason := process.unhealthy:
         process.kill()
@@ -191,11 +187,8 @@ class ItemDriver:
         self.benchmark.close()
 
     def register(self) -> Software:
-        """Wait for the benchmark process, register the card with its software, and return the software.
-
-        Raises:
-            UnhealthyCard, Unmeasurable: see `check_health`.
-        """
+        """Wait for the benchmark process, register the card with its software, and return the software. Raises as
+        `check_health`."""
         software = check_health(self.benchmark)
         if software != self.software:
             card = self.benchmark.card
@@ -210,12 +203,9 @@ class ItemDriver:
         return software
 
     def ready(self) -> Software:
-        """Register the card and return its software. If the card cannot measure, put it in quarantine.
-
-        Raises:
-            UnhealthyCard: the card failed its health check, or its benchmark process failed to start twice.
-            CardUnavailable: this process is ending.
-        """
+        """Register the card and return its software. If the card cannot measure, put it in quarantine. Raises
+        `UnhealthyCard` if the card failed its health check, or its benchmark process failed to start twice;
+        `CardUnavailable` if this process is ending."""
         for last in (False, True):
             try:
                 return self.ask(self.register, claimed=False)
@@ -240,12 +230,8 @@ class ItemDriver:
         raise UnhealthyCard(failure.message, failure.next_step) from failure
 
     def run(self, item_id: int) -> ItemOutcome:
-        """Claim an item and measure it. If the benchmark process crashes, try again until the last attempt.
-
-        Raises:
-            UnhealthyCard, CardUnavailable: the card cannot measure (see `ready`), or is in quarantine.
-            DatabaseUnreachable: see `ask`.
-        """
+        """Claim an item and measure it. If the benchmark process crashes, try again until the last attempt. Raises as
+        `ready` and `ask`, and `CardUnavailable` if the card is in quarantine."""
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
@@ -290,11 +276,8 @@ class ItemDriver:
             return ItemOutcome("failed", item.reason, item.message) if item else ItemOutcome("declined")
 
     def measure(self, claimed: Claim) -> Measured:
-        """Measure a claimed item in the benchmark process. For a whole, first verify its capture once per job.
-
-        Raises:
-            Unmeasurable: see `BenchmarkProcess.measure`.
-        """
+        """Measure a claimed item in the benchmark process. For a whole, first verify its capture once per job. Raises
+        as `BenchmarkProcess.measure`."""
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(
@@ -522,11 +505,8 @@ class Spool:
         self._stuck: set[Path] = set()  # files that this process could not move; `flush` skips them
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading atomically; return its file.
-
-        Raises:
-            OSError: the disk is full, or the folder is not writable.
-        """
+        """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or the folder is not
+        writable."""
         path = self.folder / f"{claimed.item_id}-{claimed.token}.json"
         about = {"card_id": card_id, "software_id": software_id}
         write_whole(path, {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about})
@@ -547,11 +527,9 @@ class Spool:
     def flush(self, database: Database, card_id: str) -> list[Closed]:
         """Write the readings of one card into the database and remove their files, even if a token is no longer valid.
 
-        If a file is unreadable, or the database refuses it, rename it, so that it does not block the others.
-
-        Raises:
-            DatabaseUnreachable: the database is still away; the remaining files stay.
-            OSError: this host lacks memory, open files or locks.
+        If a file is unreadable, or the database refuses it, rename it, so that it does not block the others. Raises
+        `DatabaseUnreachable` if the database is still away (the remaining files stay), and `OSError` if this host lacks
+        memory, open files or locks.
         """
         done = []
         for path in sorted(set(self.folder.glob("*.json")) - self._stuck):
@@ -635,11 +613,8 @@ _PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping":
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write a JSON file atomically; create its folder if necessary.
-
-    Raises:
-        OSError: the disk is full, or the folder is not writable; no partial file is left.
-    """
+    """Write a JSON file atomically; create its folder if necessary. Raises `OSError`, and leaves no partial file, if
+    the disk is full or the folder is not writable."""
     make_private(path.parent)
     unfinished = path.with_suffix(".part")
     try:

@@ -75,11 +75,8 @@ class Transition:
         return statement.execution_options(synchronize_session=False)
 
     def apply(self, item: Item, **given: Any) -> None:
-        """Change a new item, or an item that this transaction has locked.
-
-        Raises:
-            ValueError: the transition does not begin in the item's state.
-        """
+        """Change a new item, or an item that this transaction has locked. Raises `ValueError` if the transition does
+        not begin in the item's state."""
         begins = item.state in self.found if self.found else item.id is None
         if not begins:
             raise ValueError(

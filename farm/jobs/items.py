@@ -434,12 +434,9 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases.
-
-    Args:
-        item_ids: the items whose messages the holder has. If it has no message of a claimed item, nobody measures the
-            item and its lease must end. None: all items of the holder.
-    """
+    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases. If
+    the holder has no message of a claimed item (``item_ids``; None: it has all), nobody measures the item and its lease
+    must end."""
     lease_until_s = database_now() + lease_s
     held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
     if item_ids is not None:
@@ -451,13 +448,11 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def renew_together(database: Database, held: Mapping[str, Collection[int]], lease_s: float) -> set[str]:
-    """Like `renew` for several living holders, in one transaction; return the holders whose card was seen.
+    """Like `renew` for several living holders, each with the items whose messages it has, in one transaction; return
+    the holders whose card was seen.
 
     Rows that another transaction has locked are left out: a process that hangs in it must not hold up other holders. So
     are leases that the next worker of the card has ended.
-
-    Args:
-        held: holder -> the items whose messages it has.
     """
 
     def free(table: Any, *which: Any) -> ColumnElement[bool]:
@@ -485,13 +480,11 @@ def release_card(database: Database, card_id: str) -> int:
 
 
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
-    """Let the items of a stopped worker wait again without counting the attempt; return their number.
+    """Let the items of a stopped worker wait again without counting the attempt; return their number. ``worker``: the
+    holder name, or the prefix from `farm.jobs.cards.holder_of_process`. Tokens of items whose reading is ``spooled``
+    stay valid.
 
     Only the process that stopped the worker may call this, after it ended. If a worker dies, its attempt counts.
-
-    Args:
-        worker: the holder name, or the prefix from `farm.jobs.cards.holder_of_process`.
-        spooled: items whose reading waits in the spool; their tokens must stay valid.
     """
     with database.write() as session:
         its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
@@ -505,15 +498,9 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
 def close_exhausted(
     database: Database, *, max_attempts: int, after_s: float, farm: str | None = None, job_id: str | None = None
 ) -> Closed:
-    """Close claimed items as failed if their lease has ended and no attempt is left.
-
-    A claim closes such an item too, but an absent card makes no claims.
-
-    Args:
-        after_s: the least time since the end of the lease. A spooled reading can arrive during it. Unit: s.
-        farm: only jobs of this farm; None: jobs of all farms.
-        job_id: only this job.
-    """
+    """Close claimed items as failed if no attempt is left and their lease ended at least ``after_s`` ago: a spooled
+    reading can arrive during this time. A claim closes such an item too, but an absent card makes no claims. Default:
+    the jobs of all farms."""
     ended = (
         col(Item.state) == ItemState.CLAIMED,
         col(Item.attempts) >= max_attempts,
@@ -538,13 +525,8 @@ def close_exhausted(
 def wake_orphans(
     database: Database, item_id: int | None = None, *, farm: str | None = None, job_id: str | None = None
 ) -> tuple[int, ...]:
-    """Wake deferred items whose subject no worker measures any more; return their ids.
-
-    Args:
-        item_id: only this item.
-        farm: only jobs of this farm; None: jobs of all farms. Each farm publishes to its own broker.
-        job_id: only this job.
-    """
+    """Wake deferred items whose subject no worker measures any more; return their ids. Default: all items of all farms,
+    but each farm publishes to its own broker."""
     # By its key and not by its state: the database then reads no closed item.
     measuring = select(col(Item.claim_key)).where(
         col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now()

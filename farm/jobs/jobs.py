@@ -6,6 +6,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy
 from sqlmodel import Session, col, func, select
@@ -82,21 +83,18 @@ def create(
     request: Request,
     card_ids: Sequence[str],
     *,
-    scope: Sequence[str] = ("all",),
-    capture_id: int | None = None,
-    operator_ids: Sequence[str] = (),
     farm: str = "",
     pinned: bool = False,
-    whole: bool = True,
     title: str = "",
+    **of_round: Any,
 ) -> PlannedRound:
     """Create a job with its first round.
 
     Args:
-        scope, capture_id, operator_ids, whole: see `farm.jobs.rounds.add_round`.
         farm: the embedded farm that owns the job; "": any control worker of the shared farm may continue it.
         pinned: a person named the cards, and no other card measures items of the job.
         title: the title for people. Default: the title of the request.
+        of_round: the scope (default: all), capture and tuples, see `farm.jobs.rounds.add_round`.
 
     Raises:
         NoSuchCard, UsageError: see `farm.jobs.rounds.chosen_cards`.
@@ -116,17 +114,12 @@ def create(
         )
         session.add(job)
         session.flush()
-        return add_round(
-            session, job, scope=scope, capture_id=capture_id, operator_ids=operator_ids, reason="first", whole=whole
-        )
+        return add_round(session, job, reason="first", **{"scope": ("all",), "capture_id": None, **of_round})
 
 
 def find(session: Session, job_or_prefix: str) -> Job:
-    """Return the job with this id, or the only job whose id has this prefix.
-
-    Raises:
-        NoSuchJob: no job or several jobs match, or the id is empty (for example an unset shell variable).
-    """
+    """Return the job with this id, or the only job whose id has this prefix. Raises `NoSuchJob` if no job or several
+    jobs match, or the id is empty (for example an unset shell variable)."""
     if not job_or_prefix.strip():
         raise NoSuchJob(
             "The id of a job is empty.", "Give the job's id or its first characters; `farm jobs` lists the ids."
@@ -260,11 +253,8 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
 
 
 def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
-    """Describe the first card that has open items of the job and does not work; "" if all cards work.
-
-    Args:
-        open_on: card id -> the number of the job's open items.
-    """
+    """Describe the first card that has open items of the job (``open_on``: card id -> their number) and does not work;
+    "" if all cards work."""
     views = {view.card.id: view for view in card_views(session, settings().heartbeat_s)}
     working = (tables.CardState.IDLE, tables.CardState.BUSY)
     waiting = (one for one in sorted(open_on.items()) if one[0] in views and views[one[0]].state not in working)

@@ -185,14 +185,9 @@ class EndedCounts:
 
 
 def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None) -> list[CardCounts]:
-    """Count the items of each card of ``host``.
-
-    The totals come from the database, so they survive restarts of workers.
-
-    Args:
-        ended: the counts of an earlier call, which are used and kept up to date. With them, the cost does not grow with
-            the number of ended items.
-    """
+    """Count the items of each card of ``host``. The totals come from the database, so they survive restarts of workers.
+    ``ended`` has the counts of an earlier call and is kept up to date: with it, the cost does not grow with the ended
+    items."""
     views = {view.card.id: view for view in cards.views(session, heartbeat_s) if view.card.host == host}
     now, ended = database_now(), ended or EndedCounts()
 

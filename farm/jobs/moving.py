@@ -54,7 +54,6 @@ def move_items(
         unseen_s: move only if the card had no heartbeat for this time. Claimed items move only if their claim is older
             than that: if the card is back, it keeps its new items. Unit: s.
         farm: only jobs of this farm, since each farm has its own broker.
-        job_id: only this job.
     """
     if not peers:
         return []
@@ -101,8 +100,6 @@ def give_up(
         away: ids of absent, draining and quarantined cards.
         working: cards that measure items.
         for_now: cards of `away` that may be back soon. A job waits for such a card if its sum has readings of it.
-        farm: only jobs of this farm.
-        job_id: only this job.
     """
     with database.write() as session:
         its: list[Any] = [
@@ -162,13 +159,8 @@ def _contributors(session: Session, job_id: str) -> set[str]:
 
 
 def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = "") -> list[int]:
-    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to publish.
-
-    Args:
-        cards: working cards of one model and one software.
-        idle_within_s: a card that has less work than this gets more work. Unit: s.
-        farm: only jobs of this farm.
-    """
+    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to publish. ``cards``:
+    working cards of one model and one software. A card that has less work than ``idle_within_s`` gets more work."""
     ids = [card.id for card in cards]
     loads = (
         select(Item.card_id, func.sum(Item.expected_s), func.count())

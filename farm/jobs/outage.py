@@ -12,12 +12,8 @@ SAME_OUTAGE_S = 60.0
 
 
 class Outage:
-    """The outage of one part of the farm, as one loop meets it.
-
-    Args:
-        log: the logger.
-        what: what does not work, as the beginning of the lines.
-    """
+    """The outage of one part of the farm, as one loop meets it. ``what`` does not work; it begins the lines of the
+    log."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self._log, self._what = log, what

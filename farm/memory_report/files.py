@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farm.errors import UsageError
+from farm.errors import writing_to
 from farm.memory_report.plans import plan_rows, sentences
 from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
 from farm.operators.captured import CapturedCall
@@ -88,16 +88,13 @@ def write_all(found: StepMemory, folder: Path) -> list[Path]:
 
 def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> list[Path]:
     """Write files to a folder and return their paths. A file's content is text or a function that writes the file."""
-    try:
+    with writing_to(folder, "Name another folder, or make room."):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             if isinstance(content, str):
                 (folder / name).write_text(content, encoding="utf-8")
             else:
                 content(folder / name)
-    except OSError as error:
-        text = f"{folder} cannot be written: {error.strerror or error}."
-        raise UsageError(text, "Name another folder, or make room.") from error
     return [folder / name for name in files]
 
 

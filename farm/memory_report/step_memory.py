@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import Session, col, select
 
 from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
-from farm.estimation.readings import peaks_of, select_for_model
+from farm.estimation.readings import needed_tuple, peaks_of, select_for_model
 from farm.jobs import jobs
 from farm.memory_report.plans import offload_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
@@ -26,11 +26,10 @@ from farm.slow_memory.transfers import Offload, Wire
 from farm.store import tables
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.format import count_of, percent
-from farm.types.label import label_of
 from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
-from farm.types.tuple import DTYPES, NeededTuple, OperatorTuple
+from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.aggregate import choose
 
 if TYPE_CHECKING:
@@ -292,15 +291,9 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
 
 
 def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> StepMemory:
-    """Return the memory of a step with estimated times. Without ``capture``, extract the step without a card.
-
-    Args:
-        card: a name that contains the name of a card with a data sheet; or "cpu".
-        capture: the step, extracted on that card.
-
-    Raises:
-        UsageError: there is no data sheet for that card; see also `farm.training.extract.extract_step`.
-    """
+    """Return the memory of a step with estimated times. ``card``: a name that contains the name of a card with a data
+    sheet, or "cpu"; ``capture``: the step, extracted on that card; without it, extract the step without a card. Raises
+    `UsageError` if there is no data sheet for that card, and as `farm.training.extract.extract_step`."""
     return _memory(variant, CallTimes("cpu", "cpu") if card.lower() == "cpu" else CallTimes(card_named(card)), capture)
 
 
@@ -340,7 +333,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     wanted, weight = [], {}
     for id_, calls in capture.counts.items():
         spec, cost = capture.tuples[id_], found.costs[id_]
-        wanted.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, {"": calls}, {}))
+        wanted.append(needed_tuple(spec, cost, calls))
         weight[id_] = calls * found.times.estimate_us(spec, cost)
     models = _models(session, found.times)
     best = replace(found, read_peak=_read_peak(session, variant, *models))
@@ -399,13 +392,8 @@ def card_named(word: str) -> str:
 
 def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -> Fit:
     """Find the largest batch that fits. Memory is almost linear in the batch, so two known peaks give the next guess.
-
-    Args:
-        peak_of: returns the peak of a batch in bytes. It may raise `CaptureError` for a batch of 1.
-
-    Raises:
-        UsageError: not even the smallest batch fits.
-    """
+    ``peak_of`` returns the peak of a batch in bytes; it may raise `CaptureError` for a batch of 1. Raises `UsageError`
+    if not even the smallest batch fits."""
     peaks: dict[int, int] = {}
     fits, beyond, refused = 0, LARGEST_NUMBER + 1, False
     guess = start

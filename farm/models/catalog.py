@@ -230,11 +230,8 @@ def meta_inputs(variant: Variant) -> tuple[Any, ...]:
 
 
 def tensor_parallel_plan(variant: Variant, model: nn.Module) -> Mapping[str, str]:
-    """Path of each module of a built model that tensor parallelism splits -> how.
-
-    Raises:
-        UnsupportedModel: the model has no plan, or its heads cannot be divided among the cards.
-    """
+    """Path of each module of a built model that tensor parallelism splits -> how. Raises `UnsupportedModel` if the
+    model has no plan, or its heads cannot be divided among the cards."""
     source, entry = _found(variant.model)
     if source is not transformers:
         raise UnsupportedModel(

@@ -208,11 +208,8 @@ def source_of(name: str) -> Path | None:
 
 
 def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
-    """The loaded modules of the user that a model's functions import, directly or indirectly.
-
-    Yields:
-        The name of the module, the text of its source (as loaded, if known) and its syntax tree (None: not Python).
-    """
+    """The loaded modules of the user that a model's functions import, directly or indirectly: their names, the texts of
+    their sources (as loaded, if known) and their syntax trees (None: not Python)."""
     todo, met = [target.partition(":")[0] for target in _functions(name, step)], set[str]()
     for one in todo:
         _note_folder(one)

@@ -288,13 +288,8 @@ def _quietly() -> Iterator[None]:
 
 
 def tensor_parallel_plan(entry: ModelEntry, model: Any, cards: int) -> dict[str, str]:
-    """Path of each module of a built model that tensor parallelism splits -> the name of the way.
-
-    Names of transformers are used here only: they change between releases.
-
-    Raises:
-        UnsupportedModel: the model has no plan, or its heads cannot be divided among the cards.
-    """
+    """Path of each module of a built model that tensor parallelism splits -> the name of the way. Names of transformers
+    are used here only: they change between releases. Raises as `farm.models.catalog.tensor_parallel_plan`."""
     own = model.model  # without the wrapper of `make`
     config = own.config.get_text_config(decoder=True)
     base = getattr(own.config, "base_model_tp_plan", None)

@@ -28,13 +28,9 @@ _REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "
 
 
 def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.Tensor, torch.Tensor | None, Any]]:
-    """The collectives that an operator of PyTorch's distributed package starts, empty for other operators.
-
-    Each comes as its name, its input, the tensor that it writes (None: a new one) and its parameters.
-
-    Raises:
-        NotEncodable: the farm does not know the collective.
-    """
+    """The collectives that an operator of PyTorch's distributed package starts, empty for other operators. Each comes
+    as its name, its input, the tensor that it writes (None: a new one) and its parameters. Raises `NotEncodable` if the
+    farm does not know the collective."""
     if func.namespace not in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return []
     given = _named(func, args, kwargs)

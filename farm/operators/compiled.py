@@ -167,15 +167,8 @@ class CompiledPass:
         choices: dict[str, Any] | None = None,
         cached: bool = True,
     ) -> None:
-        """
-        Args:
-            choices: what autotuning chose earlier, see `CompiledModel`.
-            cached: use kernels of the compiler's cache.
-
-        Raises:
-            CaptureError: the compiler refuses the model.
-            UsageError: no compiler is installed.
-        """
+        """``choices``: what autotuning chose earlier, see `CompiledModel`; ``cached``: use the compiler's cache. Raises
+        `CaptureError` if the compiler refuses the model, and `UsageError` if no compiler is installed."""
         self.arguments, self.device, self.cached = arguments, device, cached
         self._grad = torch.is_grad_enabled()
         self.compiled = CompiledModel(model, mode, device, choices, cached)

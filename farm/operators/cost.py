@@ -55,12 +55,8 @@ def cost(spec: OperatorTuple) -> Cost:
 def cost_of_run(
     spec: OperatorTuple, flops: int, tensors: Iterable[torch.Tensor], out: Any, written: Collection[int]
 ) -> Cost:
-    """The cost of a call that has run.
-
-    Args:
-        tensors: its inputs, in the order of ``spec.tensors``.
-        written: the indices of the tensors that it wrote.
-    """
+    """The cost of a call that has run. ``tensors``: its inputs, in the order of ``spec.tensors``; ``written``: the
+    indices of the tensors that it wrote."""
     inputs = {storage_key(tensor) for tensor in tensors}
     produced: dict[int, int] = {}
     for tensor in tensors_in(out):

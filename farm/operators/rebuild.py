@@ -140,16 +140,9 @@ class Rebuilt:
 
 
 def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True) -> Rebuilt:
-    """Builds the operator with its tensors on ``device``, filled with values from ``seed``.
-
-    Args:
-        filled: give the tensors values; otherwise they are uninitialized.
-
-    Raises:
-        TupleRejected: the operator is not in the allow-list, its class does not accept the parameters, or no rule gives
-            values for its integers.
-        Unmeasurable: the tensors would take more memory than any card has ('rejected').
-    """
+    """Builds the operator with its tensors on ``device``, ``filled`` with values from ``seed`` or uninitialized. Raises
+    `Unmeasurable` ('rejected') if the tensors would take more memory than any card has; `TupleRejected` if the operator
+    is not in the allow-list, its class does not accept the parameters, or no rule gives values for its integers."""
     device = torch.device(device)
     if spec.kind == "aten":
         aten_fills(spec)

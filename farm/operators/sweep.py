@@ -93,12 +93,9 @@ def calibration_tuples() -> list[OperatorTuple]:
 
 
 def check_names(sweep: Sweep) -> None:
-    """Check the operator, the grid's names and the kinds of its values; needs no torch.
-
-    Raises:
-        UnknownOperator: there is no sweep of that operator; suggests the nearest name.
-        UsageError: the operator has no parameter of that name, or does not accept a value.
-    """
+    """Check the operator, the grid's names and the kinds of its values; needs no torch. Raises `UnknownOperator`, which
+    suggests the nearest name, if there is no sweep of that operator; `UsageError` if it has no parameter of that name,
+    or does not accept a value."""
     if sweep.operator == CALIBRATION:
         if sweep.grid:
             raise UsageError("The calibration measures a fixed list of operator tuples.", "Remove the grid.")

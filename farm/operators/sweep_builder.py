@@ -137,11 +137,8 @@ class Builder:
         self._modules: dict[Any, torch.nn.Module] = {}
 
     def build(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
-        """The tuple of one combination and its cost.
-
-        Raises:
-            Impossible: PyTorch refuses the combination, or no card has enough memory for it.
-        """
+        """The tuple of one combination and its cost. Raises `Impossible` if PyTorch refuses the combination, or no card
+        has enough memory for it."""
         if any(size < 1 for shape in self.recipe.shapes(values) for size in shape):
             raise Impossible("an input has a size of 0")
         if self.recipe.collective:
@@ -177,12 +174,9 @@ class Builder:
             raise Impossible("it needs more memory than any card has") from refusal
 
     def _like(self, sample: OperatorTuple, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
-        """Return a tuple and its cost without a capture; None if PyTorch refuses the combination.
-
-        Args:
-            sample: a captured tuple that differs only in its sizes (see `_structure`); the result is a copy of it with
-                the sizes of `values`.
-        """
+        """Return a tuple and its cost without a capture; None if PyTorch refuses the combination. The result is a copy
+        of ``sample``, a captured tuple that differs only in its sizes (see `_structure`), with the sizes of
+        `values`."""
         table = TensorTable({})
         try:
             module, inputs = self._combination(values)

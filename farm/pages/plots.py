@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset
     from farm.prediction.evaluation import HeldOutPredictions
 
+_NEAR_S = 0.02  # a change of the energy counter belongs to a window if it is not farther from it
 _FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each value
 _FORMATS = "Name a .png, .svg or .pdf file."
 _OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}  # legend right of the chart
@@ -142,7 +143,7 @@ def window_power_w(trace: Trace, rank: str = "") -> float | None:
     """The slope of the energy counter in the window, fitted as for the reading itself. Unit: W."""
     ticks = zip(*trace.series.get(f"{rank}energy_mj", ([], [])), strict=True)
     begin_s, end_s = trace.window_s
-    inside = [tick for tick in ticks if begin_s - 1e-3 <= tick[0] <= end_s + 1e-3]
+    inside = [tick for tick in ticks if begin_s - _NEAR_S <= tick[0] <= end_s + _NEAR_S]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         return None
     return power_of_ticks(*zip(*inside, strict=True)).rate

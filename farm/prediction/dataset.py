@@ -139,11 +139,7 @@ def datasets(
     session: Session, model: str, described_for: CardModel | None = None, only: Collection[str] | None = None
 ) -> list[Dataset]:
     """Return all usable readings of a card model (stored name): one data set by `Conditions`, the largest first.
-
-    Args:
-        described_for: describe the calls for this card model instead.
-        only: ids of tuples; None: all tuples.
-    """
+    ``described_for``: describe the calls for this card model instead; ``only``: ids of tuples."""
     card = described_for or stored_card_model(session, model)
     protocols = {row.id: row.spec or {} for row in session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))}
     newest: dict[Conditions, dict[tuple[str, str], Any]] = defaultdict(dict)

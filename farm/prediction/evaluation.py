@@ -96,13 +96,8 @@ class HeldOutPredictions:
 def leave_families_out(
     spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
 ) -> HeldOutPredictions:
-    """Predict each family of models by a predictor that was trained without its tuples.
-
-    A tuple of several families is predicted for each family; its last prediction is kept.
-
-    Raises:
-        UsageError: there are too few families.
-    """
+    """Predict each family of models by a predictor that was trained without its tuples. A tuple of several families is
+    predicted for each family; its last prediction is kept. Raises `UsageError` if there are too few families."""
     ids = {call.operator_id for call in data.calls}
     families = {name: held for name, held in families_of(models).items() if held & ids}
     if len(families) < LEAST_FAMILIES:
@@ -309,12 +304,9 @@ def evaluate_fitted(
     calibration: Calibration = Calibration(),  # noqa: B008 - it is frozen
     all_readings: Dataset | None = None,
 ) -> Evaluation:
-    """Compare a fitted predictor with readings outside its training data, and with whole models.
-
-    Args:
-        calibration: calibration of the intervals. Default: no intervals, for a predictor of another card model.
-        all_readings: readings that may replace predictions of a model's most expensive tuples.
-    """
+    """Compare a fitted predictor with readings outside its training data, and with whole models. Without a
+    ``calibration``, as for a predictor of another card model, there are no intervals. ``all_readings``: readings that
+    may replace predictions of a model's most expensive tuples."""
     families, measured = families_of(models), measured_times(all_readings or data)
     family_of = [next((name for name, held in families.items() if c.operator_id in held), "") for c in data.calls]
     sums = tuple(_sum(model, fitted, measured) for model in models)
@@ -327,11 +319,8 @@ def evaluate_fitted(
 def fit(
     spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
 ) -> StoredPredictor:
-    """Learn from all readings, and calibrate the intervals by leaving families out.
-
-    Raises:
-        UsageError: there are too few readings or families, or scikit-learn is not installed.
-    """
+    """Learn from all readings, and calibrate the intervals by leaving families out. Raises `UsageError` if there are
+    too few readings or families, or scikit-learn is not installed."""
     held = leave_families_out(spec, data, models, say)
     say(f"{spec.name}: fitted with all {len(data)} tuples")
     return StoredPredictor.of(data, spec.fit(data), Calibration.of(held.errors(data), held.sum_errors()))

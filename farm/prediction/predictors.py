@@ -261,11 +261,8 @@ class FittedPredictor:
 
     @classmethod
     def from_arrays(cls, about: Mapping[str, Any], arrays: Arrays) -> FittedPredictor:
-        """Restore a predictor from the results of `arrays` and `about`.
-
-        Raises:
-            KeyError, TypeError: an argument does not have that form.
-        """
+        """Restore a predictor from the results of `arrays` and `about`. Raises `KeyError` or `TypeError` for another
+        form."""
         given: dict[str, Any] = {name: about[name] for name in ("over", "raw_power", "base_power_w")}
         given |= {name: _from_arrays(about[name], arrays, name) if about[name] else None for name in _REGRESSORS}
         return cls(

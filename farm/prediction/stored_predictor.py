@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farm.errors import UsageError
+from farm.errors import UsageError, writing_to
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
 from farm.prediction.calibration import Calibration
@@ -200,10 +200,7 @@ def file_name(conditions: Conditions) -> str:
 
 def save(stored: StoredPredictor, path: Path) -> None:
     """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
+    Raises `UsageError` if a file cannot be written."""
     beside = path.with_suffix(".json")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
     unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, because `find` searches for *.json
@@ -219,15 +216,14 @@ def save(stored: StoredPredictor, path: Path) -> None:
         "fitted": stored.fitted.about(),
     }
     try:
-        make_private(path.parent)
-        arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
-        np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
-        beside.unlink(missing_ok=True)
-        unfinished.replace(path)
-        unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
-        unfinished_json.replace(beside)
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error
+        with writing_to(path):
+            make_private(path.parent)
+            arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
+            np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
+            beside.unlink(missing_ok=True)
+            unfinished.replace(path)
+            unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
+            unfinished_json.replace(beside)
     finally:
         unfinished.unlink(missing_ok=True)
         unfinished_json.unlink(missing_ok=True)
@@ -241,11 +237,8 @@ def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def load(path: Path) -> StoredPredictor:
-    """Read a predictor from its .npz file.
-
-    Raises:
-        UsageError: there is no such file, it is not a predictor, or its features have another version.
-    """
+    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not a predictor, or its
+    features have another version."""
     about = _about(path.with_suffix(".json"))
     version = about.get("features_version")
     if (about.get("format"), version) != (FORMAT, call_features.VERSION):

@@ -54,11 +54,8 @@ class Gate:
 
     @classmethod
     def parse(cls, limit: str | None, scopes: str | None = None, min_share: str | None = None) -> Gate:
-        """Read the options --fail-above, --scope and --min-share.
-
-        Raises:
-            UsageError: a text is not a percentage or not a scope.
-        """
+        """Read the options --fail-above, --scope and --min-share. Raises `UsageError` if a text is neither a
+        percentage nor a scope."""
         return cls(
             None if limit is None else _fraction("--fail-above", limit),
             DEFAULT_SCOPES if scopes is None else tuple(dict.fromkeys(map(_scope, scopes.split(",")))),

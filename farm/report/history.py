@@ -24,13 +24,8 @@ SERIES = ("title", "card_model", "card_id", "protocol", "method")  # rows that a
 
 def history(session: Session, wanted: str) -> list[dict[str, Any]]:
     """Return a row for each revision and torch of each series, the oldest first, with the change to the row before.
-
-    Args:
-        wanted: a model's name, its location (my_models.py:net), or a pattern of names.
-
-    Raises:
-        NoReadings: no such model has a reading.
-    """
+    ``wanted``: a model's name, its location (my_models.py:net), or a pattern of names. Raises `NoReadings` if no such
+    model has a reading."""
     is_whole = col(ReadingRow.subject_id) == col(ModelVariant.id)
     known = session.exec(select(ModelVariant.model).join(ReadingRow, is_whole).distinct()).all()
     names = {wanted, wanted.rpartition("/")[2].replace(".py:", ":")}.intersection(known)

@@ -12,14 +12,14 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.errors import FarmError
-from farm.estimation.readings import tuples_of
+from farm.estimation.readings import needed_of, tuples_of
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
 from farm.types.format import count_of, percent
-from farm.types.label import fused_names, label_of, told_apart
+from farm.types.label import fused_names, told_apart
 from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import share_of
@@ -75,12 +75,8 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     extracted = extract(variant)
-    needed = []
-    for id_, calls in extracted.capture.counts.items():
-        spec, cost = extracted.capture.tuples[id_], extracted.costs[id_]
-        needed.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, {"": calls}, {}))
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
-    return Operators(variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal)
+    return Operators(variant, _rows(needed_of(extracted), peaks), extracted.model_flops, gaps, refusal)
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:

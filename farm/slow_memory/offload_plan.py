@@ -101,12 +101,9 @@ class OffloadPlans:
 def plan_offload(
     life: Life, costs: SlowCosts, *amounts_bytes: int, moves_bytes_per_s: float | None = None
 ) -> OffloadPlans:
-    """Plan a step for each amount of fast memory. Without ``moves_bytes_per_s``, no tensor is moved.
-
-    Raises:
-        UsageError: an amount is less than the largest operator needs, SciPy is not installed, or the solver found no
-            plan in time.
-    """
+    """Plan a step for each amount of fast memory. Without ``moves_bytes_per_s``, no tensor is moved. Raises
+    `UsageError` if an amount is less than the largest operator needs, SciPy is not installed, or the solver found no
+    plan in time."""
     program = _Program(life, costs, moves_bytes_per_s)
     if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
         call = life.capture.calls[program.largest]

@@ -96,15 +96,9 @@ def compare(
     plans: Sequence[Collection[int]],
     moves: Sequence[Sequence[Move]] = (),
 ) -> AsRun:
-    """Run the extracted step with all tensors in fast memory and under each plan.
-
-    Args:
-        calls: the tuple ids of the calls in the planned step, in order.
-        plans, moves: see `run_planned`.
-
-    Raises:
-        Unmeasurable: rejected (the extracted step has other calls); see also `extract_step` and `run_planned`.
-    """
+    """Run the extracted step with all tensors in fast memory and under each plan, see `run_planned`. ``calls``: the
+    tuple ids of the calls in the planned step, in order. Raises `Unmeasurable` (rejected) if the extracted step has
+    other calls, and as `extract_step` and `run_planned`."""
     known = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     _last_step.clear()
     here = [call.tuple_id for call in known.calls]

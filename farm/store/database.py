@@ -75,11 +75,8 @@ def read_clock_s(session: Session) -> float:
 
 
 class Database:
-    """One engine and its sessions.
-
-    Raises (all methods):
-        DatabaseUnreachable: the database does not answer, is read-only, refuses its user, or its file is damaged.
-    """
+    """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not answer, is
+    read-only or refuses its user, or its file is damaged."""
 
     def __init__(self, url: str) -> None:
         self.url = make_url_or_explain(url)
@@ -169,12 +166,8 @@ class Database:
         )
 
     def check_schema(self) -> None:
-        """Check that the database has the schema of this program.
-
-        Raises:
-            NoDatabase: the database does not exist or is empty.
-            SchemaMismatch: the schema is older or newer, or the tables belong to another program.
-        """
+        """Check that the database has the schema of this program. Raises `NoDatabase` if it does not exist or is empty;
+        `SchemaMismatch` if the schema is older or newer, or the tables belong to another program."""
         if self.missing:
             raise NoDatabase(
                 f"The database {self} does not exist yet.",
@@ -190,11 +183,8 @@ class Database:
             )
 
     def check_writes(self) -> None:
-        """Check that the database accepts writes. Nothing is changed.
-
-        Raises:
-            DatabaseUnreachable: it does not, for example because it is a standby or the user has no right to write.
-        """
+        """Check that the database accepts writes; change nothing. Raises `DatabaseUnreachable` if it does not, for
+        example because it is a standby or the user has no right to write."""
         with self.write() as session:
             for table in (Item, CardRow, ReadingRow):
                 session.execute(sqlalchemy.update(table).where(sqlalchemy.false()).values(id=table.id))
@@ -203,11 +193,8 @@ class Database:
                 session.execute(sqlalchemy.insert(table).from_select(names, none))
 
     def upgrade(self) -> None:
-        """Create the tables in an empty database, or migrate an older schema to the newest.
-
-        Raises:
-            SchemaMismatch: the schema is newer or too old, or another program owns the tables; nothing was changed.
-        """
+        """Create the tables in an empty database, or migrate an older schema to the newest. Raises `SchemaMismatch`,
+        and changes nothing, if the schema is newer or too old, or another program owns the tables."""
         if self._is_sqlite:
             make_private(Path(self.url.database).parent)
         if self._readable_schema() == newest_schema():

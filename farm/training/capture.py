@@ -51,15 +51,10 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 def capture_step(
     step: TrainingStep | ForwardPass, *, device_type: str = "cpu", warmed_up: bool = False, **about: Any
 ) -> CapturedPass:
-    """Runs two steps, or two forward passes of a split model, and records the second; the tensors may be fake.
-
-    Args:
-        warmed_up: the first step has already run; FLOPs are then not counted.
-        about: of a `Recorder`; ``around`` returns the context to enter around each aten operator.
-
-    Raises:
-        CaptureError: the step raises an error, or changes the model's structure.
-    """
+    """Runs two steps, or two forward passes of a split model, and records the second; the tensors may be fake. If it is
+    ``warmed_up``, the first step has already run, and FLOPs are not counted. ``about``: of a `Recorder`; ``around``
+    returns the context to enter around each aten operator. Raises `CaptureError` if the step raises an error, or
+    changes the model's structure."""
     flops = None
     parameters = {name for name, _ in step.model.named_parameters()}
     try:

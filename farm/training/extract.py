@@ -94,16 +94,11 @@ def keep_extraction(variant: Variant, extraction: Extraction) -> None:
 
 def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> Extraction:
     """Extracts the operator tuples that a variant runs on a kind of device; see `Extraction.refusal` for completeness.
+    ``grad``: run the forward pass with grad enabled; a training step always does. Raises `CaptureError` if the model or
+    the step does not run, and as `farm.models.catalog` and `farm.training.step`.
 
     If a forward pass depends on values other than small integers, the model runs on the CPU; its parameters and buffers
     may have at most `MOST_RUN_BYTES`.
-
-    Args:
-        grad: run the forward pass with grad enabled; a training step always does.
-
-    Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
-        CaptureError: the model or the step does not run.
     """
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept

@@ -25,11 +25,8 @@ from farm.types.protocol import Variant
 
 @contextlib.contextmanager
 def fake_group(cards: int) -> Iterator[None]:
-    """While active, this process is rank 0 of a group that communicates with nobody.
-
-    Raises:
-        CaptureError: this process is a rank of another group.
-    """
+    """While active, this process is rank 0 of a group that communicates with nobody. Raises `CaptureError` if this
+    process is a rank of another group."""
     from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -73,11 +70,8 @@ def build(variant: Variant, device: torch.device) -> nn.Module:
 
 
 def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[..., Any]:
-    """Split a model in place among the ranks of the group. Return the function that runs its forward pass.
-
-    Raises:
-        UnsupportedModel: the model has no plan, or cannot be split evenly.
-    """
+    """Split a model in place among the ranks of the group. Return the function that runs its forward pass. Raises
+    `UnsupportedModel` if the model has no plan, or cannot be split evenly."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if variant.distributed > 1:  # a user's model has split itself

@@ -186,15 +186,9 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 
 def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) -> Loss:
-    """The loss for a model's output.
-
-    Args:
-        causal: the logits of each position predict the next token.
-        masked: the logits at some positions predict the token at the same position.
-
-    Raises:
-        UnsupportedModel: no tensor of the output requires a gradient.
-    """
+    """The loss for a model's output: ``causal`` if the logits of each position predict the next token, ``masked`` if
+    those at some positions predict the token at the same position. Raises `UnsupportedModel` if no tensor of the output
+    requires a gradient."""
     if not _trained(output):
         raise UnsupportedModel(
             "The model's output has no tensor that requires a gradient, so no loss can be computed.",

@@ -97,12 +97,9 @@ def _words(name: str, part: str, number: int) -> list[str]:
 
 
 def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
-    """Return the name of the class of the values at one call.
-
-    Args:
-        seen: the statistics: first one entry per activation with `zeros` and `channels` (shares) and `least`, or None;
-            then one entry with `held` per buffer or parameter that is an argument.
-    """
+    """Return the name of the class of the values at one call. ``seen``: the statistics: first one entry per activation
+    with `zeros` and `channels` (shares) and `least`, or None; then one entry with `held` per buffer or parameter that
+    is an argument."""
     held = _joined([_held_word(entry) for entry in seen or () if entry and entry.get("held")])
     activations = [entry for entry in seen or () if not (entry and entry.get("held"))]
     if len(activations) > SINGLE:

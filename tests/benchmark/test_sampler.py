@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
 
 import pytest
 
-from farm.benchmark.intervals import slope
-from farm.benchmark.sampler import Sampler
+from farm.benchmark.intervals import power_by_step, slope
+from farm.benchmark.sampler import CounterPeriod, Sampler
 from farm.benchmark.window import WindowPower, window_power
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
@@ -129,3 +130,73 @@ def test_the_power_of_the_passes_is_without_the_base_power_of_the_pauses():
     assert 0.98 * passes.integral_w + 0.02 * 100 == pytest.approx(481, abs=0.01)
     assert passes.half_width_w == pytest.approx(5.0)
     assert power.of_passes(0.0, 100.0) == power.of_passes(0.02, None) == power
+
+
+Changes = tuple[list[float], list[float]]
+
+
+def changes(late_s: Callable[[random.Random], float], count: int, tick_s: float = 0.1, real: bool = False) -> Changes:
+    """Changes of a counter at 500 W that queries see late: as the times in s and the values in mJ.
+
+    real: the counter itself changes at these times, so longer steps have more energy.
+    """
+    chance = random.Random(count)
+    times_s = [10 + number * tick_s + late_s(chance) for number in range(count)]
+    return times_s, [500e3 * (moment_s if real else 10 + number * tick_s) for number, moment_s in enumerate(times_s)]
+
+
+def powers_w(period: CounterPeriod, seen: Changes) -> list[float]:
+    return [power_w for _, _, power_w in power_by_step(period.regular(seen[0]), seen[1])]
+
+
+def test_queries_that_see_the_changes_late_do_not_blur_the_power() -> None:
+    def late_s(chance: random.Random) -> float:
+        return 0.03 if chance.random() < 0.05 else chance.uniform(0, 0.01)
+
+    period, few = CounterPeriod(), changes(late_s, 3)
+    assert max(abs(power_w / 500 - 1) for power_w in powers_w(period, few)) > 0.01  # the period is not known yet
+    for count in range(20, 60):
+        period.learn(*changes(late_s, count))
+    assert period.period_s == pytest.approx(0.1, rel=0.001)
+    assert powers_w(period, few) == pytest.approx([500, 500], rel=0.001)
+    times_s, energies_mj = changes(late_s, 12)
+    without = times_s[:4] + times_s[5:], energies_mj[:4] + energies_mj[5:]  # no query came between two changes
+    assert powers_w(period, without) == pytest.approx([500] * 10, rel=0.001)
+
+
+def test_a_counter_that_changes_at_irregular_times_keeps_the_times_of_the_queries() -> None:
+    period = CounterPeriod()
+    for count in range(20, 60):
+        period.learn(*changes(lambda chance: chance.uniform(0, 0.05), count, real=True))
+    assert period.period_s is None
+    seen = changes(lambda chance: chance.uniform(0, 0.05), 5, real=True)
+    assert period.regular(seen[0]) == seen[0]
+
+
+def test_a_driver_that_other_programs_use_does_not_blur_the_power(virtual_time: VirtualTime) -> None:
+    chance = random.Random(1)
+
+    class Used(FakeDevice):
+        def energy_counter_mj(self) -> float | None:
+            virtual_time.now_s += 0.06 if chance.random() < 0.01 else chance.uniform(0.0, 0.005)
+            return super().energy_counter_mj()
+
+    device = Used(tick_s=0.1)
+    for _ in range(4):
+        with virtual_time.sampler(device) as sampler:
+            virtual_time.sleep(3.0)
+    times_s, _ = sampler.ticks()
+    assert len(times_s) >= 28
+    seen = [slope(*(values[k : k + 2] for values in sampler.ticks())).rate / 1e3 for k in range(len(times_s) - 1)]
+    used = [window_power(sampler, a, b, rough=True).power_w for a, b in itertools.pairwise(times_s)]
+    assert max(abs(power_w / 300 - 1) for power_w in seen) > 0.04
+    assert used == pytest.approx([300] * len(used), rel=0.002)
+
+
+def test_all_samplers_of_a_card_learn_the_period_of_its_counter(virtual_time: VirtualTime) -> None:
+    device = FakeDevice(tick_s=0.1)
+    for _ in range(4):
+        with virtual_time.sampler(device):
+            virtual_time.sleep(2.0)
+    assert virtual_time.sampler(device).period.period_s == pytest.approx(0.1, rel=0.001)
+    assert virtual_time.sampler(FakeDevice()).period.period_s is None

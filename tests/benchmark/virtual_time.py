@@ -109,3 +109,4 @@ class SteppedSampler(sampler.Sampler):
 
     def __exit__(self, *_: object) -> None:
         self.clock.remove(self)
+        super().__exit__()

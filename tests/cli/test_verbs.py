@@ -17,6 +17,7 @@ from typer.main import get_command
 from cli import follow, main, output
 from cli.estimate import EstimateOptions
 from cli.options import CliOptions
+from cli.predict import Readings
 from cli.tables import sparkline
 from farm.devices.device import Card
 from farm.jobs import cards, jobs
@@ -376,7 +377,7 @@ def test_every_option_has_a_text_and_every_text_an_option():
     functions = [one.callback for app in commands for one in getattr(app, "registered_commands", ())]
     functions += [one for one in commands if inspect.isfunction(one)]
     known = {one.__name__.rstrip("_"): set(inspect.signature(one).parameters) for one in functions}
-    known |= {group.__name__: {one.name for one in fields(group)} for group in (CliOptions, EstimateOptions)}
+    known |= {group.__name__: {one.name for one in fields(group)} for group in (CliOptions, EstimateOptions, Readings)}
     texts = tomllib.loads((Path(main.__file__).parent / "options.toml").read_text())
     assert [(owner, name) for owner, found in texts.items() for name in found if name not in known[owner]] == []
 

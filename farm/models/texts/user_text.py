@@ -105,12 +105,8 @@ def _paragraphs(text: str, padded: bool) -> list[str]:
 def _encode(
     folder: Path, paragraphs: list[str], needed: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[int, ...]]:
-    """Run the tokenizer of a folder in another process.
-
-    Returns:
-        The token ids of the paragraphs (at least `needed` if the text is long enough), the end position of each
-        paragraph, and the special ids that begin and end a row.
-    """
+    """Run the tokenizer of a folder in another process. Return the token ids of the paragraphs (at least `needed` if
+    the text is long enough), the end position of each paragraph, and the special ids that begin and end a row."""
     import numpy as np
 
     path = folder / "tokenizer.json"
