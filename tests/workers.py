@@ -77,11 +77,7 @@ def number_of_workers(*, waiting: bool) -> int:
 
 
 class InRows(LoadScopeScheduling):
-    """Scheduler that gives a worker a row, or a file, when it has at most two tests left.
-
-    When no rows are left, the additional workers end: they would only compete for the cores, which costs a fifth more
-    CPU time.
-    """
+    """Scheduler that gives a worker a row, or a file, when it has at most two tests left."""
 
     def _split_scope(self, nodeid: str) -> str:
         row = _ROW_OF.get(_file_of(nodeid))
@@ -89,10 +85,6 @@ class InRows(LoadScopeScheduling):
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         rows = [scope for scope in self.workqueue if _is_row(scope)]
-        others = max(number_of_workers(waiting=False), len(self.nodes) - WAITING)
-        if not rows and sum(not one.shutting_down for one in self.nodes) > others + self._at_rows():
-            node.shutdown()
-            return
         if rows and self._at_rows() >= WAITING:
             scope = next((scope for scope in self.workqueue if not _is_row(scope)), rows[0])
             self.workqueue.move_to_end(scope, last=False)
