@@ -40,7 +40,7 @@ SIZE = 2048  # rows and columns of the matrices that the canary multiplies
 OFF = 0.03  # a larger relative change of the canary's energy or time makes the readings after it doubtful
 NOTED = ("time_us", "power_w", "energy_mj", "temperature_c", "sm_clock_mhz", "flags")  # kept of a canary's reading
 STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
-FIRST_WORK_S = 2.0  # later canaries run on a card that has been warm for this long: the first one must be warm, too
+FIRST_WARM_UP_S = 2.0  # later canaries run on a card that tuples have warmed: the first one must be warm, too
 
 
 class HealthCheck:
@@ -90,14 +90,8 @@ class Canary:
         self._due = 0  # tuples until the next reading; 0: the first tuple starts with a reading
         self._notes: list[CanaryNote] = []
 
-    def newest(
-        self, measure: Callable[[Workload, Stopping], Reading], on_phase: OnPhase, worked_s: float = 0.0
-    ) -> CanaryNote | None:
-        """The newest reading of the canary; `measure` makes it if it is due. None if there is no canary.
-
-        Args:
-            worked_s: how long the card has worked for this process.
-        """
+    def newest(self, measure: Callable[[Workload, Stopping], Reading], on_phase: OnPhase) -> CanaryNote | None:
+        """The newest reading of the canary; `measure` makes it if it is due. None if there is no canary."""
         if not self._every:
             return None
         if self._due <= 0:
@@ -106,7 +100,7 @@ class Canary:
             first = next((note for note in self._notes if not REPEATED & set(note.flags)), None)
             try:
                 with numeric_flags(Protocol()):  # the canary uses the same flags for every job
-                    reading = self._read(measure, first, worked_s)
+                    reading = self._read(measure, first)
             except Exception as error:
                 # For example out of memory. The tuple can still be measured; the next tuple tries the canary again.
                 _log.warning("The canary could not be measured: %s", error)
@@ -126,13 +120,11 @@ class Canary:
         self._due -= 1
         return self._notes[-1]
 
-    def _read(
-        self, measure: Callable[[Workload, Stopping], Reading], first: CanaryNote | None, worked_s: float
-    ) -> Reading:
+    def _read(self, measure: Callable[[Workload, Stopping], Reading], first: CanaryNote | None) -> Reading:
         workload = prepare_canary(SIZE, self._torch_device)
         stopping = STOPPING
-        if self._torch_device.type == "cuda":
-            stopping = dataclasses.replace(stopping, warm_up_s=max(stopping.warm_up_s, FIRST_WORK_S - worked_s))
+        if self._torch_device.type == "cuda" and not self._notes:
+            stopping = dataclasses.replace(stopping, warm_up_s=FIRST_WARM_UP_S)
         try:
             reading = measure(workload, stopping)
             # Repeat a disturbed or changed canary: a single outlier must not make the next readings doubtful.

@@ -176,7 +176,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
                 burst_s = sum(entry.took_s for entry in clock.done[-count:])
                 time.sleep(burst_s * (1 - duty) / duty)
         seen_s, ticks_mj = sampler.ticks(begin_s + 0.25)
-        ticks_s = sampler.period.regular(seen_s)
+        ticks_s = sampler.regular(seen_s)
         inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
         if ranks.largest(not inside):
             return None

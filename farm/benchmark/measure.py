@@ -79,7 +79,7 @@ GATES = {
     "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5, pauses=True),
 }
 #: For the replay of a whole model: its interval is a part of the interval of the sum.
-REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True, shortest_s=0.5)
+REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True)
 #: For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for little queued work.
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1, queued_s=QUEUED_S / 3)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
@@ -172,7 +172,6 @@ class Bench:
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
         self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
-        self._worked_s = 0.0  # time in warm-ups and windows so far
         self._queues = 1  # factor of the queued work: it grows if the host is slow
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
@@ -212,7 +211,7 @@ class Bench:
                 with ledger.charged("canary"):
                     self.levels.refresh()
                     if subject.kind == "operator" and not stopping.rough:
-                        canary = self._canary.newest(measure_canary, on_phase, self._worked_s)
+                        canary = self._canary.newest(measure_canary, on_phase)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
@@ -490,11 +489,10 @@ class Bench:
             settled_s = until_s + stopping.minimum_s
             converged, begin_s = self._run_window(clock, sampler, begin_s, stopping, gate, settled_s)
             end_s = time.perf_counter()
-            self._worked_s += end_s - start_s
             if not gate.ahead:
                 slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
-        power = gate.power(sampler, begin_s, end_s)
+            power = gate.power(sampler, begin_s, end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
         paused = paused_share(rounds)
         seen = sampler.window(power.begin_s, power.end_s)
@@ -514,7 +512,8 @@ class Bench:
             and gate is not ROUGH
             and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             rough=gate is ROUGH,
-            foreign=seen.foreign_processes | ((self.device.compute_processes() or frozenset()) - farms),
+            foreign=sampler.foreign_processes(start_s, math.inf)
+            | ((self.device.compute_processes() or frozenset()) - farms),
             lacking=tuple(sorted(SENSORS - known)) if self.device.card.kind == "cuda" else (),
         )
         return steady.reading(
@@ -559,12 +558,13 @@ class Bench:
         now_s = time.perf_counter()
         if not ranks.largest(sampler.counts_energy and gate.energy):
             return now_s
-        times: Sequence[float] = ()
-        while ranks.largest(not times and time.perf_counter() - now_s < 1.0):
+        begin_s: float | None = None
+        while ranks.largest(begin_s is None and time.perf_counter() - now_s < 1.0):
             clock.step()
-            times, _ = sampler.ticks(now_s)
-        if times:
-            return times[0]
+            seen, _ = sampler.ticks(now_s)
+            begin_s = next((one_s for one_s, at in zip(seen, sampler.regular(seen), strict=True) if at > now_s), None)
+        if begin_s is not None:
+            return begin_s
         sampler.counts_energy = False  # the counter does not change: windows need not wait for it
         return now_s
 
@@ -601,10 +601,12 @@ class Bench:
     def _good_enough(
         self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
     ) -> bool:
-        least_steps = gate.least_steps + (sampler.period.period_s is None)  # one step alone shows nothing then
-        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= least_steps:
+        counts = gate.energy and sampler.counts_energy
+        if counts and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
             return False
         power = gate.power(sampler, begin_s, now_s)
+        if counts and power.ticks is None:  # the steps of the counter do not suffice
+            return False
         rounds = clock.between(power.begin_s, power.end_s)
         if len(rounds) < 3:
             return False

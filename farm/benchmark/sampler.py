@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Self
@@ -32,11 +32,13 @@ PROCESS_PAUSE_S = 0.25
 TICK_GUARD_S = 0.008  # frequent queries of the energy counter begin this long before its next expected change
 
 LAST_CHANGES = 9  # changes of the energy counter from which the time of the next one is expected
-RECENT_S = 30.0  # changes of earlier samplers count if they are not older
+MOST_CHANGES = 1000  # changes of one sampler from which the period is learned
+SHARP_S = 0.012  # see `CounterPeriod`
+NEAR_S = 30.0  # sharp changes tell the periods of later changes for this long
 PERIODS_S = 0.01  # periods of energy counters are multiples of this
-PERIOD_ERROR = 0.001  # largest standard error of another period, as a share of it, with which it is used
+USUAL = 0.01  # if they do not differ from it by a larger share
+PERIOD_ERROR, LEAST_DEGREES = 0.001, 20  # largest standard error of another period, as a share of it; freedom
 UNUSUAL = 0.3  # a longer or shorter step, as a share of the usual one, does not show the period
-EARLIER = 0.1  # so much of a period the other changes may be seen less late than the one that they are numbered from
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
 POWER_FIELDS = ("power_instant_w", "power_average_w")
@@ -82,15 +84,18 @@ class CounterPeriod:
 
     The counter of an H200 adds up the energy of 0.1 s each. A query sees each change some milliseconds late, more if
     several programs use the driver. So the power of a step is its energy divided by the period, not by the time between
-    two queries. A counter without a regular period is recognised by its steps: their powers then scatter more.
+    two queries. A counter without a regular period is recognised by its steps: their powers then differ more.
+
+    Only *sharp* changes count, between two queries that ended within `SHARP_S`. They also tell to which period a change
+    belongs whose time is uncertain.
     """
 
     def __init__(self) -> None:
         # Sums of squares and products over all runs of changes, each relative to its mean number and mean time.
         self._numbers = self._products = self._times = 0.0
-        self._degrees = 0
-        self._scatter_seen = self._scatter_regular = 0.0  # of the powers of consecutive steps
-        self._newest_s: list[float] = []
+        self._degrees = 0  # of freedom
+        self._votes = 0  # differences between powers of consecutive steps that are smaller with the period
+        self._newest_s: list[float] = []  # sharp changes
 
     @property
     def period_s(self) -> float | None:
@@ -98,62 +103,60 @@ class CounterPeriod:
 
         It is a multiple of `PERIODS_S` unless the changes contradict this.
         """
-        if self._scatter_regular >= self._scatter_seen:
+        if self._votes <= 0:
             return None
         period_s = self._products / self._numbers
         rest = max(0.0, self._times - period_s * self._products) / self._degrees
         error_s, usual_s = math.sqrt(rest / self._numbers), PERIODS_S * round(period_s / PERIODS_S)
-        if error_s <= PERIODS_S / 8 and abs(period_s - usual_s) <= max(3 * error_s, PERIOD_ERROR * period_s):
+        if error_s <= PERIODS_S / 8 and abs(period_s - usual_s) <= USUAL * usual_s:
             return usual_s
-        return period_s if error_s <= PERIOD_ERROR * period_s else None
+        known = self._degrees >= LEAST_DEGREES and error_s <= PERIOD_ERROR * period_s
+        return period_s if known else None
 
-    def learn(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
-        """Add a series of changes: their times and the counter's new values. Changes that were seen very late do not
-        count."""
-        self._newest_s = [*self._newest_s, *times_s][-LAST_CHANGES:]
-        steps_s = [b - a for a, b in itertools.pairwise(times_s)]
-        unusual = [abs(one_s / median(steps_s) - 1) > UNUSUAL for one_s in steps_s]
-        ends = [number for number, wrong in enumerate([*unusual, True]) if wrong]
+    def learn(self, times_s: Sequence[float], energies_mj: Sequence[float], sharp_s: Collection[float]) -> None:
+        """Add a series of changes: their times, the counter's new values, and the times of the sharp changes."""
+        times_s, energies_mj = times_s[-MOST_CHANGES:], energies_mj[-MOST_CHANGES:]
+        self._newest_s = [*self._newest_s, *(at for at in times_s if at in sharp_s)][-LAST_CHANGES:]
+        ends = [number for number, at in enumerate([*times_s, math.nan]) if at not in sharp_s]
         for begin, end in itertools.pairwise([-1, *ends]):
-            if end - begin >= 3:
-                self._add(times_s[begin + 1 : end + 1], energies_mj[begin + 1 : end + 1])
+            if end - begin > 3:
+                self._add(times_s[begin + 1 : end], energies_mj[begin + 1 : end])
 
     def _add(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
+        steps_s = [b - a for a, b in itertools.pairwise(times_s)]
+        usual_s = median(steps_s)
+        if any(abs(step_s / usual_s - 1) > UNUSUAL for step_s in steps_s):  # no query came between two changes
+            return
         numbers = range(len(times_s))
         number, time_s = fmean(numbers), fmean(times_s)
         self._numbers += math.fsum((one - number) ** 2 for one in numbers)
         self._products += math.fsum((one - number) * (at - time_s) for one, at in zip(numbers, times_s, strict=True))
         self._times += math.fsum((at - time_s) ** 2 for at in times_s)
-        self._degrees += len(times_s) - 1
-        self._scatter_seen += _scatter(times_s, energies_mj)
-        self._scatter_regular += _scatter(numbers, energies_mj)
+        self._degrees += len(times_s) - 2
+        energies = [b - a for a, b in itertools.pairwise(energies_mj)]
+        seen = [energy / step_s * usual_s for energy, step_s in zip(energies, steps_s, strict=True)]
+        for regular, other in zip(itertools.pairwise(energies), itertools.pairwise(seen), strict=True):
+            better = abs(other[1] - other[0]) - abs(regular[1] - regular[0])
+            self._votes += (better > 0) - (better < 0)
 
-    def regular(self, times_s: Sequence[float]) -> list[float]:
-        """Move the times of changes to whole periods after the one that was seen least late. Unit: s.
+    def regular(self, times_s: Sequence[float], sharp_s: Sequence[float]) -> list[float]:
+        """Move the times of changes to whole periods; ``sharp_s`` has the newest sharp changes. Unit: s.
 
-        If the period is not known, return the times as they are.
+        If the period is not known, or no sharp change, return the times as they are.
         """
-        if (period_s := self.period_s) is None or not times_s:
+        period_s = self.period_s
+        known_s = [
+            at for at in (*self._newest_s, *sharp_s[-LAST_CHANGES:]) if times_s and abs(at - times_s[0]) < NEAR_S
+        ]
+        if period_s is None or not known_s:
             return list(times_s)
-        slack_s = EARLIER * period_s
-        known_s = [one_s for one_s in self._newest_s if 0 < times_s[0] - one_s < RECENT_S]
-        known_s += times_s[-2 * LAST_CHANGES :]  # enough, and fast in long windows
-
-        def lateness_s(one_s: float) -> float:
-            return math.fsum((at - one_s + slack_s) % period_s for at in known_s)
-
-        one_s = min(known_s, key=lateness_s)
-        periods = (math.floor((at - one_s + slack_s) / period_s) for at in times_s)
-        numbers = list(itertools.accumulate(periods, lambda last, number: max(last + 1, number)))
-        least_s = min(at - number * period_s for number, at in zip(numbers, times_s, strict=True))
-        return [least_s + number * period_s for number in numbers]
-
-
-def _scatter(times: Sequence[float], energies: Sequence[float]) -> float:
-    """The sum of the squared relative differences between the powers of consecutive steps."""
-    ticks = list(zip(times, energies, strict=True))
-    powers = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(ticks)]
-    return math.fsum((b - a) ** 2 for a, b in itertools.pairwise(powers)) / (fmean(powers) ** 2 or 1.0)
+        last_s = known_s[-1]
+        phases = ((at - last_s) / period_s for at in known_s)
+        begin_s = last_s + period_s * median(phase - round(phase) for phase in phases)
+        numbers = [round((at - begin_s) / period_s) for at in times_s]
+        # If two changes have the same number, the first one was seen a period late.
+        numbers = list(itertools.accumulate(reversed(numbers), lambda later, number: min(later - 1, number)))[::-1]
+        return [begin_s + number * period_s for number in numbers]
 
 
 _periods: WeakKeyDictionary[Device, CounterPeriod] = WeakKeyDictionary()
@@ -187,6 +190,7 @@ class Sampler:
         self.began_s = 0.0
         self._last_mj: float | None = None
         self._asked_s = 0.0
+        self._sharp_s: list[float] = []
         self._expected_s = -math.inf  # when the energy counter changes next; -inf if unknown, or at every query
         self._power_due_s = self._slow_due_s = self._process_due_s = 0.0
         self.busy_s = 0.0  # time that the thread spent in the driver
@@ -208,12 +212,16 @@ class Sampler:
             self._thread.join(timeout=5)
             self._thread = None
         if self.counts_energy:
-            self.period.learn(*self.ticks())
+            self.period.learn(*self.ticks(), frozenset(self._sharp_s))
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
         """The times in s, from `since_s`, at which a query saw that the energy counter changed, and its new values in
-        mJ. See `CounterPeriod.regular`."""
+        mJ. See `regular`."""
         return self._series["energy_mj"].span(since_s, float("inf"))
+
+    def regular(self, times_s: Sequence[float]) -> list[float]:
+        """The times of ticks, moved to whole periods of the counter if these are known. Unit: s."""
+        return self.period.regular(times_s, self._sharp_s[-LAST_CHANGES:])
 
     def power_values(self, begin_s: float, end_s: float) -> list[float]:
         """Samples of the power sensor in [begin_s, end_s]. Unit: W."""
@@ -233,7 +241,7 @@ class Sampler:
         """Average power: from the ticks since `begin_s`; if they are too few, from the sensor over [begin_s, end_s]."""
         times_s, energies_mj = self.ticks(begin_s)
         if len(times_s) >= least_ticks:
-            return power_of_ticks(self.period.regular(times_s), energies_mj).rate
+            return power_of_ticks(self.regular(times_s), energies_mj).rate
         return self.window(begin_s, end_s).power_w
 
     @property
@@ -262,18 +270,17 @@ class Sampler:
             **{name: means.get(name) for name in SLOW_FIELDS},
             temperature_slope_c_per_s=self.temperature_slope_c_per_s(begin_s, end_s),
             throttle_shares={word: counts[word] / len(reasons) for word in sorted(counts)},
-            foreign_processes=frozenset().union(
-                *(found for time_s, found in list(self._foreign) if begin_s - PROCESS_PAUSE_S <= time_s <= end_s)
-            ),
+            foreign_processes=self.foreign_processes(begin_s - PROCESS_PAUSE_S, end_s),
         )
 
+    def foreign_processes(self, begin_s: float, end_s: float) -> frozenset[int]:
+        """The ids of other processes that were on the card between two times."""
+        return frozenset().union(*(found for time_s, found in list(self._foreign) if begin_s <= time_s <= end_s))
+
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """All samples so far, with times in s since the sampler's start. None if there are no samples. The changes of
-        the energy counter are at whole periods."""
+        """All samples so far, with times in s since the sampler's start. None if there are no samples."""
         reasons, foreign = list(self._reasons), list(self._foreign)
         found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
-        if "energy_mj" in found:
-            found["energy_mj"] = self.period.regular(found["energy_mj"][0]), found["energy_mj"][1]
         if not any(times for times, _ in found.values()):
             return None
         times = [moment for moment, _ in reasons]
@@ -300,9 +307,12 @@ class Sampler:
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:
-                    # The counter changed between the last two queries.
-                    asked_s = self._asked_s
-                    energy.add((asked_s + now_s) / 2 if now_s - asked_s < 0.02 else now_s, value_mj)
+                    # The counter changed after the begin of the last query and before the end of this one.
+                    done_s = time.perf_counter()
+                    seen_s = (self._asked_s + done_s) / 2
+                    if done_s - self._asked_s <= SHARP_S:
+                        self._sharp_s.append(seen_s)
+                    energy.add(seen_s, value_mj)
                     self._expected_s = self._next_change_s(energy.times_s[-LAST_CHANGES:])
                 self._last_mj = value_mj
             self._asked_s = now_s
@@ -335,7 +345,7 @@ class Sampler:
         period_s = self.period.period_s or (times_s[-1] - times_s[-2] if len(times_s) > 1 else 0.0)
         if period_s < 4 * BASE_PAUSE_S:  # RAPL changes every millisecond: each query sees a change
             return -math.inf
-        return self.period.regular(times_s)[-1] + period_s
+        return self.regular(times_s)[-1] + period_s
 
 
 LEVEL_S = 0.5  # window in which the idle or base power is measured

@@ -171,7 +171,7 @@ def transferred(
 
 def _of_own_card(session: Session, found: StoredPredictor) -> StoredPredictor:
     """Return the predictor for the user's card of this model if enough readings are of exactly one such card."""
-    own, packaged = _rows(session, found.card.model, found)
+    own, packaged = _rows(session, found.card.model, found, least=LEAST_OF_CARD)
     rows = [row for id_, row in own.items() if id_ not in packaged]
     cards = {row.card_id for row in rows}
     if len(cards) != 1 or len(rows) < LEAST_OF_CARD:
@@ -181,10 +181,10 @@ def _of_own_card(session: Session, found: StoredPredictor) -> StoredPredictor:
 
 
 def _rows(
-    session: Session, card_model: str, source: StoredPredictor, only: Collection[str] | None = None
+    session: Session, card_model: str, source: StoredPredictor, only: Collection[str] | None = None, least: int = 0
 ) -> tuple[dict[str, TrainingRow], dict[str, TrainingRow]]:
-    """Return the readings of a card model that fit a predictor, by id: of the own database, and of the package.
-    ``session``: of either; the settings name the own database if it is of the package. ``only``: ids of tuples."""
+    """Return the readings of a card model that fit a predictor, by id: of the own database, and, if these are ``least``
+    or more, of the package. ``session``: of either; the settings name the other. ``only``: ids of tuples."""
     alike = operator.attrgetter("method", "software.torch", "protocol")
 
     def fitting(at: Session) -> dict[str, TrainingRow]:
@@ -192,12 +192,12 @@ def _rows(
         same = (one for one in found if alike(one.conditions) == alike(source.conditions))
         return {row.reading_id: row for one in same for row in one.rows}
 
-    with packaged_database().read() as packaged:
-        if packaged.get_bind().engine.url != session.get_bind().engine.url:
-            return fitting(session), fitting(packaged)
-        with contextlib.suppress(NoDatabase), open_database().read() as own:
-            return fitting(own), fitting(packaged)
-        return {}, fitting(packaged)
+    with packaged_database().read() as packaged, contextlib.ExitStack() as stack:
+        own: dict[str, TrainingRow] = {}
+        with contextlib.suppress(NoDatabase):
+            is_packaged = packaged.get_bind().engine.url == session.get_bind().engine.url
+            own = fitting(stack.enter_context(open_database().read()) if is_packaged else session)
+        return own, fitting(packaged) if len(own) >= least else {}
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:

@@ -176,8 +176,12 @@ def stored_state(database: Database, card_id: str) -> str:
 
 
 def stopped(database: Database, holder: str, reason: str = "") -> None:
-    """Record that a worker stopped. ``holder``: its holder name, or the prefix from `holder_of_process`; ``reason``:
-    why it stopped although nobody stopped it."""
+    """Record that a worker stopped.
+
+    Args:
+        holder: its holder name, or the prefix from `holder_of_process`.
+        reason: why it stopped although nobody stopped it; "": somebody stopped it.
+    """
     own = col(CardRow.worker).startswith(holder, autoescape=True)
     stopped = {"state": CardState.STOPPED, "state_reason": reason}
     with database.write() as session:
@@ -195,9 +199,12 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
 
 
 def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "") -> None:
-    """Keep a card from measuring until a person releases it. If an embedded ``farm`` found the card unhealthy, the next
-    embedded farm ends this quarantine and checks the card again (`end_embedded_quarantines`). Raises `NoSuchCard` if
-    the card is not registered."""
+    """Keep a card from measuring until a person releases it. Raises `NoSuchCard` if the card is not registered.
+
+    Args:
+        farm: the embedded farm that found the card unhealthy. The next embedded farm ends this quarantine and checks
+            the card again (`end_embedded_quarantines`). "": only a person ends it.
+    """
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import insert
 from sqlmodel import Session, SQLModel, col, func, select
@@ -73,6 +73,14 @@ class OpenedJob:
         return {"job": self.job_id, **about, "items_new": self.new, "items_reused": self.reused}
 
 
+class OfJob(TypedDict, total=False):
+    """Keywords of `jobs.create`; the title is that of a model that is not in the catalog."""
+
+    title: str
+    farm: str
+    pinned: bool
+
+
 def open_job(
     database: Database,
     request: Request,
@@ -81,7 +89,7 @@ def open_job(
     tuples: Tuples | None = None,
     ready: Callable[[], None] = lambda: None,
     grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None,
-    **of_job: Any,
+    **of_job: Unpack[OfJob],
 ) -> OpenedJob:
     """Create the job of a request with its first round, without publishing it.
 
@@ -93,7 +101,7 @@ def open_job(
         tuples: the tuples of a model, if the caller has called `tuples_of`.
         ready: called between the capture and the query of the cards. It may wait for workers to start.
         grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
-        of_job: farm, pinned, and the title of a model that is not in the catalog; see `jobs.create`.
+        of_job: see `OfJob`.
 
     Raises:
         UnknownOperator, CaptureError: see `tuples_of`.
@@ -282,8 +290,13 @@ def capture_for(
     database: Database, request: Request, *, device_type: str, torch: str, card: CardLike | None = None
 ) -> int:
     """Return the id of the capture of the request's model. Capture the model if the database has no capture; a training
-    step must fit in the memory of ``card``. Raises as `tuples_of`, and `Unreadable` if the request has a text whose
-    token ids are neither in this process nor in the database."""
+    step must fit in the memory of ``card``.
+
+    Raises:
+        CaptureError: the model cannot be captured without gaps.
+        UsageError: a training step needs more memory than the card has.
+        Unreadable: the request has a text whose token ids are neither in this process nor in the database.
+    """
     assert request.variant is not None
     if request.variant.text:
         with database.write() as session:

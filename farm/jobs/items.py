@@ -434,9 +434,12 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases. If
-    the holder has no message of a claimed item (``item_ids``; None: it has all), nobody measures the item and its lease
-    must end."""
+    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases.
+
+    Args:
+        item_ids: the items whose messages the holder has; None: all of its items. Nobody measures a claimed item
+            without a message, so its lease must end.
+    """
     lease_until_s = database_now() + lease_s
     held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
     if item_ids is not None:

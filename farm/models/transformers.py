@@ -135,16 +135,16 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
     import torch
 
-    from farm.models.building import ByPosition, Decoding, dtype_of
+    from farm.models.building import ByPosition, Decoding, dtype_of, replaced
 
-    about = _about(entry)
+    made, about = _class_of(entry), _about(entry)
     kind, config = about["kind"], about["config"]
     if variant.layers:
         config = config | {key: variant.layers for key in _DEPTH if key in config}
-    made = _class_of(entry)
     if variant.mode == "train" and variant.phase == "encode":  # its training task
         made = getattr(_package(), f"{made.__name__.removesuffix('Model')}ForMaskedLM", made)
-    with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
+    unfilled = replaced(_package().PreTrainedModel, "initialize_weights", lambda model: None)  # on meta: it takes long
+    with _quietly(), unfilled if device.type == "meta" else torch.device(device):
         model = made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
         if variant.phase == "decode":
             size, cards = (variant.batch, variant.cache), variant.tensor_parallel

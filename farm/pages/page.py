@@ -141,27 +141,27 @@ def plotly_js() -> str:
 
 def render(template: str, **values: Any) -> str:
     """Render a template to HTML. All text is escaped, and control characters become visible."""
+    return _environment().get_template(template).render(flags=flag_meanings(), made_at_s=time.time(), **values)
+
+
+@functools.cache
+def _environment() -> Any:  # keeps the compiled templates
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(_TEMPLATES)
     )
-    environment.filters.update(
-        {name: getattr(format, name) for name in ("percent", "gap", "span", "plural", "day")},
-        time=lambda value: format.quantity(value, format.TIME),
-        energy=lambda value: format.quantity(value, format.ENERGY),
-        power=lambda value: format.quantity(value, format.POWER),
-        quantity=lambda value, units: format.quantity(value, getattr(format, units)),
-        interval=lambda figure, units: format.interval(figure, getattr(format, units)),
-        count=format.count_of,
-        few=format.few,
-    )
-    return environment.get_template(template).render(flags=flag_meanings(), made_at_s=time.time(), **values)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.finalize = lambda value: printable(value, keep="\n") if type(value) is str else value
+    environment.filters |= {name: getattr(format, name) for name in ("percent", "gap", "span", "plural", "day", "few")}
+    for name in ("TIME", "ENERGY", "POWER"):
+        environment.filters[name.lower()] = functools.partial(format.quantity, units=getattr(format, name))
+    environment.filters |= {
+        "quantity": lambda value, units: format.quantity(value, getattr(format, units)),
+        "interval": lambda figure, units: format.interval(figure, getattr(format, units)),
+        "count": format.count_of,
+    }
+    return environment
 
 
 # ---- the database as a folder of pages

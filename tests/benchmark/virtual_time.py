@@ -45,7 +45,7 @@ class VirtualTime:
                 break
             self.now_s = max(self.now_s, self._due_s[first])
             self._due_s[first] = self.now_s + first._look()
-        self.now_s = end_s
+        self.now_s = max(self.now_s, end_s)
 
     def timed(self, call: Pass) -> Pass:
         """The same call, lasting `pass_s`."""

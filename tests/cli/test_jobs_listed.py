@@ -14,15 +14,23 @@ from farm.types.protocol import Variant
 from tests.report.measured import measured
 
 
-@pytest.fixture
-def listed(farm):
-    database = Database(settings().database)
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    file = tmp_path_factory.mktemp("jobs") / "farm.db"
+    database = Database(f"sqlite:///{file}")
     database.upgrade()
     for name, batch in (("resnet18", 1), ("resnet50", 32), ("alexnet", 1)):
         measured(database, Variant(name, batch, 224), f"{name}-{batch}")
     with database.write() as session:
         session.execute(update(tables.Job).where(tables.Job.id == "alexnet-1").values(kind="sweep", state="cancelled"))
     database.close()
+    return file
+
+
+@pytest.fixture
+def listed(farm, jobs, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{jobs}")
+    settings.cache_clear()
     return farm
 
 

@@ -22,10 +22,14 @@ FEW = "--operators Linear,MaxPool2d"
 
 
 @pytest.fixture(autouse=True)
-def known_resnet18(database, monkeypatch):
+def _simulated_cards(database, monkeypatch):
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
     monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string())
     settings.cache_clear()
+
+
+@pytest.fixture
+def known_resnet18(database):
     know(database, "resnet18")
     know(database, "resnet18", batch=8)
     return database

@@ -372,6 +372,6 @@ def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(da
 
     monkeypatch.setattr(importer, "BATCH", 2000)
     monkeypatch.setattr(importer, "MOST_IN_MEMORY", 1 << 18)
-    assert peak_bytes(200_000) < 1.5 * peak_bytes(20_000)
+    assert peak_bytes(60_000) < 1.5 * peak_bytes(12_000)
     with database.read() as session:
         assert session.exec(select(tables.Origin)).all() == []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.settings import Settings
 from farm.store import tables
+from farm.store.database import read_clock_s
 from tasks.control import lost_after_s
 
 
@@ -57,6 +60,39 @@ def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_
 
 def test_the_defaults_move_a_lost_cards_items_within_30_s():
     assert lost_after_s(Settings()) + Settings().heartbeat_s + Settings().reconcile_s < 30
+
+
+def test_a_worker_that_hangs_in_its_turn_stops_only_its_own_lease(pair):
+    job_id = pair.submit(["slow"] * 2, 9.0)  # longer than two leases
+
+    def first():
+        """The worker that renewed the leases of both."""
+        for path in Path(pair.farm.environment["FARM_STATE_DIR"]).glob("heartbeats-*"):
+            with contextlib.suppress(ValueError):  # it is being written
+                notes = json.loads(path.read_text())
+                turn = [holder for holder, one in notes["workers"].items() if one["at_s"] == notes["begun_at_s"]]
+                if turn and len(notes["workers"]) == 2:
+                    return turn[0], notes["workers"][turn[0]]["pid"]
+        return None
+
+    def lasting():
+        """The items whose lease lasts, of those that were claimed first."""
+        with pair.farm.database.read() as session:
+            now_s = read_clock_s(session)
+        items = pair.farm.items(job_id)
+        return {item.id for item in items if holders.get(item.id) == item.holder and item.lease_until_s > now_s}
+
+    pair.farm.wait_for(lambda: sum(item.state == "claimed" for item in pair.farm.items(job_id)) == 2)
+    holders = {item.id: item.holder for item in pair.farm.items(job_id)}
+    holder, pid = pair.farm.wait_for(first)
+    (other,) = [item_id for item_id in holders if holders[item_id] != holder]
+    hung = psutil.Process(pid)
+    hung.suspend()
+    try:
+        pair.farm.wait_for(lambda: lasting() == {other})
+    finally:
+        hung.resume()
+    assert pair.settled(job_id) == {"done": 2}
 
 
 @pytest.mark.parametrize("noticed", ["by the next process", "before the next item"])

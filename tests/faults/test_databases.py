@@ -133,7 +133,7 @@ def _answers(hurt):
         return False
 
 
-@pytest.mark.parametrize("spool_on", ["another disk", "the same disk"])
+@pytest.mark.parametrize("spool_on", [pytest.param("another disk", marks=pytest.mark.slow), "the same disk"])
 def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
     state = (small_disk.path if spool_on == "the same disk" else tmp_path) / "state"
     hurt = start(cards=2, database_url=f"sqlite:///{small_disk.path / 'farm.db'}", FARM_STATE_DIR=str(state))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 from sqlmodel import select
 
 from farm.store import tables
-from farm.store.database import read_clock_s
 from tests.farms import TIMEOUT_S
 
 
@@ -27,39 +24,6 @@ def test_kill_9_of_one_process_in_the_middle_of_an_item(hurt, victim):
     assert again.attempts == 2
     if victim == "worker":  # it held the item's message, which the broker gives out once more
         assert hurt.delivered_again == [("measure", item.id)]
-
-
-def test_a_worker_that_hangs_in_its_turn_stops_only_its_own_lease(pair):
-    job_id = pair.submit(["slow"] * 2, 9.0)  # longer than two leases
-
-    def first():
-        """The worker that renewed the leases of both."""
-        for path in Path(pair.farm.environment["FARM_STATE_DIR"]).glob("heartbeats-*"):
-            with contextlib.suppress(ValueError):  # it is being written
-                notes = json.loads(path.read_text())
-                turn = [holder for holder, one in notes["workers"].items() if one["at_s"] == notes["begun_at_s"]]
-                if turn and len(notes["workers"]) == 2:
-                    return turn[0], notes["workers"][turn[0]]["pid"]
-        return None
-
-    def lasting():
-        """The items whose lease lasts, of those that were claimed first."""
-        with pair.farm.database.read() as session:
-            now_s = read_clock_s(session)
-        items = pair.farm.items(job_id)
-        return {item.id for item in items if holders.get(item.id) == item.holder and item.lease_until_s > now_s}
-
-    pair.farm.wait_for(lambda: sum(item.state == "claimed" for item in pair.farm.items(job_id)) == 2)
-    holders = {item.id: item.holder for item in pair.farm.items(job_id)}
-    holder, pid = pair.farm.wait_for(first)
-    (other,) = [item_id for item_id in holders if holders[item_id] != holder]
-    hung = psutil.Process(pid)
-    hung.suspend()
-    try:
-        pair.farm.wait_for(lambda: lasting() == {other})
-    finally:
-        hung.resume()
-    assert pair.settled(job_id) == {"done": 2}
 
 
 def test_kill_9_of_everything_in_the_middle_of_an_item(hurt):

@@ -1,12 +1,9 @@
 """Models that are split over cards, captured without cards: what rank 0 runs, and what is refused."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
-import torch
 
 from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
@@ -181,55 +178,6 @@ def test_a_distributed_model_of_your_own_is_captured_on_its_cards(tmp_path, monk
         assert collectives(found.capture) == {("all_reduce", 8): 1}
     on_host = set(on_cpu.capture.operators - on_card.capture.operators)  # it costs a card nothing
     assert on_host == {f"aten.{name}.default" for name in ("arange", "sum", "_local_scalar_dense")}
-
-
-# ------------------------------------------------------------------------------------------------ on real ranks
-
-
-def observe(rank, rendezvous, variants):
-    """Run split models as a rank of two and return the calls of each."""
-    from farm.benchmark import ranks
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step
-    from farm.training.split import build
-    from farm.training.step import ForwardPass
-
-    cpu = torch.device("cpu")
-    ranks.join(cpu, rank, 2, rendezvous)
-    for variant in variants:
-        if variant.step:
-            step = build_step(variant, cpu)
-            step.split = True
-        else:
-            step = ForwardPass(build(variant, cpu), catalog.example_inputs(variant, device=cpu), grad=False)
-            step.run()
-        yield capture_step(step, warmed_up=True).counts
-
-
-def split_variants(name):
-    training = {"step": "training", "data_parallel": 2, "optimizer": "adamw-foreach"}
-    how = [{"tensor_parallel": 2}, {"tensor_parallel": 2, "phase": "decode"}, training, training | {"sharding": "fsdp"}]
-    return [catalog.variant(name, 2, **said) for said in how]
-
-
-@pytest.mark.slow
-def test_real_ranks_run_what_was_captured_without_cards(tiny, monkeypatch, tmp_path):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    variants = split_variants(tiny())
-    command = [sys.executable, "-m", "tests.training.test_split", str(tmp_path / "rendezvous")]
-    started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
-    found = [json.loads(process.communicate(timeout=240)[0]) for process in started]
-    for at, variant in enumerate(variants):
-        captured = extract(variant).capture
-        for counts in (each[at] for each in found):
-            assert not Counter(captured.counts) - Counter(counts)
-            # gloo's reduce-scatter copies its result; NCCL's does not.
-            added = Counter(counts) - Counter(captured.counts)
-            assert sum(added.values()) == (0 if variant.sharding == "ddp" else 3)
-
-
-if __name__ == "__main__":
-    json.dump(list(observe(int(sys.argv[2]), sys.argv[1], split_variants("tiny"))), sys.stdout)
 
 
 @pytest.mark.parametrize(
