@@ -106,6 +106,8 @@ class CounterPeriod:
         if self._votes <= 0:
             return None
         period_s = self._products / self._numbers
+        if period_s < 4 * SHARP_S:  # queries are too slow to tell to which period a change belongs
+            return None
         rest = max(0.0, self._times - period_s * self._products) / self._degrees
         error_s, usual_s = math.sqrt(rest / self._numbers), PERIODS_S * round(period_s / PERIODS_S)
         if error_s <= PERIODS_S / 8 and abs(period_s - usual_s) <= USUAL * usual_s:
@@ -307,10 +309,11 @@ class Sampler:
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:
-                    # The counter changed after the begin of the last query and before the end of this one.
+                    # The newest change was after the begin of the last query, and at most a period before this one.
                     done_s = time.perf_counter()
-                    seen_s = (self._asked_s + done_s) / 2
-                    if done_s - self._asked_s <= SHARP_S:
+                    after_s = max(self._asked_s, now_s - (self.period.period_s or math.inf))
+                    seen_s = (after_s + done_s) / 2
+                    if done_s - after_s <= SHARP_S:
                         self._sharp_s.append(seen_s)
                     energy.add(seen_s, value_mj)
                     self._expected_s = self._next_change_s(energy.times_s[-LAST_CHANGES:])
