@@ -147,9 +147,7 @@ class CounterPeriod:
         If the period is not known, or no sharp change, return the times as they are.
         """
         period_s = self.period_s
-        known_s = [
-            at for at in (*self._newest_s, *sharp_s[-LAST_CHANGES:]) if times_s and abs(at - times_s[0]) < NEAR_S
-        ]
+        known_s = [at for at in (*self._newest_s, *sharp_s) if times_s and at > times_s[0] - NEAR_S]
         if period_s is None or not known_s:
             return list(times_s)
         last_s = known_s[-1]

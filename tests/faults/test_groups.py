@@ -80,7 +80,7 @@ def test_groups_and_items_on_one_card_share_a_host(four):
 @pytest.mark.parametrize("victim", ["rank", pytest.param("pool", marks=pytest.mark.slow), "worker", "worker of a peer"])
 def test_kill_9_of_one_process_of_a_group(four, victim):
     # The ranks do not depend on the worker of a peer. The group ends when that worker starts again or counts as lost.
-    job_id = four.submit(["slow"], 8.0 if victim == "worker of a peer" else 2.0, cards=4)
+    job_id = four.submit(["slow"], 8.0 if victim == "worker of a peer" else 4.0, cards=4)
     alone = four.submit([""] * 4)
     processes = in_work(four, 4)
     parent = processes[1].parent()
