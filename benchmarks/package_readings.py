@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from sqlmodel import select
 
 from farm.errors import FarmError
-from farm.exchange.export import export
+from farm.exchange.export import PARQUET, export
 from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
@@ -58,8 +58,7 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
             with merged.read() as session:
                 export(session, written)
             for path in written.glob("*.parquet"):  # slower than the export itself, and about a tenth smaller
-                how = {"compression": "zstd", "compression_level": 22, "dictionary_pagesize_limit": 1 << 26}
-                pq.write_table(pq.read_table(path), path, write_page_checksum=True, row_group_size=10**6, **how)
+                pq.write_table(pq.read_table(path), path, row_group_size=10**6, **{**PARQUET, "compression_level": 22})
             size = sum(file.stat().st_size for file in written.iterdir())
             if size > MOST_BYTES:
                 raise FarmError(

@@ -66,7 +66,7 @@ class Gate:
     #: A window shorter than the longest goes on until the half-width of the energy is this share of the requested one.
     energy_share: float = 1.0
     pauses: bool = False  # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
-    queued_s: float = QUEUED_S  # see there
+    queued_s: float = QUEUED_S  # duration of the work that is queued on a GPU
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
         if not self.energy:

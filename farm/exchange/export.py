@@ -133,15 +133,22 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
+#: Descriptions and details repeat, so large compressed dictionary pages keep a Parquet file small.
+PARQUET: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 12,
+    "dictionary_pagesize_limit": 1 << 26,
+    "write_page_checksum": True,
+}
+
+
 @contextlib.contextmanager
 def writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
     """A context for writing batches to a file of this format."""
     if form == "parquet":
         import pyarrow.parquet as pq
 
-        # Descriptions and details repeat, so large compressed dictionary pages keep the file small.
-        how = {"compression": "zstd", "compression_level": 12, "dictionary_pagesize_limit": 1 << 26}
-        with pq.ParquetWriter(path, schema, write_page_checksum=True, **how) as file:
+        with pq.ParquetWriter(path, schema, **PARQUET) as file:
             yield file.write_batch
     elif form == "csv":
         import pyarrow.csv
