@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from farm.benchmark.counter_period import CounterPeriod
 from farm.benchmark.intervals import power_by_step, slope
-from farm.benchmark.sampler import CounterPeriod, Sampler
+from farm.benchmark.sampler import Sampler
 from farm.benchmark.window import WindowPower, window_power
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
