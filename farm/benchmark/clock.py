@@ -5,6 +5,7 @@ Windows, bursts, the canary and eager passes all use this clock, so their figure
 
 from __future__ import annotations
 
+import bisect
 import collections
 import math
 import random
@@ -23,9 +24,9 @@ from farm.devices.device import Device
 from farm.types.reading import Burst
 
 QUEUED_S = 0.024  # usual duration of the work that is queued on a GPU: a busy host does not starve the GPU
-PAUSE_SHARE = 0.04  # longest pause before a round, as a share of the round
-LONGEST_PAUSE_S = 2e-4  # but no pause is longer
-CYCLES_PER_S = 1.7e9  # about the clock of a GPU: events measure how long a pause was
+PAUSES_PER_S = 8.0  # mean number of pauses between rounds
+LONGEST_PAUSE_S = 0.01  # a pause is at most as long as a pass, and as this
+CYCLES_PER_S = 2e9  # about the clock of a GPU: events measure how long a pause was
 EAGER_S = 0.3  # duration of the eager passes that show the cost of launching
 EAGER_LEAST = 4  # least number of eager passes
 BURST_S = 0.004  # work between two pauses
@@ -48,8 +49,8 @@ class Clock:
     On a GPU one event separates two rounds, so the durations add up to the total time. They include idle time between
     rounds, so power times duration is the complete energy.
 
-    ``pauses``: a pause of random length precedes each round, and is no part of its duration. Without pauses, passes can
-    be synchronous with the samples of the power sensor (docs/method.md, "Pauses between the passes of a model").
+    ``pauses``: a pause of random length precedes some rounds, and is no part of their duration. Without pauses, passes
+    can be synchronous with the samples of the power sensor (docs/method.md, "Pauses between the passes of a model").
     """
 
     def __init__(self, workload: Workload, queued_s: float = QUEUED_S) -> None:
@@ -60,8 +61,9 @@ class Clock:
         self._waiting: collections.deque[tuple[torch.cuda.Event, torch.cuda.Event, int, bool]] = collections.deque()
         self._last: torch.cuda.Event | None = None
         self.pauses = False
-        self._longest_pause_s = min(PAUSE_SHARE * workload.round_s, LONGEST_PAUSE_S)
+        self._longest_pause_s = min(workload.round_s / workload.rounds[0].passes, LONGEST_PAUSE_S)
         self._random = random.Random(0)
+        self._paused_s = [0.0]  # the total of all pauses before each round
 
     def step(self) -> None:
         """Launch a round; wait until no more than `in_flight` are queued."""
@@ -76,7 +78,7 @@ class Clock:
             self._last = _event()
         begin = self._waiting[-1][1] if self._waiting else self._last
         late = bool(self._waiting) and begin.query()
-        if self.pauses:
+        if self.pauses and self._random.random() < PAUSES_PER_S * self.workload.round_s:
             torch.cuda._sleep(round(self._random.uniform(0, self._longest_pause_s) * CYCLES_PER_S))
             begin = _event()
         current.launch()
@@ -96,7 +98,17 @@ class Clock:
         assert self._last is not None
         took_s, paused_s = begin.elapsed_time(end) / 1e3, self._last.elapsed_time(begin) / 1e3
         self.done.append(TimedRound(time.perf_counter(), took_s, passes, late, paused_s=paused_s))
+        self._paused_s.append(self._paused_s[-1] + paused_s)
         self._last = end
+
+    def paused_s(self, until_s: float) -> float:
+        """How long the card has paused between rounds until a time. Unit: s."""
+        index = bisect.bisect_right(self.done, until_s, key=lambda one: one.done_s)
+        if not self.cuda or index == len(self.done):
+            return self._paused_s[-1]
+        after = self.done[index]
+        begin_s = after.done_s - after.took_s - after.paused_s
+        return self._paused_s[index] + min(after.paused_s, max(0.0, until_s - begin_s))
 
     def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
         """The rounds that ended after `begin_s` and not later than `end_s`."""
@@ -115,17 +127,11 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
     return [entry.took_s / entry.passes * 1e6 for entry in rounds]
 
 
-def paused_share(rounds: Sequence[TimedRound]) -> float:
-    """The share of the total time in which the card paused between rounds (0 to 1)."""
-    paused_s = math.fsum(one.paused_s for one in rounds)
-    return paused_s / (paused_s + math.fsum(one.took_s for one in rounds)) if paused_s else 0.0
-
-
 def starved_share(rounds: Sequence[TimedRound]) -> float:
     """The share of the total time in which the card waited for the host (0 to 1).
 
-    It is the time that late rounds take longer than others, and the part of their pauses above `LONGEST_PAUSE_S`.
-    1.0 if all rounds were late: the host is slower than the card, by an unknown amount.
+    It is the time that late rounds take longer than others, and their pauses. 1.0 if all rounds were late: the host is
+    slower than the card, by an unknown amount.
     """
     if not any(entry.late for entry in rounds):
         return 0.0
@@ -135,7 +141,7 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     usual_s = statistics.median(in_time_s)
     late = [entry for entry in rounds if entry.late]
     lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in late)
-    lost_s += math.fsum(max(0.0, entry.paused_s - LONGEST_PAUSE_S) for entry in late)
+    lost_s += math.fsum(entry.paused_s for entry in late)
     return lost_s / math.fsum(entry.took_s + entry.paused_s for entry in rounds)
 
 

@@ -22,7 +22,7 @@ from farm.benchmark import intervals, ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
-from farm.benchmark.clock import QUEUED_S, Clock, eager_time_us, measure_bursts, paused_share
+from farm.benchmark.clock import QUEUED_S, Clock, eager_time_us, measure_bursts
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes, applied, free_bytes, operator_passes
@@ -68,10 +68,10 @@ class Gate:
     pauses: bool = False  # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
     queued_s: float = QUEUED_S  # duration of the work that is queued on a GPU
 
-    def power(self, sampler: Sampler, begin_s: float, end_s: float) -> window.WindowPower:
+    def power(self, sampler: Sampler, begin_s: float, end_s: float, pauses: window.Pauses) -> window.WindowPower:
         if not self.energy:
             return window.WindowPower(None, None, "", begin_s, end_s)
-        return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH)
+        return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH, pauses=pauses)
 
 
 GATES = {
@@ -481,9 +481,9 @@ class Bench:
             while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
+            clock.pauses = gate.pauses and sampler.counts_energy and self._may_pause(workload)
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
-            if gate.pauses and self._may_pause(workload):
-                clock.pauses = not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
+            clock.pauses &= not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             settled_s = until_s + stopping.minimum_s
@@ -492,16 +492,16 @@ class Bench:
             if not gate.ahead:
                 slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
             clock.finish()
-            power = gate.power(sampler, begin_s, end_s)
+            pauses = self._pauses(clock)
+            power = gate.power(sampler, begin_s, end_s, pauses)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
-        paused = paused_share(rounds)
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
         known = capabilities - (frozenset() if self.knows_processes else {"compute_processes"})
         steady = window.SteadyWindow(
             workload=workload,
             rounds=rounds,
-            power=power.of_passes(paused, self.levels.base_power_w),
+            power=power,
             seen=seen,
             converged=converged,
             ceiling_s=stopping.maximum_s,
@@ -520,7 +520,7 @@ class Bench:
             self.levels,
             sampler.trace((power.begin_s, power.end_s)),
             threads=None if self.cuda else torch.get_num_threads(),
-            paused_share=round(paused, 4) or None,
+            paused_share=round(pauses.share(power.begin_s, power.end_s), 4) or None,
             sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
         )
 
@@ -532,6 +532,10 @@ class Bench:
         """
         tells = "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
         return self.cuda and workload.replayed and tells and ranks.world() == 1
+
+    def _pauses(self, clock: Clock) -> window.Pauses:
+        base_power_w = self.levels.base_power_w
+        return window.NO_PAUSES if base_power_w is None else window.Pauses(clock.paused_s, base_power_w)
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Run rounds until the temperature is stable. Return its rate of change at the end (C/s); None if unknown."""
@@ -604,7 +608,7 @@ class Bench:
         counts = gate.energy and sampler.counts_energy
         if counts and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
             return False
-        power = gate.power(sampler, begin_s, now_s)
+        power = gate.power(sampler, begin_s, now_s, self._pauses(clock))
         if counts and power.ticks is None:  # the steps of the counter do not suffice
             return False
         rounds = clock.between(power.begin_s, power.end_s)

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
@@ -59,26 +59,36 @@ class WindowPower:
             return 0.0
         return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
 
-    def of_passes(self, paused_share: float, base_power_w: float | None) -> WindowPower:
-        """The power of the passes alone, if the card drew its base power in pauses."""
-        if not paused_share or base_power_w is None or self.power_w is None:
-            return self
-        power_w, integral_w = (
-            value and (value - paused_share * base_power_w) / (1 - paused_share)
-            for value in (self.power_w, self.integral_w)
-        )
-        half_width_w = self.half_width_w and self.half_width_w / (1 - paused_share)
-        return dataclasses.replace(self, power_w=power_w, integral_w=_rounded(integral_w, 3), half_width_w=half_width_w)
+
+class Pauses(NamedTuple):
+    """The pauses between the rounds of a window, in which the card draws its base power."""
+
+    until_s: Callable[[float], float]  # the total of all pauses until a time (s)
+    power_w: float
+
+    def share(self, begin_s: float, end_s: float) -> float:
+        """The share of a time with pauses (0 to 1)."""
+        return (self.until_s(end_s) - self.until_s(begin_s)) / (end_s - begin_s) if end_s > begin_s else 0.0
 
 
-def window_power(sampler: Sampler, begin_s: float, end_s: float, *, rough: bool = False) -> WindowPower:
+NO_PAUSES = Pauses(lambda at_s: 0.0, 0.0)
+
+
+def window_power(
+    sampler: Sampler, begin_s: float, end_s: float, *, rough: bool = False, pauses: Pauses = NO_PAUSES
+) -> WindowPower:
     """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor.
 
     ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if they are one known period apart.
+    ``pauses``: the power by the energy counter is that of the rounds alone, without pauses.
     """
     times, energies = sampler.ticks(begin_s)
-    times = sampler.regular([time_s for time_s in times if time_s <= end_s])
-    pairs = list(zip(times, energies, strict=False))
+    pairs, ticks_s = list[tuple[float, float]](), list[float]()
+    for tick_s, energy_mj in zip(sampler.regular([at for at in times if at <= end_s]), energies, strict=False):
+        paused_s = pauses.until_s(tick_s)
+        if not pairs or tick_s - paused_s > pairs[-1][0]:  # not if the card only paused
+            pairs.append((tick_s - paused_s, energy_mj - pauses.power_w * paused_s * 1e3))
+            ticks_s.append(tick_s)
     period_s = sampler.period.period_s
     if rough and len(pairs) == 2 and period_s and pairs[1][0] - pairs[0][0] < 1.5 * period_s:
         (first_s, first_mj), (last_s, last_mj) = pairs
@@ -90,19 +100,20 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float, *, rough: bool 
         times, energies = [a for a, _ in pairs], [b for _, b in pairs]
         fit = intervals.power_of_ticks(times, energies)
         drift = _drift(times, energies)
-        window = sampler.window(times[0], times[-1])
-        integral_w = window.power_w if window.power_source == "power_instant" else None
+        begin_s, end_s = ticks_s[dropped], ticks_s[-1]
+        window = sampler.window(begin_s, end_s)
+        checks = window.power_source == "power_instant" and not pauses.share(begin_s, end_s)
         return WindowPower(
             power_w=fit.rate,
             # If the power drifts, its uncertainty is at least half of the drift.
             half_width_w=math.hypot(fit.half_width, fit.rate * drift / 2),
             source="rapl" if sampler.device.card.kind == "cpu" else "energy_counter",
-            begin_s=times[0],
-            end_s=times[-1],
+            begin_s=begin_s,
+            end_s=end_s,
             drift=drift,
             ticks=len(pairs),
             ramp_ticks_dropped=dropped,
-            integral_w=_rounded(integral_w, 3),
+            integral_w=_rounded(window.power_w, 3) if checks else None,
         )
     window = sampler.window(begin_s, end_s)
     if window.power_w is None:

@@ -11,8 +11,8 @@ import pytest
 
 from farm.benchmark.counter_period import CounterPeriod
 from farm.benchmark.intervals import power_by_step, slope
-from farm.benchmark.sampler import Sampler
-from farm.benchmark.window import WindowPower, window_power
+from farm.benchmark.sampler import SampledWindow, Sampler
+from farm.benchmark.window import Pauses, window_power
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime
@@ -124,13 +124,46 @@ def test_it_asks_seldom_while_no_tick_is_due(virtual_time: VirtualTime) -> None:
     assert device.calls < 450
 
 
-def test_the_power_of_the_passes_is_without_the_base_power_of_the_pauses():
-    power = WindowPower(490.0, 4.9, "energy_counter", 0.0, 1.0, integral_w=481.0)
-    passes = power.of_passes(0.02, 100.0)  # 2 % of the window at 100 W, 98 % at the power of the passes
-    assert 0.98 * passes.power_w + 0.02 * 100 == pytest.approx(490)
-    assert 0.98 * passes.integral_w + 0.02 * 100 == pytest.approx(481, abs=0.01)
-    assert passes.half_width_w == pytest.approx(5.0)
-    assert power.of_passes(0.0, 100.0) == power.of_passes(0.02, None) == power
+class Paused:
+    """A card that draws 500 W, but 100 W in pauses. The counter changes every 0.1 s."""
+
+    def __init__(self, *pauses_s: tuple[float, float]) -> None:
+        self._pauses_s = pauses_s
+        self.device = FakeDevice(tick_s=0.1)
+        self.period = CounterPeriod()
+
+    def until_s(self, at_s: float) -> float:
+        return sum(max(0.0, min(at_s, end_s) - begin_s) for begin_s, end_s in self._pauses_s)
+
+    def energy_mj(self, at_s: float) -> float:
+        return 1e3 * (500 * at_s - 400 * self.until_s(at_s))
+
+    def ticks(self, since_s: float) -> tuple[list[float], list[float]]:
+        times_s = [since_s + number / 10 for number in range(11)]
+        return times_s, list(map(self.energy_mj, times_s))
+
+    def regular(self, times_s: list[float]) -> list[float]:
+        return times_s
+
+    def window(self, begin_s: float, end_s: float) -> SampledWindow:
+        return SampledWindow()
+
+
+def test_the_power_of_the_passes_is_without_the_pauses_wherever_they_fall():
+    card = Paused((0.03, 0.041), (0.42, 0.425), (0.495, 0.506), (0.93, 0.94))
+    power = window_power(card, 0.0, 1.0, pauses=Pauses(card.until_s, 100.0))
+    assert power.power_w == pytest.approx(500)
+    assert power.half_width_w == pytest.approx(0, abs=1e-6)
+    assert (power.begin_s, power.end_s, power.ticks) == (0.0, 1.0, 11)
+    with_pauses = window_power(card, 0.0, 1.0)
+    assert with_pauses.power_w < 495
+    assert with_pauses.half_width_w > 5
+
+
+def test_a_step_of_the_counter_in_which_the_card_only_paused_does_not_count():
+    card = Paused((0.38, 0.62))
+    power = window_power(card, 0.0, 1.0, pauses=Pauses(card.until_s, 100.0))
+    assert (power.power_w, power.ticks) == (pytest.approx(500), 9)
 
 
 Changes = tuple[list[float], list[float], set[float]]
