@@ -79,7 +79,7 @@ GATES = {
     "variant": Gate(1.0, 1.0, 4.0, energy_share=0.5, pauses=True),
 }
 #: For the replay of a whole model: its interval is a part of the interval of the sum.
-REPLAY = dataclasses.replace(GATES["operator"], energy_share=0.5, pauses=True)
+REPLAY = dataclasses.replace(GATES["operator"], span_s=0.5, energy_share=0.5, pauses=True)
 #: For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for little queued work.
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1, queued_s=QUEUED_S / 3)
 #: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
