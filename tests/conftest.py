@@ -85,7 +85,8 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Skip the interpreter's final garbage collection, which takes two seconds after a thousand tests.
 
-    A worker that has imported DuckDB runs it, because DuckDB would complain about the remaining objects.
+    A process that has imported DuckDB runs it, because DuckDB would complain about the remaining objects. Forked
+    workers need neither: they leave without the interpreter's finalization.
     """
     if "duckdb" not in sys.modules:
         gc.freeze()

@@ -36,7 +36,7 @@ ROWS = (
 #: Number of workers that run rows at the same time.
 WAITING = 3
 #: Files that keep a core busy for long; if one began last, all others would wait for it. Files in one group import
-#: transformers, which takes three seconds, once for the group; or DuckDB, with which a worker takes long to end.
+#: transformers, which takes three seconds, once for the group; or DuckDB.
 BUSY = (
     ("operators/test_partition.py",),
     ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),
