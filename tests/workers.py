@@ -16,7 +16,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-#: Files whose tests start complete farms, the longest row first. A file that is missing here only runs later.
+#: Files whose tests start complete farms or wait as long for servers, the longest row first. A file that is missing
+#: here only runs later.
 ROWS = (
     ("faults/test_soak.py",),
     ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
@@ -25,6 +26,7 @@ ROWS = (
     ("faults/test_messages.py",),
     ("faults/test_hosts.py",),
     ("faults/test_groups.py",),
+    ("cli/test_doctor.py", "cli/test_doctor_problems.py"),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
     ("cli/test_paired_rounds.py",),
