@@ -37,6 +37,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The compiler's pool of processes, each with torch imported, takes longer than the few kernels of the tests.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# g++ knows the vector instructions of the CPU: to try that takes a compilation and an import of torch for each set.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # pytest loads readline, which sets COLUMNS=80 for its children, the workers of xdist, although there is no terminal.
 os.environ.pop("COLUMNS", None)
 # Hundreds of processes import the farm, and pytest rewrites every assertion, so keep compiled modules for the others,
@@ -83,7 +85,8 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Skip the interpreter's final garbage collection, which takes two seconds after a thousand tests.
 
-    A worker that has imported DuckDB runs it, because DuckDB would complain about the remaining objects.
+    A process that has imported DuckDB runs it, because DuckDB would complain about the remaining objects. Forked
+    workers need neither: they leave without the interpreter's finalization.
     """
     if "duckdb" not in sys.modules:
         gc.freeze()

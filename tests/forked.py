@@ -6,6 +6,7 @@ interpreter. It passes its standard streams to the template, which forks a worke
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -104,8 +105,17 @@ def _work(streams: Sequence[int]) -> None:
     exec(eval(sys.stdin.readline()), main.__dict__)
 
 
+def _leave() -> None:
+    """End the process without the interpreter's finalization, which frees millions of objects one by one."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     if sys.argv[1].isdigit():
+        atexit.register(_leave)  # the first one is called last, in the template and in its forks
         with socket.socket(fileno=int(sys.argv[1])) as listener:
             _import_tests(sys.argv[2:])
             streams = _serve(listener)

@@ -123,25 +123,19 @@ def imported(path):
     return list(_imported(tree_of(path)))
 
 
-def _imported(tree):
-    nodes = list(ast.walk(tree))
-    typing_only = {
-        id(inner)
-        for node in nodes
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inside = {id(inner) for node in functions for inner in ast.walk(node) if isinstance(inner, IMPORTS)}
-    for node in nodes:
-        if id(node) in typing_only:
+def _imported(node, top=True):
+    """Only statements can contain an import: do not look at expressions, which are most of a file."""
+    for statement in ast.iter_child_nodes(node):
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                yield alias.name, statement.lineno, top
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, f"relative import in line {statement.lineno}"
+            yield statement.module or "", statement.lineno, top
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
             continue
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno, id(node) not in inside
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import in line {node.lineno}"
-            yield node.module or "", node.lineno, id(node) not in inside
+        elif isinstance(statement, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _imported(statement, top and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @pytest.mark.parametrize("room", ROOMS)

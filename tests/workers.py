@@ -16,7 +16,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-#: Files whose tests start complete farms, the longest row first. A file that is missing here only runs later.
+#: Files whose tests start complete farms or wait as long for servers, the longest row first. A file that is missing
+#: here only runs later.
 ROWS = (
     ("faults/test_soak.py",),
     ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
@@ -25,6 +26,7 @@ ROWS = (
     ("faults/test_messages.py",),
     ("faults/test_hosts.py",),
     ("faults/test_groups.py",),
+    ("cli/test_doctor.py", "cli/test_doctor_problems.py"),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
     ("cli/test_paired_rounds.py",),
@@ -36,7 +38,7 @@ ROWS = (
 #: Number of workers that run rows at the same time.
 WAITING = 3
 #: Files that keep a core busy for long; if one began last, all others would wait for it. Files in one group import
-#: transformers, which takes three seconds, once for the group; or DuckDB, with which a worker takes long to end.
+#: transformers, which takes three seconds, once for the group; or DuckDB.
 BUSY = (
     ("operators/test_partition.py",),
     ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),

@@ -28,16 +28,16 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(farm, tmp_path):
     file = tmp_path / "jobs.yml"
     file.write_text(
-        "- {model: [refused, two], compile: default}\n- {model: resnet18, input_size: 32, compile: default}\n"
+        "- {model: [refused, two], compile: default}\n- {model: alexnet, input_size: 64, compile: default}\n"
     )
     said = farm("run", "-f", file, *QUICK)
     assert said.code == 0, said.stderr
-    refused, report, resnet18 = json.loads(said.stdout)["reports"]
+    refused, report, alexnet = json.loads(said.stdout)["reports"]
     assert report["title"].endswith("compiled default")
     assert {row["short_name"] for row in report["types"]} == {"addmm", "fused"}
     assert sum(row["calls"] for row in report["types"]) == 3
     assert [one["reason"] for one in report["rounds"]] == ["first", "the card listed its kernels"]
-    for one in (report, resnet18):
+    for one in (report, alexnet):
         assert one["verdict"]["coverage"] == 1.0
         assert one["verdict"]["sum_time_us"] > 0  # on a busy machine the short windows may not converge: no verdict
         assert one["verdict"]["whole_time_us"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from farm.exchange.packaged import packaged_named
+
 ROOT = Path(__file__).parent.parent.parent
 PRODUCT = {"framework": "VLLM", "version": "0.9", "device": "NVIDIA H100", "op_name": "gemm", "kernel_source": "x"}
 ATTENTION = {**PRODUCT, "beam_width": 1, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
 
 
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packaged readings without calls and verdicts, whose import takes three times as long."""
+    folder = tmp_path_factory.mktemp("packaged") / "h100"
+    folder.mkdir()
+    shutil.copy(packaged_named("h100") / "readings.parquet", folder)
+    return folder
+
+
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch, packaged: Path) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     import aiconfigurator
 
+    monkeypatch.setattr(aiconfigurator, "packaged_named", {"h100": packaged}.get)
     monkeypatch.setattr(aiconfigurator, "readings_of", functools.cache(aiconfigurator.readings_of))  # the test and main
     return aiconfigurator
 

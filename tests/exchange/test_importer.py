@@ -263,7 +263,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(
     exported(other_database, tmp_path / "h200.parquet")
     rows = pq.read_table(tmp_path / "h200.parquet").slice(0, 1)
     at, many = rows.schema.get_field_index(name), rows.take([0] * importer.BATCH)
-    column = pa.array([one], rows.schema.field(at).type).take(pa.array([0] * importer.BATCH))
+    column = pa.repeat(pa.scalar(one, rows.schema.field(at).type), importer.BATCH)
     path = tmp_path / "big.parquet"
     options = {"use_dictionary": dictionary, "dictionary_pagesize_limit": 1 << 26}
     pq.write_table(many.set_column(at, rows.schema.field(at), column), path, compression="zstd", **options)
