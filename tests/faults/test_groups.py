@@ -82,6 +82,7 @@ def test_kill_9_of_one_process_of_a_group(four, victim):
     # The ranks do not depend on the worker of a peer. The group ends when that worker starts again or counts as lost.
     job_id = four.submit(["slow"], 8.0 if victim == "worker of a peer" else 4.0, cards=4)
     alone = four.submit([""] * 4)
+    four.in_work(job_id)  # a process that dies before the claim costs no attempt
     processes = in_work(four, 4)
     parent = processes[1].parent()
     victims = {

@@ -279,8 +279,10 @@ def test_a_server_that_restarts_is_met_with_a_clear_message_and_then_with_succes
 
 
 def test_a_server_that_ends_a_waiting_transaction_is_away_and_is_asked_again(postgres_url, caplog):
+    unlimited = Database(postgres_url)
+    unlimited.upgrade()
+    unlimited.close()
     database = Database(f"{postgres_url}&options=-c idle_in_transaction_session_timeout=200")
-    database.upgrade()
     waits_s = iter([0.6, 0.0])
 
     def write():
