@@ -49,8 +49,9 @@ class Clock:
     On a GPU one event separates two rounds, so the durations add up to the total time. They include idle time between
     rounds, so power times duration is the complete energy.
 
-    ``pauses``: a pause of random length precedes some rounds, and is no part of their duration. Without pauses, passes
-    can be synchronous with the samples of the power sensor (docs/method.md, "Pauses between the passes of a model").
+    ``pauses``: a pause of random length precedes some rounds that are launched in time, and is no part of their
+    duration. Without pauses, passes can be synchronous with the samples of the power sensor (docs/method.md, "Pauses
+    between the passes of a model").
     """
 
     def __init__(self, workload: Workload, queued_s: float = QUEUED_S) -> None:
@@ -62,7 +63,6 @@ class Clock:
         self._last: torch.cuda.Event | None = None
         self.pauses = False
         self._longest_pause_s = min(workload.round_s / workload.rounds[0].passes, LONGEST_PAUSE_S)
-        self._random = random.Random(0)
         self._paused_s = [0.0]  # the total of all pauses before each round
 
     def step(self) -> None:
@@ -78,8 +78,8 @@ class Clock:
             self._last = _event()
         begin = self._waiting[-1][1] if self._waiting else self._last
         late = bool(self._waiting) and begin.query()
-        if self.pauses and self._random.random() < PAUSES_PER_S * self.workload.round_s:
-            torch.cuda._sleep(round(self._random.uniform(0, self._longest_pause_s) * CYCLES_PER_S))
+        if self.pauses and not late and random.random() < PAUSES_PER_S * self.workload.round_s:
+            torch.cuda._sleep(round(random.uniform(0, self._longest_pause_s) * CYCLES_PER_S))
             begin = _event()
         current.launch()
         self._waiting.append((begin, _event(), current.passes, late))
@@ -130,8 +130,8 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
 def starved_share(rounds: Sequence[TimedRound]) -> float:
     """The share of the total time in which the card waited for the host (0 to 1).
 
-    It is the time that late rounds take longer than others, and their pauses. 1.0 if all rounds were late: the host is
-    slower than the card, by an unknown amount.
+    It is the time that late rounds take longer than others. 1.0 if all rounds were late: the host is slower than the
+    card, by an unknown amount.
     """
     if not any(entry.late for entry in rounds):
         return 0.0
@@ -141,7 +141,6 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     usual_s = statistics.median(in_time_s)
     late = [entry for entry in rounds if entry.late]
     lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in late)
-    lost_s += math.fsum(entry.paused_s for entry in late)
     return lost_s / math.fsum(entry.took_s + entry.paused_s for entry in rounds)
 
 

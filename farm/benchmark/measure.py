@@ -30,6 +30,7 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
+from farm.devices.host import for_rocm
 from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable
 from farm.operators.collectives import alone, product_beside
@@ -481,7 +482,8 @@ class Bench:
             while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
                 clock.step()
             until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
-            clock.pauses = gate.pauses and sampler.counts_energy and self._may_pause(workload)
+            if gate.pauses and sampler.counts_energy and self._may_pause(workload):
+                clock.pauses = not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
             clock.pauses &= not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
             begin_s = self._window_begin(clock, sampler, gate)
@@ -528,10 +530,11 @@ class Bench:
         """True if the windows of a workload may have pauses.
 
         Graphs queue the pauses on the card, so they do not depend on the host. The power in a pause must be known, and
-        whether the card is at its power limit. The ranks of a group make no pauses, because they would wait.
+        whether the card is at its power limit. The ranks of a group make no pauses, because they would wait. The clock
+        by which ROCm counts a pause depends on the card.
         """
         tells = "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
-        return self.cuda and workload.replayed and tells and ranks.world() == 1
+        return self.cuda and not for_rocm() and workload.replayed and tells and ranks.world() == 1
 
     def _pauses(self, clock: Clock) -> window.Pauses:
         base_power_w = self.levels.base_power_w

@@ -32,6 +32,7 @@ DISAGREE = 0.02  # flag the reading if the powers of energy counter and instant 
 #: operators on an H200, 0.05 s after they began, deviated from precise readings by 1.8 % (root of the mean square; 98 %
 #: of them by less than this) and by +0.2 % in the mean. With times of queries, 610 others had deviated by 4.2 %.
 FIRST_STEP = 0.06
+LEAST_WORK = 0.2  # a step of the energy counter does not count if passes had a smaller share of its time
 RAMP = 0.02  # the first step of a window is dropped as warm-up if its power differs more from the other steps' median
 
 THERMAL = ("thermal", "hardware_thermal")
@@ -80,13 +81,13 @@ def window_power(
     """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor.
 
     ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if they are one known period apart.
-    ``pauses``: the power by the energy counter is that of the rounds alone, without pauses.
+    ``pauses``: the power is that of the rounds alone, without pauses.
     """
     times, energies = sampler.ticks(begin_s)
     pairs, ticks_s = list[tuple[float, float]](), list[float]()
     for tick_s, energy_mj in zip(sampler.regular([at for at in times if at <= end_s]), energies, strict=False):
         paused_s = pauses.until_s(tick_s)
-        if not pairs or tick_s - paused_s > pairs[-1][0]:  # not if the card only paused
+        if not pairs or tick_s - paused_s - pairs[-1][0] > LEAST_WORK * (tick_s - ticks_s[-1]):
             pairs.append((tick_s - paused_s, energy_mj - pauses.power_w * paused_s * 1e3))
             ticks_s.append(tick_s)
     period_s = sampler.period.period_s
@@ -122,7 +123,9 @@ def window_power(
     # A sensor may keep its value for a tenth of a second: batches must be longer.
     half_width = intervals.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
     source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
-    return WindowPower(window.power_w, half_width, source, begin_s, end_s)
+    share = pauses.share(begin_s, end_s)
+    power_w = (window.power_w - share * pauses.power_w) / (1 - share)
+    return WindowPower(power_w, half_width / (1 - share), source, begin_s, end_s)
 
 
 def _ramp(pairs: list[tuple[float, float]]) -> int:

@@ -140,8 +140,8 @@ def counter_power(trace: Trace, rank: str = "") -> tuple[list[float], list[float
 
 
 def window_power_w(trace: Trace, rank: str = "") -> float | None:
-    """The slope of the energy counter in the window, at the times that queries saw (a reading uses whole periods of the
-    counter). Unit: W."""
+    """The slope of the energy counter in the window, at the times that queries saw. Unit: W. A reading uses whole
+    periods of the counter, and the power of a whole model is without its pauses."""
     ticks = zip(*trace.series.get(f"{rank}energy_mj", ([], [])), strict=True)
     begin_s, end_s = trace.window_s
     inside = [tick for tick in ticks if begin_s - _NEAR_S <= tick[0] <= end_s + _NEAR_S]

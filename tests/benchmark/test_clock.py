@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from farm.benchmark.clock import TimedRound, starved_share
+from farm.benchmark.clock import Clock, TimedRound, starved_share
+from farm.benchmark.workload import Workload, WorkloadRound
 
 
 def rounds(*took_ms: float, late: tuple[int, ...] = ()) -> list[TimedRound]:
@@ -27,9 +29,19 @@ def test_a_long_round_that_was_queued_in_time_is_the_cards_own() -> None:
     assert starved_share(rounds(2, 2, 2, 6, 2)) == 0
 
 
-def test_the_pause_before_a_round_that_the_host_launched_late_counts_as_a_wait() -> None:
-    waited = [entry._replace(paused_s=0.002) for entry in rounds(2, 2, late=(0, 1))]
-    in_time = [entry._replace(paused_s=0.002) for entry in rounds(2, 2)]
-    total_s = sum(entry.took_s + entry.paused_s for entry in (*waited, *in_time))
-    assert starved_share([*waited, *in_time]) == pytest.approx(0.004 / total_s)
-    assert starved_share(in_time) == 0
+def test_pauses_count_as_far_as_they_have_passed() -> None:
+    clock = Clock(Workload([WorkloadRound(lambda: None, 1)], torch.device("cpu"), round_s=0.01))
+    clock.cuda = True
+    for done_s, paused_s in ((1.01, 0.0), (1.03, 0.01), (1.04, 0.0), (1.055, 0.005)):
+        clock.done.append(TimedRound(done_s, 0.01, 1, paused_s=paused_s))
+        clock._paused_s.append(clock._paused_s[-1] + paused_s)
+    for until_s, paused_s in (
+        (0.9, 0),
+        (1.01, 0),
+        (1.015, 0.005),
+        (1.02, 0.01),
+        (1.04, 0.01),
+        (1.043, 0.013),
+        (2, 0.015),
+    ):
+        assert clock.paused_s(until_s) == pytest.approx(paused_s)

@@ -146,7 +146,11 @@ class Paused:
         return times_s
 
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
-        return SampledWindow()
+        mean_w = (self.energy_mj(end_s) - self.energy_mj(begin_s)) / (end_s - begin_s) / 1e3
+        return SampledWindow(power_w=mean_w, power_source="power_instant")
+
+    def power_values(self, begin_s: float, end_s: float) -> list[float]:
+        return [499.0, 500.0, 501.0] * 10
 
 
 def test_the_power_of_the_passes_is_without_the_pauses_wherever_they_fall():
@@ -158,6 +162,12 @@ def test_the_power_of_the_passes_is_without_the_pauses_wherever_they_fall():
     with_pauses = window_power(card, 0.0, 1.0)
     assert with_pauses.power_w < 495
     assert with_pauses.half_width_w > 5
+
+
+def test_the_power_of_a_sensor_is_without_the_pauses():
+    card = Paused((0.03, 0.041), (0.42, 0.425), (0.495, 0.506), (0.93, 0.94))
+    power = window_power(card, 0.0, 0.15, pauses=Pauses(card.until_s, 100.0))  # too short for three steps
+    assert (power.source, power.power_w) == ("instant_power", pytest.approx(500))
 
 
 def test_a_step_of_the_counter_in_which_the_card_only_paused_does_not_count():
