@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, cast, get_args, get_type_hints
 from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-CPU_METHOD = 7  # the same for readings of a CPU: version 5 and earlier measured a CPU like a GPU, 6 in one window
+CPU_METHOD = 8  # the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
 TimeFigure = Literal["mean", "median", "fastest"]  # the figure of a window in `Reading.time_us`
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
 _INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the measured operator, model or canary runs
