@@ -68,7 +68,7 @@ class Pauses(NamedTuple):
     power_w: float
 
     def share(self, begin_s: float, end_s: float) -> float:
-        """The share of a time with pauses (0 to 1)."""
+        """How much of the time between two moments the card paused (0 to 1)."""
         return (self.until_s(end_s) - self.until_s(begin_s)) / (end_s - begin_s) if end_s > begin_s else 0.0
 
 
@@ -81,7 +81,7 @@ def window_power(
     """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor.
 
     ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if they are one known period apart.
-    ``pauses``: the power is that of the rounds alone, without pauses.
+    ``pauses``: their time and their energy are subtracted, so the power is that of the rounds alone.
     """
     times, energies = sampler.ticks(begin_s)
     pairs, ticks_s = list[tuple[float, float]](), list[float]()
@@ -94,7 +94,7 @@ def window_power(
     if rough and len(pairs) == 2 and period_s and pairs[1][0] - pairs[0][0] < 1.5 * period_s:
         (first_s, first_mj), (last_s, last_mj) = pairs
         power_w = (last_mj - first_mj) / (last_s - first_s) / 1e3
-        return WindowPower(power_w, FIRST_STEP * power_w, "energy_counter", first_s, last_s, ticks=2)
+        return WindowPower(power_w, FIRST_STEP * power_w, "energy_counter", ticks_s[0], ticks_s[1], ticks=2)
     if len(pairs) >= 3:
         dropped = _ramp(pairs)
         pairs = pairs[dropped:]
