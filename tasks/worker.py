@@ -31,7 +31,7 @@ from celery.worker.control import Panel, inspect_command
 from farm.devices.device import Card
 from farm.devices.host import find_card, program_versions
 from farm.devices.lock import CardLock
-from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
+from farm.errors import BrokerUnreachable, FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
@@ -45,7 +45,7 @@ from tasks.broker_checks import QUESTION, SUPERVISOR
 from tasks.broker_probe import check_broker_works
 from tasks.heartbeats import HostHeartbeat
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import card_queue, follow_up, own_farm, takes_turn
+from tasks.queues import card_queue, follow_up, own_farm
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
 
@@ -185,28 +185,9 @@ def serve_control() -> int:
 
 
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
-    from tasks.control import lost_after_s, reconcile_now
+    from tasks.reconciler import Reconciler  # imported here, so that the workers of cards start faster
 
-    database = Database(current.database)
-    steady_since_s = time.monotonic()
-    outage = Outage(log, "Jobs are not repaired, and no message is published again")
-    while not ended.wait(current.reconcile_s):
-        if not takes_turn(current.reconcile_s):
-            continue
-        began_s = time.monotonic()
-        try:
-            may_move = time.monotonic() - steady_since_s > lost_after_s(current)
-            reconcile_now(database, current, own_farm(), may_move=may_move)
-            if outage.lasts:
-                check_broker_works(current)  # a pass that publishes nothing does not show that the broker works
-            outage.over()
-            # With a million open items a pass takes seconds. Passes may use only a part of the database's time.
-            if (pause_s := 4 * (time.monotonic() - began_s)) > current.reconcile_s:
-                takes_turn(pause_s, longer=True)
-        except Exception as error:
-            if isinstance(error, DatabaseUnreachable):
-                steady_since_s = time.monotonic()
-            outage.note(error)
+    Reconciler(current, Database(current.database)).run(ended)
 
 
 def _answering_database(current: Settings) -> Database:

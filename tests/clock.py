@@ -1,4 +1,4 @@
-"""The clock of a test's database, which a test can set forward instead of waiting for minutes."""
+"""The clock of a test's database, which a test can set forward instead of waiting for minutes, and back."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ class Clock:
         """Set the clock forward."""
         with self._database.write() as session:
             session.execute(text("UPDATE clock_of_the_test SET ahead_s = ahead_s + :by"), {"by": seconds})
+
+    def back(self, seconds: float) -> None:
+        """Set the clock back: all stored times may then lie in the future."""
+        self.forward(-seconds)
 
     def close(self) -> None:
         with self._database.write() as session:

@@ -22,7 +22,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, ev
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
-from sqlmodel import Session, SQLModel, and_, case, col, func, select
+from sqlmodel import Session, SQLModel, and_, case, col, func, or_, select
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
@@ -72,6 +72,12 @@ def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
 def read_clock_s(session: Session) -> float:
     """Return the current time of the database's clock. Unit: s since 1970."""
     return float(session.scalars(sqlalchemy.select(database_now())).one())
+
+
+def long_ago(time_s: Any, limit_s: float) -> ColumnElement[bool]:
+    """SQL condition: a stored time is more than ``limit_s`` ago. So is a time that is as far in the future: the clock
+    was set back since it was stored. For actions that do no harm if they are too early."""
+    return or_(time_s < database_now() - limit_s, time_s > database_now() + limit_s)
 
 
 class Database:

@@ -7,6 +7,7 @@ import dataclasses
 import time
 
 import pytest
+import redis
 from sqlalchemy import event
 
 from farm.errors import DatabaseUnreachable
@@ -73,6 +74,21 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, 
     assert pair.settled(job_id) == {"done": 6}
     (kept,) = [one for one in pair.farm.items(job_id) if one.id == item.id]
     assert (kept.attempts, kept.repeated) == (1, 0), "it was read once, before the database came back"
+
+
+@pytest.mark.slow
+def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(pair, postgres):
+    """No session gets an error. All leases have ended by then, and all cards look lost."""
+    job_id = pair.submit(["slow"] * 12, 1.0)
+    item = pair.in_work(job_id)
+    with postgres.frozen():
+        time.sleep(25)
+        with redis.Redis.from_url(pair.broker.redis_url) as client:
+            client.flushall()
+    assert pair.settled(job_id, 60) == {"done": 12}
+    found = {one.id: one for one in pair.farm.items(job_id)}
+    assert (found[item.id].attempts, found[item.id].repeated) == (1, 0)
+    assert {(one.attempts, one.repeated) for one in found.values()} == {(1, 0)}, "no card was taken for lost"
 
 
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
