@@ -55,3 +55,33 @@ def _set_forward(real: Callable[..., str]) -> Callable[..., str]:
         return f"({real(*arguments, **options)} + (SELECT ahead_s FROM clock_of_the_test))"
 
     return compiled
+
+
+class ServerClock:
+    """The clock of a PostgreSQL database, for all sessions of all processes that begin later.
+
+    A function of the same name hides that of the server. The reconciler, the workers and the test see the same time.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        """``connection``: of psycopg, in autocommit mode, as the owner of the database."""
+        self._connection = connection
+        for statement in _HIDING:
+            connection.execute(statement)
+        (name,) = connection.execute("SELECT current_database()").fetchone()
+        connection.execute(f'ALTER DATABASE "{name}" SET search_path = public, clock_of_the_test, pg_catalog')
+
+    def back(self, seconds: float) -> None:
+        self._connection.execute("UPDATE clock_of_the_test.ahead SET seconds = seconds - %s", [seconds])
+
+
+_HIDING = (
+    "CREATE SCHEMA IF NOT EXISTS clock_of_the_test",
+    "CREATE TABLE IF NOT EXISTS clock_of_the_test.ahead (seconds double precision NOT NULL)",
+    "INSERT INTO clock_of_the_test.ahead SELECT 0 WHERE NOT EXISTS (SELECT FROM clock_of_the_test.ahead)",
+    """
+    CREATE OR REPLACE FUNCTION clock_of_the_test.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+        SELECT pg_catalog.statement_timestamp() + make_interval(secs => (SELECT seconds FROM clock_of_the_test.ahead))
+    $$
+    """,
+)

@@ -84,7 +84,7 @@ def measure(
     not wait for the cards if the process ``must_stop``. Raises `Interrupted` if the measurement had to end (all ranks
     have ended), and as `BenchmarkGroup.measure`."""
     next_s = 0.0
-    answers = SteadyAnswers(LATE_HEARTBEATS * settings().heartbeat_s)
+    answers = SteadyAnswers(_late_s())
 
     def watch() -> None:
         nonlocal next_s
@@ -135,7 +135,7 @@ def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | Non
         raise Interrupted("another worker has claimed the item", True)
     if item.state == ItemState.CANCELLED:
         raise Interrupted("its job was cancelled", False)
-    may_be_lost = answers is None or answers.steady_for_s > _lost_after_s()
+    may_be_lost = answers is None or answers.steady_for_s > _late_s()
     for card in rows:
         state = cards.present_state(card, now_s)
         if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
@@ -146,5 +146,5 @@ def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | Non
             raise Interrupted(f"the worker of the card {card.id} has ended", True)
 
 
-def _lost_after_s() -> float:
-    return cards.LOST_AFTER_HEARTBEATS * settings().heartbeat_s
+def _late_s() -> float:
+    return LATE_HEARTBEATS * settings().heartbeat_s

@@ -15,6 +15,7 @@ from farm.jobs import items
 from farm.jobs.item_driver import Spool
 from farm.store.database import Database
 from farm.types.reading import Details
+from tests.clock import ServerClock
 from tests.disks import SmallDisk, why_not
 from tests.farms import SharedFarm
 from tests.faults.conftest import Hurt
@@ -206,6 +207,32 @@ def test_a_file_that_may_not_grow_sends_readings_to_the_spool_and_loses_none(sql
     assert complete(database, claim(database, items_of(database, job_id)[2]), card).accepted
     full.close()
     database.close()
+
+
+@pytest.fixture
+def server_clock(pair, postgres):
+    name = pair.farm.database.url.database
+    with postgres.connect(name) as connection:
+        clock = ServerClock(connection)
+        # The farm's sessions begin again, with this clock.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        pair.farm.wait_for(lambda: _answers(pair))
+        yield clock
+
+
+def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, server_clock):
+    """While one group measures, others are put off, and single items wait."""
+    groups = pair.submit(["slow"] * 3, 1.0, cards=2)
+    alone = pair.submit(["slow"] * 6, 0.5)
+    pair.in_work(groups)
+    server_clock.back(3600)
+    assert pair.settled(groups) == {"done": 3}
+    assert pair.settled(alone) == {"done": 6}
+    items = [*pair.farm.items(groups), *pair.farm.items(alone)]
+    assert {(item.attempts, item.repeated) for item in items} == {(1, 0)}
 
 
 STEPPING = """
