@@ -57,31 +57,27 @@ def _set_forward(real: Callable[..., str]) -> Callable[..., str]:
     return compiled
 
 
-class ServerClock:
-    """The clock of a PostgreSQL database, for all sessions of all processes that begin later.
+#: The schema with a function that hides the clock of a PostgreSQL; and a table that the search path does not show.
+_HIDING, _AHEAD = "clock_of_the_test", "data_of_the_test.clock_ahead"
 
-    A function of the same name hides that of the server. The reconciler, the workers and the test see the same time.
+
+def hide_server_clock(connection: Any) -> None:
+    """Give a PostgreSQL database a clock that `set_server_clock_back` sets, for all sessions that begin later.
+
+    A function of the same name hides that of the server, so all processes see the same time. ``connection``: of
+    psycopg, in autocommit mode, as the owner of the database.
     """
+    for schema in (_HIDING, _AHEAD.partition(".")[0]):
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {_AHEAD} (seconds double precision NOT NULL)")
+    connection.execute(f"INSERT INTO {_AHEAD} SELECT 0 WHERE NOT EXISTS (SELECT FROM {_AHEAD})")
+    connection.execute(
+        f"CREATE OR REPLACE FUNCTION {_HIDING}.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS $$"
+        f" SELECT pg_catalog.statement_timestamp() + make_interval(secs => (SELECT seconds FROM {_AHEAD})) $$"
+    )
+    (name,) = connection.execute("SELECT current_database()").fetchone()
+    connection.execute(f'ALTER DATABASE "{name}" SET search_path = public, {_HIDING}, pg_catalog')
 
-    def __init__(self, connection: Any) -> None:
-        """``connection``: of psycopg, in autocommit mode, as the owner of the database."""
-        self._connection = connection
-        for statement in _HIDING:
-            connection.execute(statement)
-        (name,) = connection.execute("SELECT current_database()").fetchone()
-        connection.execute(f'ALTER DATABASE "{name}" SET search_path = public, clock_of_the_test, pg_catalog')
 
-    def back(self, seconds: float) -> None:
-        self._connection.execute("UPDATE clock_of_the_test.ahead SET seconds = seconds - %s", [seconds])
-
-
-_HIDING = (
-    "CREATE SCHEMA IF NOT EXISTS clock_of_the_test",
-    "CREATE TABLE IF NOT EXISTS clock_of_the_test.ahead (seconds double precision NOT NULL)",
-    "INSERT INTO clock_of_the_test.ahead SELECT 0 WHERE NOT EXISTS (SELECT FROM clock_of_the_test.ahead)",
-    """
-    CREATE OR REPLACE FUNCTION clock_of_the_test.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS $$
-        SELECT pg_catalog.statement_timestamp() + make_interval(secs => (SELECT seconds FROM clock_of_the_test.ahead))
-    $$
-    """,
-)
+def set_server_clock_back(connection: Any, seconds: float) -> None:
+    connection.execute(f"UPDATE {_AHEAD} SET seconds = seconds - %s", [seconds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from functools import partial
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ from farm.jobs import items
 from farm.jobs.item_driver import Spool
 from farm.store.database import Database
 from farm.types.reading import Details
-from tests.clock import ServerClock
+from tests.clock import hide_server_clock, set_server_clock_back
 from tests.disks import SmallDisk, why_not
 from tests.farms import SharedFarm
 from tests.faults.conftest import Hurt
@@ -210,25 +211,25 @@ def test_a_file_that_may_not_grow_sends_readings_to_the_spool_and_loses_none(sql
 
 
 @pytest.fixture
-def server_clock(pair, postgres):
+def set_back(pair, postgres):
     name = pair.farm.database.url.database
     with postgres.connect(name) as connection:
-        clock = ServerClock(connection)
+        hide_server_clock(connection)
         # The farm's sessions begin again, with this clock.
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         pair.farm.wait_for(lambda: _answers(pair))
-        yield clock
+        yield partial(set_server_clock_back, connection)
 
 
-def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, server_clock):
+def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, set_back):
     """While one group measures, others are put off, and single items wait."""
     groups = pair.submit(["slow"] * 3, 1.0, cards=2)
     alone = pair.submit(["slow"] * 6, 0.5)
     pair.in_work(groups)
-    server_clock.back(3600)
+    set_back(3600)
     assert pair.settled(groups) == {"done": 3}
     assert pair.settled(alone) == {"done": 6}
     items = [*pair.farm.items(groups), *pair.farm.items(alone)]
