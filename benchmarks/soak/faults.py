@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -413,22 +414,24 @@ def group_folder_locked(scene: Scene) -> str:
     """Another user's process holds the lock and a folder of groups. A group of the host begins nevertheless."""
     lock = scene.host.locks / "folders_of_groups.lock"
     lock.touch()
-    folder = Path(tempfile.gettempdir(), f"farm-group-{scene.chance.getrandbits(64):016x}")
-    folder.mkdir()
-    owned = folder / "owned"
+    unnamed = Path(tempfile.mkdtemp(prefix="soak-"))
+    folder = unnamed.with_name(f"farm-group-{scene.chance.getrandbits(64):016x}")
+    owned = unnamed / "owned"
     owned.touch()
     try:
-        for path in (owned, folder):
+        for path in (owned, unnamed):
             os.chown(path, NOBODY, NOBODY)
-        with ExitStack() as stack:
-            for path in (lock, owned):
-                other = stack.enter_context(_held_by_another_user(path))
-                until(partial(_holds, other, path), 20, "a lock was not free")
+        with _held_by_another_user(lock) as first, _held_by_another_user(owned) as second:
+            until(partial(_holds, first, lock), 20, "the lock was not free")
+            until(partial(_holds, second, owned), 20, "the folder was not locked")
+            unnamed.rename(folder)  # with its lock: a start of a group removes folders of groups that have ended
             job_id = scene.jobs.submit("side", 1, scene.chance, bad=0, cards=2, to=scene.host.cards)
             until(lambda: _states(scene, job_id) == ["done"], 60, "no group was measured")
+            if not folder.exists():
+                raise NotObserved("the folder of another user was removed")
     finally:
-        owned.unlink(missing_ok=True)
-        folder.rmdir()
+        for path in (unnamed, folder):
+            shutil.rmtree(path, ignore_errors=True)
     return "by another user: an item on two cards was measured meanwhile"
 
 

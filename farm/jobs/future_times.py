@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ColumnElement, update
-from sqlmodel import Session, and_, col, select
+from sqlmodel import Session, and_, col, or_, select
 
 from farm.jobs import item_state
 from farm.store.database import Database, database_now, lock_items
-from farm.store.tables import CardRow, Item, Job, JobState, Round
+from farm.store.tables import CardRow, Item, ItemState, Job, JobState, Round
 
 #: A time that another session has stored may be later than the present time of this one, by less than this. Unit: s.
 TOLERANCE_S = 1.0
@@ -50,8 +50,8 @@ def _card_is_wrong() -> ColumnElement[bool]:
 
 
 def _lease_is_wrong(lease_s: float) -> ColumnElement[bool]:
-    # By its key and not by its state: the database then reads no closed item.
-    in_work = col(Item.claim_key).is_not(None)
+    # A cancelled item by its key alone: the database then reads no closed item.
+    in_work = or_(col(Item.state) == ItemState.CLAIMED, col(Item.claim_key).is_not(None))
     # Twice a lease, because the setting may differ between hosts.
     return and_(in_work, _in_future(Item.lease_until_s, 2 * lease_s))
 
