@@ -26,7 +26,7 @@ from farm.jobs.outage import SteadyAnswers
 from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, by_key, database_now, long_ago
+from farm.store.database import Database, by_key, database_now, long_ago, read_clock_s
 from farm.store.tables import CardState, Item, ItemState, JobState
 from tasks import queues
 from tasks.app import app
@@ -111,7 +111,11 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, answers: Ste
     with awaited:
         with _continuing("correcting times after the clock was set back"):
             _correct_times(store, current)
+        with store.read() as session:
+            now_s = read_clock_s(session)
         views = _views(store, current, farm)
+    if answers is not None:
+        answers.clock_was_read(now_s)
     may_move = answers is None or answers.steady_for_s > lost_after_s(current)
     with _continuing("returning deferred items to waiting"):
         queues.publish_items(store, items.wake_orphans(store, farm=farm))

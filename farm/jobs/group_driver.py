@@ -131,6 +131,8 @@ def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | Non
         item = session.get(Item, claimed.item_id)
         now_s = read_clock_s(session)
         rows = session.exec(select(CardRow).where(col(CardRow.id).in_(claimed.cards))).all()
+    if answers is not None:
+        answers.clock_was_read(now_s)
     if item is None or item.token != claimed.token:
         raise Interrupted("another worker has claimed the item", True)
     if item.state == ItemState.CANCELLED:

@@ -50,15 +50,17 @@ class Outage:
 
 
 class SteadyAnswers:
-    """Since when a database answers without delay.
+    """Since when a database answers without delay, and its clock does not jump.
 
     While it does not answer, no heartbeats arrive. Until the next ones, all cards look lost. An answer after a delay is
-    the end of an outage, too: a frozen or locked database does not refuse, it answers late.
+    the end of an outage, too: a frozen or locked database does not refuse, it answers late. After its clock was set
+    forward, all heartbeats look old.
     """
 
     def __init__(self, late_s: float) -> None:
         self._late_s = late_s
         self._since_s = time.monotonic()
+        self._ahead_s: float | None = None  # the database's clock, less that of this process
 
     @property
     def steady_for_s(self) -> float:
@@ -79,3 +81,10 @@ class SteadyAnswers:
             raise
         if time.monotonic() - begin_s > self._late_s:
             self.interrupted()
+
+    def clock_was_read(self, now_s: float) -> None:
+        """Note a time of the database's clock that was read just now."""
+        ahead_s = now_s - time.monotonic()
+        if self._ahead_s is not None and abs(ahead_s - self._ahead_s) > self._late_s:
+            self.interrupted()
+        self._ahead_s = ahead_s

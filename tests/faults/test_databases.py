@@ -224,6 +224,7 @@ def set_back(pair, postgres):
         yield partial(set_server_clock_back, connection)
 
 
+@pytest.mark.slow
 def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, set_back):
     """While one group measures, others are put off, and single items wait."""
     groups = pair.submit(["slow"] * 3, 1.0, cards=2)

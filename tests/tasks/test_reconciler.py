@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ import redis
 from sqlalchemy import make_url, update
 
 from farm.errors import DatabaseUnreachable
+from farm.jobs import items
 from farm.jobs.group_driver import Interrupted, check_cards
 from farm.jobs.outage import SteadyAnswers
 from farm.settings import settings
@@ -131,6 +133,24 @@ def test_after_a_delayed_answer_no_item_moves_until_the_workers_had_time_for_a_h
     answers._since_s -= 3600
     control.reconcile_now(postgres_database, current, "", answers=answers)
     assert {item.card_id for item in items_of(postgres_database, job_id)} == {ids[1]}
+
+
+def test_after_the_clock_was_set_forward_no_item_moves_until_the_workers_had_time_for_a_heartbeat(
+    any_database, clock, current
+):
+    ids = register(any_database, 0, 1)
+    job_id = plan(any_database, ids[:1], number=4)
+    answers = SteadyAnswers(10.0)
+    reconcile = partial(control.reconcile_now, any_database, current, "", answers=answers)
+    reconcile()
+    answers._since_s -= 3600
+    clock.forward(3600)
+    items.renew(any_database, "holder-1", 60.0)
+    reconcile()
+    assert {item.card_id for item in items_of(any_database, job_id)} == {ids[0]}
+    answers._since_s -= 3600
+    reconcile()
+    assert {item.card_id for item in items_of(any_database, job_id)} == {ids[1]}
 
 
 def test_a_group_does_not_end_for_a_card_that_had_no_time_for_a_heartbeat(any_database):
