@@ -34,7 +34,7 @@ from benchmarks.soak.hosts import LEASE_S, Host, NotObserved, Site, ended, kill,
 from benchmarks.soak.jobs import Jobs
 from tasks.app import app
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import TURN_KEY, card_queue
+from tasks.queues import TURN_KEY, card_queue, publish_groups
 from tests.clock import set_server_clock_back
 from tests.farms import kill_all_of
 
@@ -125,7 +125,7 @@ def host_ended(scene: Scene) -> str:
 def rank_killed(scene: Scene) -> str:
     """One process of a group."""
     if not scene.host.ranks():
-        scene.jobs.submit("side", 2, scene.chance, bad=0, cards=2, to=scene.host.cards)
+        _submit_group(scene)
     ranks = until(scene.host.ranks, 60, "no group began")
     victim = scene.chance.choice(ranks)
     card = victim.cmdline()[victim.cmdline().index("--card") + 1]
@@ -133,6 +133,15 @@ def rank_killed(scene: Scene) -> str:
     kill(victim)
     until(lambda: all(map(ended, others)), 30, "the other ranks of the group go on")
     return f"of card {card.rpartition('-')[2]}: rank {victim.pid} and {len(others)} others ended"
+
+
+def _submit_group(scene: Scene) -> str:
+    """Submit a job of one item on two cards of the host; it is the next item in the queue. Return the id of the job."""
+    job_id = scene.jobs.submit("side", 1, scene.chance, bad=0, cards=2, to=scene.host.cards)
+    with closing(scene.site.connect(connect_timeout=5)) as connection:
+        rows = connection.execute("SELECT id FROM item WHERE job_id = %s", (job_id,)).fetchall()
+    publish_groups(scene.site.database, [item_id for (item_id,) in rows])
+    return job_id
 
 
 @kind("publisher killed", "host")
@@ -425,7 +434,7 @@ def group_folder_locked(scene: Scene) -> str:
             until(partial(_holds, first, lock), 20, "the lock was not free")
             until(partial(_holds, second, owned), 20, "the folder was not locked")
             unnamed.rename(folder)  # with its lock: a start of a group removes folders of groups that have ended
-            job_id = scene.jobs.submit("side", 1, scene.chance, bad=0, cards=2, to=scene.host.cards)
+            job_id = _submit_group(scene)
             until(lambda: _states(scene, job_id) == ["done"], 60, "no group was measured")
             if not folder.exists():
                 raise NotObserved("the folder of another user was removed")
