@@ -147,21 +147,26 @@ def _submit_group(scene: Scene) -> str:
 @kind("publisher killed", "host")
 def publisher_killed(scene: Scene) -> str:
     """A publisher is killed half-way. Its job has bad items, too."""
-    with scene.site.client() as client:  # a broker that is at fault keeps the publisher waiting
-        until(lambda: _works(client), 20, "the broker does not work")
-    job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
     with scene.site.client() as client:
-        client.set(TURN_KEY, "soak", ex=40)  # no reconciler publishes it first, however slowly the publisher starts
-        with scene.host.inside():
-            publisher = scene.host.farm.publish_and_die(job_id)
+        until(lambda: _works(client), 20, "the broker does not work")  # it would keep the publisher waiting
+        client.set(TURN_KEY, "soak", ex=40)  # no reconciler publishes the job first, however slowly the publisher starts
         try:
-            code = publisher.wait(40)
+            job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
+            code = _publish_and_die(scene, job_id)
         finally:
-            publisher.kill()
             client.delete(TURN_KEY)
     if code != -9:
         raise NotObserved(f"the publisher ended with {code}")
-    return f"half-way: publisher {publisher.pid} of job {job_id} ended"
+    return f"half-way: the publisher of job {job_id} ended"
+
+
+def _publish_and_die(scene: Scene, job_id: str) -> int:
+    with scene.host.inside():
+        publisher = scene.host.farm.publish_and_die(job_id)
+    try:
+        return publisher.wait(40)
+    finally:
+        publisher.kill()
 
 
 @kind("measurement stopped", "host")
