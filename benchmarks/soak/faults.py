@@ -149,7 +149,7 @@ def publisher_killed(scene: Scene) -> str:
     """A publisher is killed half-way. Its job has bad items, too."""
     with scene.site.client() as client:
         until(lambda: _works(client), 20, "the broker does not work")  # it would keep the publisher waiting
-        client.set(TURN_KEY, "soak", ex=40)  # no reconciler publishes the job first, however slowly the publisher starts
+        client.set(TURN_KEY, "soak", ex=40)  # no reconciler publishes first, however slowly the publisher starts
         try:
             job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
             code = _publish_and_die(scene, job_id)
