@@ -48,7 +48,7 @@ from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, control_messages, follow_up, own_farm, takes_turn
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
-from tasks.watchdog import PULSE, SILENT_AFTER_S, StallWatchdog, guard
+from tasks.watchdog import StallWatchdog, guard
 
 log = logging.getLogger("farm.worker")
 
@@ -71,8 +71,7 @@ def serve_card(card_id: str) -> int:
         """Renew the claims of the pool process. This runs in the main process: the pool process may hang or be dead."""
         # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
-        if PULSE.silent_s < SILENT_AFTER_S:
-            beats.beat(database, _claimed_items())
+        beats.beat(database, _claimed_items())
         watchdog.exit_if_stalled(current)
 
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
