@@ -38,7 +38,7 @@ def proxy(broker, monkeypatch):
 
 
 def ends(action):
-    """Run an action in a thread, so that a test fails if the action waits for ever; return what it returns or raises."""
+    """Return what an action returns or raises. It runs in a thread, so that a test fails if it waits for ever."""
     results = []
 
     def run():
