@@ -30,7 +30,7 @@ STALLED = 75
 #: a few seconds to fail, and together up to 40 s. Unit: s.
 HUNG_AFTER_S = 45.0
 #: A worker renews its leases while its main loop stands still for less than this. Unit: s.
-SILENT_AFTER_S = 20.0
+SILENT_AFTER_S = 30.0
 #: The worker ends even if nobody reads its log. Unit: s.
 _LOG_WITHIN_S = 2.0
 

@@ -27,6 +27,7 @@ from sqlmodel import Session, SQLModel, and_, case, col, func, select
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
 from farm.settings import make_private, settings
+from farm.store import postgresql
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -317,8 +318,6 @@ def _sqlite_engine(url: Any) -> Engine:
 
 def _postgresql_engine(url: Any) -> Engine:
     with _explained_driver(url):
-        from farm.store import postgresql
-
         engine = create_engine(
             url,
             json_deserializer=_from_json,
@@ -328,7 +327,7 @@ def _postgresql_engine(url: Any) -> Engine:
         )
 
     def connect(_dialect: Any, _record: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        return postgresql.Connection.connect(*arguments, **options)
+        return postgresql.connect(*arguments, **options)
 
     event.listen(engine, "do_connect", connect)
     return engine
