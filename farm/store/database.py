@@ -33,10 +33,10 @@ from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
-#: PostgreSQL ends a transaction that writes if its client is silent for half a minute, unless the server has a limit of
-#: its own. The client may be gone, and other processes wait for its locks.
-_END_SILENT_TRANSACTION = text(
-    "SELECT set_config('idle_in_transaction_session_timeout', '30s', true)"
+#: PostgreSQL ends a transaction of a connection that writes if its client is silent for half a minute, unless the
+#: server has a limit of its own. The client may be gone, and other processes wait for its locks.
+_END_SILENT_TRANSACTIONS = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', '30s', false)"
     " WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
 )
 #: The options of a connection to SQLite that a URL can have.
@@ -93,12 +93,19 @@ class Database:
         """Open a transaction: commit at the end, roll back on any exception. A commit keeps the connection."""
         with self._explained(), self.engine.connect() as connection:
             connection.execution_options(sqlite_begin="IMMEDIATE")
+            self._limit_silence(connection)
             with Session(connection, expire_on_commit=False) as session:
                 session.connection()
-                if not self._is_sqlite:
-                    session.execute(_END_SILENT_TRANSACTION)
                 yield session
                 session.commit()
+
+    def _limit_silence(self, connection: Connection) -> None:
+        """Set the limit at the first write of a connection. A command that only reads may wait for its reader."""
+        if self._is_sqlite or connection.info.get("silence is limited"):
+            return
+        with connection.begin():
+            connection.execute(_END_SILENT_TRANSACTIONS)
+        connection.info["silence is limited"] = True
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
