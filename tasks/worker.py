@@ -31,7 +31,7 @@ from celery.worker.control import Panel, inspect_command
 from farm.devices.device import Card
 from farm.devices.host import find_card, program_versions
 from farm.devices.lock import CardLock
-from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
+from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
@@ -42,7 +42,6 @@ from farm.store.tables import CardState
 from tasks import logs
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.broker_checks import QUESTION, SUPERVISOR
-from tasks.broker_probe import check_broker_works
 from tasks.heartbeats import HostHeartbeat
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, control_messages, follow_up, own_farm
