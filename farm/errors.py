@@ -233,9 +233,17 @@ def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", next_step) from error
 
 
+def error_text(error: BaseException) -> str:
+    """The text of an exception. User code raises exceptions whose own text raises: they get a fixed text."""
+    try:
+        return str(error)
+    except (Exception, SystemExit):
+        return "(its text cannot be shown)"
+
+
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
-    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    text = f"{type(error).__name__}: {(error_text(error).splitlines() or [''])[0]}"
     here = os.path.dirname(os.path.dirname(__file__))
     others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
