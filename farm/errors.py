@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import sysconfig
 import traceback
@@ -202,6 +203,8 @@ class Unwritable(FarmError):
 
     @classmethod
     def because(cls, error: OSError) -> Unwritable:
+        if error.errno == errno.EBADF:
+            return cls("The output cannot be written: stdout is closed.", "Leave it open, or write to /dev/null.")
         return cls(
             f"The output cannot be written: {error.strerror or error}.",
             "Free disk space, or write the output to another place.",
