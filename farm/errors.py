@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import sysconfig
 import traceback
@@ -202,6 +203,8 @@ class Unwritable(FarmError):
 
     @classmethod
     def because(cls, error: OSError) -> Unwritable:
+        if error.errno == errno.EBADF:
+            return cls("The output cannot be written: stdout is closed.", "Leave it open, or write to /dev/null.")
         return cls(
             f"The output cannot be written: {error.strerror or error}.",
             "Free disk space, or write the output to another place.",
@@ -233,9 +236,17 @@ def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", next_step) from error
 
 
+def error_text(error: BaseException) -> str:
+    """The text of an exception. User code raises exceptions whose own text raises: they get a fixed text."""
+    try:
+        return str(error)
+    except (Exception, SystemExit):
+        return "(its text cannot be shown)"
+
+
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
-    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    text = f"{type(error).__name__}: {(error_text(error).splitlines() or [''])[0]}"
     here = os.path.dirname(os.path.dirname(__file__))
     others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

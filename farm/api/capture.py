@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farm.api.notebook import table
 from farm.errors import CaptureError, UsageError
 from farm.models.catalog import titled_by
+from farm.models.user_code import captured_code
 from farm.types.format import count_of
 from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
@@ -109,7 +108,7 @@ def capture_model(
     values = (*args, *named.values())
     there = [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
     about: Any = {"device_type": there[0].device.type if there else "cpu", "grad_enabled": grad}
-    with contextlib.redirect_stdout(sys.stderr):  # keep output of the model's code apart from results
+    with captured_code():
         try:
             taken = predict(model, args, named, **about)
         except CaptureError:

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, told
+from farm.errors import CaptureError, error_text, told
 from farm.models.building import replaced
 from farm.operators import encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
@@ -493,7 +493,7 @@ class ForwardRecorder(Recorder):
             table.add_module(module)
             return self.describe(name, "module", args, kwargs, table, parameters, module.training)
         except NotEncodable as error:
-            self._gap(call, str(error))
+            self._gap(call, error_text(error))
             return None
 
     def _close(self, call: _OpenCall, given: DescribedCall, out: Any) -> None:

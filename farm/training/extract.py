@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
 from farm.models.building import replaced
+from farm.models.user_code import captured_code
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
@@ -112,7 +112,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         costs = _costs(captured)
         # PyTorch's counter cannot count one rank's part.
         return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
-    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+    with captured_code():
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         try:
             flops, captured = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
@@ -153,7 +153,7 @@ def _costs(captured: CapturedPass) -> dict[str, Cost]:
 def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
     """Captures the aten operators and the collectives that one rank of a split model runs in a forward pass."""
     there = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
-    with contextlib.redirect_stdout(sys.stderr), fake_group(variant.cards):
+    with captured_code(), fake_group(variant.cards):
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _):
             split(model, variant, "cpu")
@@ -188,7 +188,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 
 def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
     """`extract_step` with the operators of one device (``on``); the fake tensors are on another (``there``)."""
-    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+    with captured_code():
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
