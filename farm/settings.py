@@ -150,14 +150,6 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
         return Settings(**defaults), [_problem(one) for one in wrong]
 
 
-def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed. Raises
-    `OSError` if the folder cannot be created."""
-    if not folder.parent.exists():
-        make_private(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-
-
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
     """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
     If ``parent``, the pid of the expected parent (0: any), has already ended, this process exits."""

@@ -24,6 +24,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
+from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
@@ -121,13 +122,10 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it. Raises `UsageError` and leaves no part if that fails."""
-    unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        with replacing_file(path) as file:
+            file.write(text.encode())
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            unfinished.unlink()
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"'{path}' cannot be written: {reason}.", _STEP) from error
 

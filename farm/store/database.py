@@ -24,9 +24,10 @@ from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
 from sqlmodel import Session, SQLModel, and_, case, col, func, select
 
+from farm.devices.shared_files import UntrustedPath, check_file, make_private
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
-from farm.settings import make_private, settings
+from farm.settings import settings
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -297,11 +298,17 @@ def _engine(url: Any) -> Engine:
     try:
         if sqlite:
             make_private(Path(url.database).parent)
+            check_file(Path(url.database))
         engine = create_engine(url, json_deserializer=_from_json, **options)
     except (exc.NoSuchModuleError, ImportError) as error:
         raise SettingsError(
             f"The Python driver for {url.drivername} is not installed.",
             "Install it with `pip install 'operator-farm[postgresql]'`.",
+        ) from error
+    except UntrustedPath as error:
+        raise DatabaseUnreachable(
+            f"The database is not opened: {error.filename} {error.strerror}.",
+            "Set FARM_STATE_DIR or FARM_DATABASE_URL to a folder that other users cannot change.",
         ) from error
     except OSError as error:
         raise DatabaseUnreachable(
