@@ -52,7 +52,7 @@ class BenchmarkGroup:
         self._env = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)
         self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
         self._link: tuple[str, float | None] = ("", None)
-        self._folder: TemporaryFolder | None = None
+        self._folder: str | None = None
         self._ranks: tuple[BenchmarkProcess, ...] = ()
 
     @property
@@ -78,16 +78,17 @@ class BenchmarkGroup:
             self._link = link_between(self.card_ids)
         except NoSuchCard as error:
             raise Unmeasurable("not_available", error.message, error.next_step) from error
-        remove_left(_PREFIX)
+        remove_left(_PREFIX, also_empty=True)
         try:
-            self._folder = TemporaryFolder(_PREFIX)
+            self._temporary = TemporaryFolder(_PREFIX)
         except OSError as error:
             raise HostBusy(
                 "not_available",
                 f"The ranks of a group need a folder in {tempfile.gettempdir()}: {error.strerror or error}.",
                 "Free disk space there, or set the environment variable TMPDIR to another folder.",
             ) from error
-        rendezvous, number = str(self._folder.path / "rendezvous"), len(self.card_ids)
+        self._folder = str(self._temporary.path)
+        rendezvous, number = str(self._temporary.path / "rendezvous"), len(self.card_ids)
         self._ranks = tuple(
             BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))
             for rank, card_id in enumerate(self.card_ids)
@@ -174,7 +175,7 @@ class BenchmarkGroup:
             process.kill()
         self._ranks = ()
         if self._folder is not None:
-            self._folder.close()
+            self._temporary.close()
             self._folder = None
 
     def close(self, timeout_s: float = 5.0) -> None:

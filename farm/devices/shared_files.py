@@ -418,18 +418,23 @@ def _lock_of(path: Path) -> int:
     return descriptor
 
 
-def remove_left(prefix: str, parent: Path | None = None) -> None:
-    """Remove the temporary folders of this user's killed processes."""
+def remove_left(prefix: str, parent: Path | None = None, *, also_empty: bool = False) -> None:
+    """Remove the temporary folders of this user's killed processes. ``also_empty``: only `TemporaryFolder` uses this
+    prefix, so an empty folder is one whose process was killed before it locked the folder."""
     with contextlib.suppress(OSError), open_folder(parent or tempfile.gettempdir()) as folder:
         for name in folder.names():
             if name.startswith(prefix):
                 with contextlib.suppress(OSError):
-                    _remove_if_left(folder, name)
+                    _remove_if_left(folder, name, also_empty)
 
 
-def _remove_if_left(folder: Folder, name: str) -> None:
+def _remove_if_left(folder: Folder, name: str, also_empty: bool) -> None:
     """Remove a `TemporaryFolder` of this user. Raises `OSError` if it is in use, or another folder."""
     path = folder.path / name
+    if also_empty and folder.status(name).st_uid == os.geteuid():
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(name, dir_fd=folder.descriptor)
+            return
     with Folder(path, os.open(name, _AS_FOLDER, dir_fd=folder.descriptor), False, False) as left:
         descriptor = left.open(_OWNED, os.O_RDWR)
         try:

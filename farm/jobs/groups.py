@@ -19,6 +19,8 @@ from farm.jobs.cards import farm_of, present_state
 from farm.store.database import Database, database_now, lock_with_open_jobs, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
 
+#: The reason that is noted with an item that was put off because its host lacked something (`HostBusy`).
+HOST_BUSY_NOTED = "not_available"
 #: A message of an item that was put off is in front of its queue. After this time it counts as lost. Unit: s.
 LOST_AFTER_S = 600.0
 
@@ -159,8 +161,8 @@ def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
 def waits_for(session: Session, job_id: str) -> str:
     """Describe for what a job's oldest item that was put off waits; "" if none was put off."""
     for item, job in session.exec(_put_off(Job.id == job_id).limit(1)):
-        if item.message:
-            return f"an item waits: {item.message}"
+        if item.reason == HOST_BUSY_NOTED:
+            return f"an item waits. {item.message}"
         host = host_of(session, item.card_id)
         able = _group(host, item, job, read_clock_s(session))
         why = "have measured other items" if able else "work at the same time: start its workers"

@@ -390,7 +390,7 @@ class ItemDriver:
             return ItemOutcome("declined")
         except HostBusy as error:
             log.warning("%s is put off: %s %s", claimed.label, error.message, error.next_step)
-            self._put_off(claimed, error.message, counted=False)
+            self._put_off(claimed, error.message.rstrip("."), counted=False, reason=error.reason)
             return ItemOutcome("declined", HOST_BUSY, error.message)
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]
@@ -413,9 +413,9 @@ class ItemDriver:
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
 
-    def _put_off(self, claimed: Claim, why: str, *, counted: bool) -> None:
-        """Let a claimed item wait again. ``counted``: the attempt counts."""
-        self.ask(items.put_off, self.database, claimed, why, counted=counted)
+    def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
+        """Let a claimed item wait again, see `items.put_off`."""
+        self.ask(items.put_off, self.database, claimed, why, **how)
         woken = self.ask(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
         self.follow_up(Closed(False, woken=woken))
 
