@@ -160,7 +160,10 @@ def locked(path: Path):
     fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-@pytest.mark.parametrize("left", ["", '{"pid": 1, "host": "h", "started_by": 1, "command": "farm run", "since": "now"}'])
+LEFT = '{"pid": 1, "host": "h", "started_by": 1, "command": "farm run", "since": "now"}'
+
+
+@pytest.mark.parametrize("left", ["", LEFT], ids=["empty", "of a process of the farm that has ended"])
 def test_a_foreign_holder_of_a_lock_is_named_and_no_one_else(shared: Path, use, left: str) -> None:
     path = shared / "slow-memory.lock"
     path.write_text(left)
