@@ -258,42 +258,42 @@ def test_groups_need_no_lock_that_another_user_can_hold(shared: Path, victim: Vi
 
 
 @pytest.fixture
-def held(any_database):
-    (card,) = register(any_database, 0)
-    (item,) = items_of(any_database, plan(any_database, [card]))
-    return claim(any_database, item, lease_s=-1)
+def held(database):
+    (card,) = register(database, 0)
+    (item,) = items_of(database, plan(database, [card]))
+    return claim(database, item, lease_s=-1)
 
 
 @pytest.mark.parametrize("kind", IN_PLACE_OF_A_FILE)
-def test_what_is_no_file_in_the_spool_is_put_aside(any_database, held, shared: Path, victim: Victim, kind: str, caplog):
+def test_what_is_no_file_in_the_spool_is_put_aside(database, held, shared: Path, victim: Victim, kind: str, caplog):
     """The folder is one that another user could write to, although the farm does not create it like this."""
     spool = Spool(shared / "spool")
     spool.folder.mkdir()
     spool.folder.chmod(0o1777)
     plant(kind, spool.folder / "0-first.json", victim)
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
-    (closed,) = spool.flush(any_database, "SIM-0")
+    (closed,) = spool.flush(database, "SIM-0")
     assert closed.accepted
     assert [path.name for path in spool.put_aside()] == ["0-first.json"]
     assert "0-first.json cannot be read" in caplog.text
 
 
-def test_a_huge_file_in_the_spool_is_put_aside(any_database, held, shared: Path, monkeypatch) -> None:
+def test_a_huge_file_in_the_spool_is_put_aside(database, held, shared: Path, monkeypatch) -> None:
     monkeypatch.setattr("farm.jobs.item_driver.MOST_SPOOLED_BYTES", 1 << 20)
     spool = Spool(shared / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     with (spool.folder / "0-huge.json").open("wb") as file:
         file.truncate(1 << 40)
-    (closed,) = spool.flush(any_database, "SIM-0")
+    (closed,) = spool.flush(database, "SIM-0")
     assert closed.accepted
     assert len(spool.put_aside()) == 1
 
 
-def test_a_spool_behind_a_link_is_not_used_and_said_once(any_database, held, shared: Path, victim: Victim, caplog):
+def test_a_spool_behind_a_link_is_not_used_and_said_once(database, held, shared: Path, victim: Victim, caplog):
     plant("link to a folder", shared / "state", victim)
     spool = Spool(shared / "state")
     for _ in range(2):
-        assert spool.flush(any_database, "SIM-0") == []
+        assert spool.flush(database, "SIM-0") == []
     assert sum("is not used" in line.getMessage() for line in caplog.records) == 1
     with pytest.raises(OSError, match="symbolic link"):
         spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
@@ -391,19 +391,26 @@ exec "$@"
 """
 
 
+DOCTOR = """
+import json
+from farm.doctor.host import host_checks
+from farm.settings import settings
+print(json.dumps([check.level for check in host_checks(settings()) if check.name == "shared memory"]))
+"""
+
+
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare, for a file system of its own")
 def test_shared_memory_that_cannot_be_written_is_one_line_with_a_next_step(tmp_path: Path) -> None:
     alone = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh"]
     if subprocess.run([*alone, "true"], capture_output=True).returncode:
         pytest.skip("this machine does not allow it to mount a file system")
     environment = {**os.environ, "FARM_SIMULATED_CARDS": "1"}
-    farm = [*alone, sys.executable, "-m", "cli"]
-    about = {"env": environment, "capture_output": True, "text": True, "timeout": 60}
-    done = subprocess.run([*farm, "run", "resnet18", "--card", "sim"], **about)  # type: ignore[call-overload]
+    about = {"env": environment, "capture_output": True, "text": True, "timeout": 300}
+    command = [*alone, sys.executable, "-m", "cli", "run", "resnet18", "--card", "sim"]
+    done = subprocess.run(command, **about)  # type: ignore[call-overload]
     assert done.returncode == 3
-    assert "Workers cannot start: a semaphore cannot be created" in done.stderr
-    assert "/dev/shm" in done.stderr.splitlines()[-1]
+    assert "Workers cannot start: a semaphore cannot be created (on Linux, in /dev/shm)" in done.stderr
+    assert "tmpfs" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-    told = json.loads(subprocess.run([*farm, "doctor", "--json"], **about).stdout)  # type: ignore[call-overload]
-    (problem,) = [check for check in told["checks"] if check["name"] == "shared memory"]
-    assert (problem["level"], "tmpfs" in problem["next_step"]) == ("problem", True)
+    told = subprocess.run([*alone, sys.executable, "-c", DOCTOR], **about).stdout  # type: ignore[call-overload]
+    assert json.loads(told) == ["problem"]
