@@ -28,6 +28,8 @@ from farm.safe_text import keep_secret
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
+MOST_CONFIG_BYTES = 1 << 20  # of the settings file
+
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
@@ -92,6 +94,9 @@ class Settings(BaseSettings):
             try:
                 if not Path(path).is_file():
                     message = f"FARM_CONFIG names '{path}', which is not a file."
+                    raise SettingsError(message, "Correct or unset FARM_CONFIG.")
+                if Path(path).stat().st_size > MOST_CONFIG_BYTES:
+                    message = f"FARM_CONFIG names '{path}', which is larger than {MOST_CONFIG_BYTES} bytes."
                     raise SettingsError(message, "Correct or unset FARM_CONFIG.")
                 used += (TomlConfigSettingsSource(settings_cls, path),)
             except OSError as error:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,11 +117,16 @@ def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapp
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches, because each batch becomes a row group of the Parquet file."""
+    """Join small batches and divide large ones, because each batch becomes a row group of the Parquet file. An import
+    refuses row groups that are too large."""
     import pyarrow as pa
 
     pending: list[pa.RecordBatch] = []
-    for batch in batches:
+    parts = itertools.chain.from_iterable(map(_divided, batches))
+    for batch in parts:
+        if pending and sum(one.nbytes for one in [*pending, batch]) > MOST_GROUP_BYTES:
+            yield pa.concat_batches(pending)
+            pending = []
         pending.append(batch)
         if sum(one.num_rows for one in pending) >= tidy.BATCH:
             yield pa.concat_batches(pending)
@@ -129,6 +135,18 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
+def _divided(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide a batch until each part has at most `MOST_GROUP_BYTES`, or one row."""
+    if batch.num_rows <= 1 or batch.nbytes <= MOST_GROUP_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _divided(batch.slice(0, half))
+    yield from _divided(batch.slice(half))
+
+
+#: Most bytes of the values of a row group. An import accepts 192 MiB.
+MOST_GROUP_BYTES = 128 << 20
 #: Descriptions and details repeat, so large compressed dictionary pages keep a Parquet file small.
 PARQUET: Mapping[str, Any] = {
     "compression": "zstd",

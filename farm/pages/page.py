@@ -214,12 +214,20 @@ def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         index = folder / "index.html"
-        ours = not index.exists() or _OURS in index.read_text(encoding="utf-8", errors="replace")[:4000]
+        ours = not index.exists() or _is_ours(index)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"The folder '{folder}' cannot be written: {reason}.", next_step) from error
     if not ours:
         raise UsageError(f"'{folder}' contains pages that `farm publish` did not write.", "Name a new folder.")
+
+
+def _is_ours(index: Path) -> bool:
+    """True if `farm publish` wrote a page."""
+    if not index.is_file():  # opening a pipe would wait for its writer
+        return False
+    with index.open(encoding="utf-8", errors="replace") as file:
+        return _OURS in file.read(4000)
 
 
 def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage]:
