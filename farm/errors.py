@@ -15,6 +15,7 @@
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
     ├── Unmeasurable               an item ends with a reason in its row   (not an exit)
+    │   └── HostBusy               not now: the item waits again            (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
@@ -156,6 +157,11 @@ class Unmeasurable(FarmError):
 
     def __reduce__(self):  # type: ignore[no-untyped-def]
         return (type(self), (self.reason, self.message, self.next_step))
+
+
+class HostBusy(Unmeasurable):
+    """This host lacks something now that is no fault of the item: another process holds the lock of what its cards
+    share, or a folder cannot be used. The worker's task puts the item off, and the attempt does not count."""
 
 
 class FarmUnavailable(FarmError):

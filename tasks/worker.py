@@ -29,7 +29,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, inspect_command
 
 from farm.devices.device import Card
-from farm.devices.host import find_card, program_versions
+from farm.devices.host import check_semaphores, find_card, program_versions
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
@@ -56,7 +56,9 @@ _SUPERVISOR = os.getppid()
 
 def serve_card(card_id: str) -> int:
     """Run the worker of one card until it is stopped; return the exit code. Raises `CardBusy` if another worker on this
-    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings."""
+    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings; `FarmUnavailable` if
+    this host cannot create semaphores."""
+    check_semaphores()
     current = settings()
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
     os.environ[HOLDER_VARIABLE] = holder

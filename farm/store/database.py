@@ -24,9 +24,10 @@ from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
 from sqlmodel import Session, SQLModel, and_, case, col, func, or_, select
 
+from farm.devices.shared_files import UntrustedPath, check_file, make_private
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
-from farm.settings import make_private, settings
+from farm.settings import settings
 from farm.store import postgresql
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 
@@ -311,6 +312,12 @@ def _sqlite_engine(url: Any) -> Engine:
         raise _unknown_option("SQLite")  # SQLite itself ignores unknown options of a URI
     try:
         make_private(Path(url.database).parent)
+        check_file(Path(url.database))
+    except UntrustedPath as error:
+        raise DatabaseUnreachable(
+            f"The database is not opened: {error.filename} {error.strerror}.",
+            "Set FARM_STATE_DIR or FARM_DATABASE_URL to a folder that other users cannot change.",
+        ) from error
     except OSError as error:
         raise DatabaseUnreachable(
             f"The folder of {url.database} cannot be created: {error}.",
