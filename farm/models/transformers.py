@@ -44,7 +44,9 @@ _TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("transfo
 #: Kind of a model -> its task, its phases (the default first), and its usual length.
 _KINDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kinds.json").read_text())
 _CHOICES = 2  # choices per sample, for a model with double heads
-_POSITIONS = ("max_position_embeddings", "n_positions")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_decoder_position_embeddings")
+_SOURCE_POSITIONS = 1500  # of Whisper, if its configuration does not say
+_MEL_BINS = 80
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 
 REFUSED = {
@@ -97,11 +99,39 @@ def _of_config(text: str, folder: str) -> dict[str, Any]:
         problem = f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has."
         raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
     keys = ("class", "kind", "tokenizer", "specials", "whole_layers")
-    about: dict[str, Any] = {key: like[key] for key in keys if key in like}
+    about: dict[str, Any] = {key: like[key] for key in keys if key in like} | _lengths(config, like)
     # The vocabulary may be smaller than that of the catalog's model.
     if max(_specials(about).all, default=0) >= _vocabulary(config):
         about.pop("specials", None)
     return {**about, "config": config}
+
+
+def _lengths(config: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, int]:
+    """The greatest length and the usual one of a folder's model, beside the catalog's model of its class."""
+    if like["kind"] == "frames":  # two frames of a spectrum become one position
+        return {"length": 2 * config.get("max_source_positions", _SOURCE_POSITIONS)}
+    found = {"length": like["length"]} if "length" in like else {}
+    own, of_catalog = _positions(config), _positions(like["config"])
+    if own and of_catalog:  # some of the positions are reserved
+        found["positions"] = own - of_catalog + like.get("positions", of_catalog)
+    elif like.get("positions"):
+        found["positions"] = own or like["positions"]
+    return found
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    """The number of positions of a model's text; 0 if the configuration does not say."""
+    text = config.get("text_config") or {}
+    return next((part[key] for part in (config, text) for key in _POSITIONS if key in part), 0)
+
+
+def differences(name: str) -> list[str]:
+    """A line if the farm measures another class than the config.json of a folder names, or a part of it."""
+    config = json.loads(config_text(name))
+    about = _of_config(config_text(name), str(folders()[name]))
+    named = (config.get("architectures") or [""])[0]
+    measured = f"the encoder of {about['class']}" if about["kind"] == "frames" else about["class"]
+    return [] if named == measured else [f"{name}: the config.json names {named}; the farm measures {measured}."]
 
 
 def _about(entry: ModelEntry) -> dict[str, Any]:
@@ -112,7 +142,7 @@ def _about(entry: ModelEntry) -> dict[str, Any]:
 
 def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
     of_kind, phases = _KINDS[kind], tuple(_KINDS[kind].get("phases", ()))
-    longest = about.get("positions") or next((config[key] for key in _POSITIONS if key in config), 0)
+    longest = about.get("positions") or _positions(config)
     usual = about.get("length") or of_kind.get("length", 512)
     image = config if kind == "image" else config.get("vision_config", {})
     return ModelEntry(
@@ -171,7 +201,8 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str
     if kind == "sound":
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if kind == "frames":
-        return {"input_features": random_normal((variant.batch, 80, variant.length), dtype, device)}
+        bins = about["config"].get("num_mel_bins", _MEL_BINS)
+        return {"input_features": random_normal((variant.batch, bins, variant.length), dtype, device)}
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
