@@ -134,10 +134,8 @@ def _extraction(
     from farm.training.extract import Extraction
 
     name = type(model).__name__
-    with (
-        contextlib.redirect_stdout(sys.stderr),
-        refused(f"{name} cannot be captured"),
-    ):  # keep output of the model apart
+    # Output of the model's code is kept apart from results.
+    with contextlib.redirect_stdout(sys.stderr), refused(f"{name} cannot be captured"):
         taken = _captured(model, args, dict(kwargs), device_type, grad)
         extraction = Extraction(taken, costs_of(taken), model_flops=0)
     refusal = extraction.refusal(name)

@@ -107,7 +107,7 @@ def _is_rate(name: str) -> bool:
 
 @functools.cache
 def _reads_mode(kind: Any) -> bool:
-    function: Any = inspect.unwrap(kind.forward)
+    function: Any = inspect.unwrap(inspect.getattr_static(kind, "forward"))
     code = getattr(function, "__code__", None)
     return code is not None and _mentions_mode(code)
 

@@ -191,6 +191,8 @@ def hint_about_inputs(variant: Variant) -> str:
     """A next step for a model that raises on an input of the farm; "" for a user's own example inputs."""
     entry = find(variant.model)
     if entry.origin == own.NAME and own.is_function(entry.own_name):
+        if own.built(entry.own_name).dtype not in ("", variant.dtype):
+            return " Or omit --dtype, to measure it in its own dtype."
         if own.given_inputs(entry.own_name) is not None:
             return ""
         return " The input is an image; return a pair of the model and its example inputs for another one."

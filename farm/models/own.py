@@ -29,7 +29,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UsageError, did_you_mean
+from farm.errors import SettingsError, UsageError, did_you_mean, refused
 from farm.models import transformers
 from farm.models.entry import ModelEntry
 from farm.settings import settings
@@ -211,6 +211,8 @@ def _is_own(name: str, file: str) -> bool:
 
 
 def _is_in_folders(file: str) -> bool:
+    if file.startswith("<"):  # a module of Python itself
+        return False
     path = Path(file).absolute()
     installed = {"site-packages", "dist-packages"}.intersection(path.parts) or path.is_relative_to(_FARM)
     return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
@@ -345,7 +347,8 @@ def built(name: str) -> AsBuilt:
     if known is None or known[0] is not function:
         model, positional, keywords = _made(name)
         values = (*(positional or ()), *keywords.values())
-        known = function, as_built(model, _tensors_of(values), _batch(values))
+        with refused(f"The model '{name}' cannot be described"):
+            known = function, as_built(model, _tensors_of(values), _batch(values))
         _built[name] = known
     return known[1]
 

@@ -52,7 +52,7 @@ def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
         if tensor.is_quantized:
             return _quantised(tensor)
         if tensor.dtype not in _DESCRIBED:
-            return SpecialKind(f"a tensor of dtype {tensor.dtype}", "Use a dtype of another size, such as float16.")
+            return SpecialKind(f"a tensor of dtype {tensor.dtype}", "Convert it to another dtype before the model runs, such as float16.")
     return None
 
 
@@ -78,7 +78,7 @@ def refusal(special: torch.Tensor, place: str) -> UnsupportedTensor:
     """The error for a call that uses or returns a special tensor."""
     kind = special_kind(special)
     assert kind is not None, "the caller has found that the tensor is special"
-    return UnsupportedTensor(f"{place} has {kind.description}, which the farm does not measure.", kind.way_out)
+    return UnsupportedTensor(f"{place} has {kind.description}; the farm does not measure such tensors.", kind.way_out)
 
 
 def only_views(func: Any, special: torch.Tensor) -> bool:
@@ -177,11 +177,11 @@ def _of_class(tensor: torch.Tensor) -> SpecialKind:
     description = f"a tensor of the class {kind.__module__}.{kind.__qualname__}"
     if _replaces_dispatch(kind):
         return SpecialKind(
-            f"{description}, which has its own operators",
+            f"{description} with its own operators",
             "Measure the model before it gets such tensors, for example before it is quantised.",
         )
     return SpecialKind(
-        f"{description}, which replaces functions of PyTorch",
+        f"{description} with its own functions",
         "Give plain tensors: tensor.as_subclass(torch.Tensor).",
     )
 

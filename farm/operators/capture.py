@@ -80,7 +80,7 @@ class Recorder:
 
     def place(self, func: Any) -> str:
         """The call that runs an aten operator, for messages: "A call of linear at 'layers.0'"."""
-        return f"A call of {func} at '{self.path}'"
+        return _place(str(func), self.path)
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from there."""
@@ -146,6 +146,10 @@ class Recorder:
             integers=self.storages.integers,
             **more,
         )
+
+
+def _place(what: str, path: str) -> str:
+    return f"A call of {what} at '{path}'" if path else f"A call of {what} in the model"
 
 
 class Storages:
@@ -464,7 +468,7 @@ class ForwardRecorder(Recorder):
         if not self.open_calls:
             return super().place(func)
         call = self.open_calls[-1]
-        return f"A call of {call.what} at '{call.path}'" if call.path else f"A call of {call.what} in the model"
+        return _place(call.what, call.path)
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from farm.errors import CaptureError, FarmError, told
+from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.captured import CapturedPass
 from farm.operators.collectives import output_elements
@@ -29,6 +29,10 @@ from farm.operators.rebuild import rebuild, written_inputs
 from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
 
+_WITHOUT_RULE = (
+    "Measure the forward pass, without --step, or replace this operator in the model: this version of the farm does not "
+    "measure it in a training step."
+)
 _observed: dict[str, Cost] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
 
 
@@ -47,13 +51,14 @@ def costs_of(captured: CapturedPass) -> dict[str, Cost]:
 def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
     try:
         return _cost_on_meta(spec)
+    except TupleRejected as error:
+        raise TupleRejected(f"{error.message[:-1]}{_place(captured, spec)}.", _WITHOUT_RULE) from error
     except FarmError:
         raise
     except Exception as error:  # a meta function may raise anything
         trace = captured.traces.get(spec.id)
         if trace is None:
-            path = next(call.module_path for call in captured.calls if call.tuple_id == spec.id)
-            raise _unknown_cost(spec, error, f" at '{path}'" if path else "") from error
+            raise _unknown_cost(spec, error, _place(captured, spec)) from error
     found = _cost_of_outputs(spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec))
     _observed[spec.id] = found
     return found
@@ -74,6 +79,12 @@ def cost(spec: OperatorTuple) -> Cost:
         if spec.id in _observed:
             return _observed[spec.id]
         raise _unknown_cost(spec, error) from error
+
+
+def _place(captured: CapturedPass, spec: OperatorTuple) -> str:
+    """The module of the first call of a tuple, for messages; "" for the model itself."""
+    path = next(call.module_path for call in captured.calls if call.tuple_id == spec.id)
+    return f" (called at '{path}')" if path else ""
 
 
 def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> CaptureError:

@@ -86,7 +86,7 @@ class TensorTable:
         if id(tensor) not in self._index:
             kind = special_kind(tensor)
             if kind is not None:
-                raise NotEncodable(f"it has {kind.description}, which the farm does not measure")
+                raise NotEncodable(f"it has {kind.description}; the farm does not measure such tensors")
             self._index[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
             self._names.append(name)
@@ -132,7 +132,9 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
         return {"float": text} if not math.isfinite(number) or ("e" in text and number.is_integer()) else number
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if isinstance(value, torch.dtype) and value in _NAME_OF_DTYPE:
+    if isinstance(value, torch.dtype):
+        if value not in _NAME_OF_DTYPE:
+            raise NotEncodable(f"the farm does not measure the dtype {value}")
         return {"dtype": _NAME_OF_DTYPE[value]}
     if isinstance(value, torch.memory_format):
         return {"memory_format": _NAME_OF_MEMORY_FORMAT[value]}

@@ -62,7 +62,13 @@ _INDEXING = frozenset(
     {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 )
 #: Operators that read lengths of sequences on the host.
-_PACKING = frozenset({torch.ops.aten._pack_padded_sequence.default, torch.ops.aten._pad_packed_sequence.default})
+_PACKING = frozenset(
+    {
+        torch.ops.aten._pack_padded_sequence.default,
+        torch.ops.aten._pack_padded_sequence_backward.default,
+        torch.ops.aten._pad_packed_sequence.default,
+    }
+)
 
 
 @contextlib.contextmanager

@@ -191,9 +191,15 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         versions = zip(spec.tensors, trial.tensors, before, strict=True)
         touched = {one.storage for one, tensor, version in versions if tensor._version != version}
     except Exception:
-        in_place = spec.operator.endswith("_") or bool(spec.parameters.get("inplace") or spec.keywords.get("inplace"))
+        in_place = _is_named_in_place(spec) or spec.parameters.get("inplace") or spec.keywords.get("inplace")
         touched = {spec.activations[0].storage} if in_place and spec.activations else set()
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched)
+
+
+def _is_named_in_place(spec: OperatorTuple) -> bool:
+    """True for names such as ``add_`` and ``__setitem__``; other names with two underscores write nothing."""
+    name = spec.operator.rsplit(".", 1)[-1]
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def needed_bytes(spec: OperatorTuple) -> int:
