@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
 from farm.models.building import replaced
-from farm.models.tensor_kinds import bytes_of
+from farm.models.tensor_kinds import bytes_of, special_tensors
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
@@ -192,15 +192,24 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     with refused(f"The training step of {variant.model} cannot be captured"):
         try:
             return _extract_step_for(variant, device_type)
-        except UnsupportedTensor:
-            _refuse_in_forward(variant)
+        except CaptureError:
+            _refuse_special(variant)
             raise
 
 
-def _refuse_in_forward(variant: Variant) -> None:
-    """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special tensor."""
+def _refuse_special(variant: Variant) -> None:
+    """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special tensor. A step that
+    has one ends with an error of PyTorch, or without the path."""
     model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-    predict(model, inputs, grad_enabled=True)
+    held = [*model.parameters(), *model.buffers(), *inputs]
+    if next(special_tensors(held), None) is None:
+        return
+    try:
+        predict(model, inputs, grad_enabled=True)
+    except UnsupportedTensor:
+        raise
+    except CaptureError:
+        return
 
 
 def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
