@@ -52,7 +52,10 @@ def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
         if tensor.is_quantized:
             return _quantised(tensor)
         if tensor.dtype not in _DESCRIBED:
-            return SpecialKind(f"a tensor of dtype {tensor.dtype}", "Convert it to another dtype before the model runs, such as float16.")
+            return SpecialKind(
+                f"a tensor of dtype {tensor.dtype}",
+                "Convert it to another dtype before the model runs, such as float16.",
+            )
     return None
 
 

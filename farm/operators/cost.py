@@ -30,8 +30,8 @@ from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
 
 _WITHOUT_RULE = (
-    "Measure the forward pass, without --step, or replace this operator in the model: this version of the farm does not "
-    "measure it in a training step."
+    "Measure the forward pass, without --step, or replace this operator in the model: "
+    "this version of the farm does not measure it in a training step."
 )
 _observed: dict[str, Cost] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
 

@@ -606,5 +606,5 @@ def test_a_config_that_builds_no_model_is_refused_with_the_reason(here):
     pytest.importorskip("transformers")
     (here / "uneven").mkdir()
     (here / "uneven" / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 3}))
-    with pytest.raises(CaptureError, match="uneven cannot be captured|The model raised"):
+    with pytest.raises(CaptureError, match=r"uneven cannot be captured|The model raised"):
         extract(catalog.variant(own.register("./uneven"), length=8))

@@ -118,7 +118,7 @@ def test_a_layer_with_a_quantised_weight_is_not_a_dense_layer():
     ],
 )
 def test_a_special_tensor_that_the_model_makes_is_refused(function):
-    with pytest.raises(UnsupportedTensor, match="sparse tensor|nested tensor|mkldnn"):
+    with pytest.raises(UnsupportedTensor, match=r"sparse tensor|nested tensor|mkldnn"):
         farm.capture_model(Net(function).eval(), EYE)
 
 
