@@ -11,6 +11,7 @@
     │   ├── Ambiguous              a name matches several; choose one
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be extracted        exit 1
+    │   └── UnsupportedTensor      it computes with a special tensor
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
@@ -117,6 +118,10 @@ class SettingsError(UsageError):
 
 class CaptureError(FarmError):
     """The operator calls of a model could not be captured."""
+
+
+class UnsupportedTensor(CaptureError):
+    """The model computes with a tensor that is more than dtype and strides: sparse, nested, quantised, ..."""
 
 
 class Refused(FarmError):
@@ -259,6 +264,21 @@ def told(error: BaseException) -> str:
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
             return f"{text} ({frame.filename}, line {frame.lineno}: {frame.line})"
     return text
+
+
+@contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Turn any other error of this block, such as one of the user's model, into a `CaptureError` that begins with
+    ``what``."""
+    try:
+        yield
+    except FarmError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{what}: {told(error)}",
+            "Check that the model can be built and runs on its input. `farm --debug ...` shows the traceback.",
+        ) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

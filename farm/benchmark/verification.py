@@ -40,7 +40,7 @@ from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
-from farm.operators.cost import cost
+from farm.operators.cost import costs_of
 from farm.operators.profiler import RANGE, Record, WatchedPass, compare_with_unwatched, is_kernel, mark
 from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
@@ -314,7 +314,7 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
     """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of a step also have
     part and owner), `storages` (size_bytes, role), and the modes during the capture."""
-    costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
+    costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
         "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},

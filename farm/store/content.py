@@ -96,8 +96,21 @@ def other_versions(session: Session, variant: Variant) -> Sequence[str]:
     if not variant.version:
         return []
     own = tables.ModelVariant
-    same = [getattr(own, name) == getattr(variant, name) for name in names_of(Variant) if name != "version"]
-    return session.exec(select(own.id).where(*same, own.id != variant.id)).all()
+    return session.exec(select(own.id).where(*_same(variant, "version"), own.id != variant.id)).all()
+
+
+def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
+    """Return the ids of a user's own model in other dtypes, in any version; [] for a model of the catalog."""
+    if not variant.version:
+        return []
+    own = tables.ModelVariant
+    return session.exec(select(own.id).where(*_same(variant, "version", "dtype"), own.dtype != variant.dtype)).all()
+
+
+def _same(variant: Variant, *without: str) -> list[Any]:
+    """The conditions for variants with the same fields, except the fields ``without``."""
+    names = [name for name in names_of(Variant) if name not in without]
+    return [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names]
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from sqlalchemy import update
 
 from farm.jobs import cards, listing
