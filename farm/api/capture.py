@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from farm.api.notebook import table
 from farm.errors import CaptureError, UsageError
 from farm.models.catalog import titled_by
+from farm.types.deciding import lacks_values
 from farm.types.format import count_of
 from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
@@ -77,7 +78,8 @@ def capture_model(
     """Capture a model as operator tuples. Measures nothing and does not change the model.
 
     The model runs on fake tensors, which need no memory and no arithmetic. If it depends on values in its tensors, a
-    copy runs once on the model's device instead.
+    copy runs once on the model's device instead. If values decide how much work its operators do, such as the routing
+    of a mixture of experts, a copy runs too.
 
     Args:
         model: the module, in the mode (``eval()`` or ``train()``) to measure.
@@ -95,6 +97,7 @@ def capture_model(
 
     from farm.operators.capture import capture, predict
     from farm.operators.cost import cost
+    from farm.operators.deciding_values import with_values
     from farm.training.extract import Extraction
 
     if not isinstance(model, nn.Module):
@@ -116,10 +119,13 @@ def capture_model(
             if about["device_type"] == "meta":
                 raise
             taken = capture(copy.deepcopy(model), args, named, **about)
+        if about["device_type"] != "meta" and any(map(lacks_values, taken.tuples.values())):
+            taken = with_values(taken, lambda: capture(copy.deepcopy(model), args, named, **about))
     extraction = Extraction(taken, {id: cost(spec) for id, spec in taken.tuples.items()}, model_flops=0)
     if (refusal := extraction.refusal(type(model).__name__)) is not None:
         raise refusal
-    calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
+    plain = {id_: spec.without_values.id for id_, spec in taken.tuples.items()}  # weights do not change the variant
+    calls = [[call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)] for call in taken.calls]
     name = f"{type(model).__name__}-{content_id(calls)[:12]}"
     variant = variant_named(name, [*model.parameters(), *values], values, training=taken.training)
     return CapturedModel(variant, extraction, model, args, named, grad)

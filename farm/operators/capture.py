@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, told
 from farm.models.building import replaced
-from farm.operators import encoding
+from farm.operators import deciding_values, encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.collectives import WRAPPERS
@@ -65,6 +65,7 @@ class Recorder:
         self.overlaps: list[str] = []
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
+        self._knows = fakes.knows if fakes else lambda tensor: True
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from there."""
@@ -99,7 +100,8 @@ class Recorder:
         if key not in self._specs:
             tensors = tuple(TensorSpec(*layout) for layout in layouts)
             self._specs[key] = OperatorTuple(name, kind, parameters or {}, arguments, keywords, tensors, training)
-        return DescribedCall(key, self._specs[key], table.tensors, storages)
+        spec = deciding_values.recorded(self._specs[key], table.tensors, self._knows)
+        return DescribedCall(key, spec, table.tensors, storages)
 
     def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
         """The value of a number in the memory of the host: an operator of a card runs as with a Python number."""

@@ -25,12 +25,13 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
 from farm.types.collective import problem_of
+from farm.types.distribution import MOST_NUMBERS, Distribution
 from farm.types.fields import content_id, names_of
 
 SCHEMA = 1
@@ -115,7 +116,7 @@ class TensorSpec:
 
     ``stride`` and ``offset`` count elements; a contiguous ``stride`` is None. Tensors of the same ``storage`` share
     memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is the share of zeros
-    in the data (a hint of sweeps, 0 to 1).
+    in the data (a hint of sweeps, 0 to 1). ``values`` describes integers that decide how much work the call does.
     """
 
     role: str
@@ -126,6 +127,7 @@ class TensorSpec:
     storage: int = 0
     offset: int = 0
     zeros: float = 0.0
+    values: Distribution | None = None
 
     def __post_init__(self) -> None:
         if self.stride is not None:
@@ -162,6 +164,7 @@ class TensorSpec:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name, without optional fields at their defaults."""
         found = {name: value for name, value in vars(self).items() if value or name in _REQUIRED}
+        found |= {"values": self.values.to_json()} if self.values else {}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
@@ -206,6 +209,13 @@ class OperatorTuple:
         data = {"schema": SCHEMA, **{name: getattr(self, name) for name in names_of(OperatorTuple)}}
         data |= {"parameters": dict(self.parameters), "arguments": list(self.arguments)}
         return data | {"keywords": dict(self.keywords), "tensors": [tensor.to_json() for tensor in self.tensors]}
+
+    @functools.cached_property
+    def without_values(self) -> OperatorTuple:
+        """The same call without a description of values that decide its work."""
+        if all(tensor.values is None for tensor in self.tensors):
+            return self
+        return replace(self, tensors=tuple(replace(tensor, values=None) for tensor in self.tensors))
 
     @property
     def short_name(self) -> str:
@@ -378,6 +388,8 @@ def _json_type() -> Any:
     size = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
     sizes = Annotated[list[size], Field(max_length=_MAX_DIMENSIONS)]  # type: ignore[valid-type]
     share = Annotated[float, Field(ge=0, le=1)]
+    numbers = Annotated[list[size], Field(max_length=MOST_NUMBERS)]  # type: ignore[valid-type]
+    values = create("values", __config__=strict, form=(name, ...), numbers=(numbers, ...))
     tensor = create(
         "tensor",
         __config__=strict,
@@ -389,6 +401,7 @@ def _json_type() -> Any:
         storage=(size, ...),
         offset=(size, 0),
         zeros=(share, 0.0),
+        values=(values, None),
     )
     return create(
         "tuple",
@@ -461,11 +474,22 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
         names.add(one.name)
         storages = max(storages, one.storage + 1)
         stride = None if one.stride is None else tuple(one.stride)
-        spec = TensorSpec(one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset, one.zeros)
+        layout = (one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset)
+        spec = TensorSpec(*layout, one.zeros, _values(one.values, f"{where}.values"))
         if spec.numel > _MAX_SIZE or spec.extent + spec.offset > _MAX_SIZE:
             raise _reject(where, "is larger than the memory of any card")
         tensors.append(spec)
     return tuple(tensors)
+
+
+def _values(given: Any, where: str) -> Distribution | None:
+    """The values of an input. Whether they fit the operator is checked before it is built."""
+    if given is None:
+        return None
+    values = Distribution(given.form, tuple(given.numbers))
+    if problem := values.problem():
+        raise _reject(where, problem)
+    return values
 
 
 def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:
