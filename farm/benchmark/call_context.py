@@ -27,7 +27,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
-from torch.cuda import is_current_stream_capturing
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.benchmark import intervals
@@ -37,7 +36,7 @@ from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.collectives import without_communication
-from farm.operators.deciding_values import describe, values_of
+from farm.operators.deciding_values import describe, is_recorded, values_of
 from farm.operators.encoding import dtype_of, tensors_in
 from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild
@@ -342,7 +341,7 @@ class Player:
 
         given, values = segments
         target = operator.tensors[given.index]
-        if not is_current_stream_capturing():
+        if not is_recorded(self.device):
             with _disable_current_modes():  # this copy to the host is no host step of the pass
                 computed = describe(given, target.cpu().numpy())
             if computed != operator.spec.tensors[given.index].values:

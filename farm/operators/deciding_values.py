@@ -59,7 +59,12 @@ def _is_readable(tensor: torch.Tensor) -> bool:
     """False also for a tensor that a kernel would have to copy first: watching must not change what runs."""
     if type(tensor) is FakeTensor or tensor.is_meta or not tensor.is_contiguous():
         return False
-    return tensor.device.type != "cuda" or not is_current_stream_capturing()
+    return not is_recorded(tensor.device)
+
+
+def is_recorded(device: torch.device) -> bool:
+    """True while a CUDA graph is captured on a device: the host cannot read its memory."""
+    return device.type == "cuda" and is_current_stream_capturing()
 
 
 def describe(given: DecidingInput, values: np.ndarray[Any, Any]) -> Distribution | None:
@@ -107,7 +112,7 @@ def _order(values: np.ndarray[Any, Any]) -> int:
     if len(values) < 2:
         return 0
     steps = np.diff(values)
-    share = ((steps == 0) | (steps == 1)).mean()
+    share = float(((steps == 0) | (steps == 1)).mean())
     return sum(share >= least for least in _RUNS)
 
 
