@@ -314,11 +314,15 @@ def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: 
 
 def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:
     """Return id of a tuple without values that decide its work -> number of calls in a capture."""
-    found = Counter[str]()
-    plain = {spec.id: spec.without_values.id for spec in _may_have_values(session, capture_id)}
+    found, plain = Counter[str](), plain_ids(session, capture_id)
     for tuple_id, number in counts(session, capture_id).items():
         found[plain.get(tuple_id, tuple_id)] += number
     return dict(found)
+
+
+def plain_ids(session: Session, capture_id: int) -> dict[str, str]:
+    """Return the id of each tuple of a capture that may describe values -> the id of the same call without them."""
+    return {spec.id: spec.without_values.id for spec in _may_have_values(session, capture_id)}
 
 
 def lacking_values(session: Session, capture_id: int) -> set[str]:
