@@ -21,7 +21,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import TupleRejected
 from farm.operators.captured import CapturedPass
 from farm.types.deciding import DecidingInput, deciding_input, may_decide
-from farm.types.distribution import PARTS, Distribution, equal_lengths, lengths_of, segments_of
+from farm.types.distribution import (
+    MOST_NUMBERS,
+    PARTS,
+    Distribution,
+    equal_lengths,
+    lengths_of,
+    ordered_lengths,
+    segments_of,
+)
 from farm.types.tuple import OperatorTuple
 
 #: Shares of neighbours that ascend by at most one, from which the order counts as short or long runs.
@@ -86,6 +94,8 @@ def describe(given: DecidingInput, values: np.ndarray[Any, Any]) -> Distribution
     lengths = np.diff(edges)
     if edges[0] != 0 or lengths.min() < 0 or edges[-1] > given.bound:
         return None
+    if given.form == "ends" and len(lengths) <= MOST_NUMBERS:
+        return ordered_lengths(lengths.tolist())
     return segments_of(lengths.tolist(), given.least_step)
 
 

@@ -34,12 +34,13 @@ LEAST_GATHERED_BYTES = 2**22
 #: Of one row: single elements are gathered in another way.
 LEAST_ROW_BYTES = 32
 
-_DISTRIBUTION_OF = {
-    "ends": "segments",
-    "starts": "segments",
-    "gathered": "places",
-    "binned": "places",
-    "selecting": "marks",
+#: Form of an input -> the forms of distributions that describe it.
+_DISTRIBUTIONS_OF = {
+    "ends": ("lengths", "segments"),
+    "starts": ("segments",),
+    "gathered": ("places",),
+    "binned": ("places",),
+    "selecting": ("marks",),
 }
 
 
@@ -67,13 +68,14 @@ class DecidingInput:
 
     def problem(self, values: Distribution) -> str:
         """Say why values do not fit this input; "" if they do."""
-        if values.form != _DISTRIBUTION_OF[self.form]:
+        if values.form not in _DISTRIBUTIONS_OF[self.form]:
             return f"cannot have values of the form {values.form}"
-        if values.form == "segments" and self.parts > MOST_SEGMENTS:
+        has_segments = self.form in ("ends", "starts")
+        if has_segments and self.parts > MOST_SEGMENTS:
             return f"has more than {MOST_SEGMENTS} segments"
-        if values.form == "segments" and values.segments != self.parts:
+        if has_segments and values.segments != self.parts:
             return f"has {self.parts} segments, but its values describe {values.segments}"
-        if values.form == "segments" and values.shortest > self.bound:
+        if has_segments and values.shortest > self.bound:
             return f"has the length {self.bound}, but its values need at least {values.shortest}"
         if values.form == "marks" and values.numbers[0] > self.parts:
             return f"has {self.parts} entries, but its values describe {values.numbers[0]} marks"

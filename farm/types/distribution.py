@@ -3,9 +3,12 @@
 A `Distribution` is rounded, so that calls with about the same work are the same tuple, and it has at most
 `MOST_NUMBERS` numbers. It is a form with numbers:
 
+    lengths    (class, class, ...): the segments in their order; each has a length above (class - 1) * `LENGTH_STEP` and
+               up to class * `LENGTH_STEP`. For at most `MOST_NUMBERS` segments: which of them are long decides when the
+               last tiles of a product run. On an H100, one order of eight experts takes 9 % longer than another
     segments   (step, class, number, class, number, ...): so many segments have a length above (class - 1) * step and up
                to class * step. Products are computed in tiles, so the class decides their number. The order of the
-               segments is not part of it
+               segments is not part of it. For more segments than `lengths` can hold
     places     (distinct, order): 16ths of the largest possible number of different values, and 0, 1 or 2 for random
                order, short runs and long runs of ascending or equal values
     marks      (number, order): the number of marks, and 0 or 2 for scattered marks and one block
@@ -24,7 +27,8 @@ from typing import Any
 MOST_NUMBERS = 64
 MOST_SEGMENTS = 2**20
 MOST_CLASSES = (MOST_NUMBERS - 1) // 2
-FORMS = ("segments", "places", "marks")
+LENGTH_STEP = 16  # rows; no kernel has tiles of fewer
+FORMS = ("lengths", "segments", "places", "marks")
 ORDERS = (0, 1, 2)
 PARTS = 16  # `places` counts different values in this many parts of the largest possible number
 
@@ -49,19 +53,39 @@ class Distribution:
         return tuple(zip(self.numbers[1::2], self.numbers[2::2], strict=True))
 
     @property
+    def least_lengths(self) -> list[int]:
+        """The least length of each segment: in order for `lengths`, the longest first for `segments`."""
+        if self.form == "lengths":
+            return [_least_length(place, LENGTH_STEP) for place in self.numbers]
+        return [length for place, number in self.classes for length in [_least_length(place, self.step)] * number]
+
+    @property
     def segments(self) -> int:
         """The number of segments."""
+        if self.form == "lengths":
+            return len(self.numbers)
         return sum(number for _, number in self.classes)
 
     @property
     def used_segments(self) -> int:
         """The number of segments that are not empty."""
+        if self.form == "lengths":
+            return sum(place > 0 for place in self.numbers)
         return sum(number for place, number in self.classes if place)
 
     @property
     def shortest(self) -> int:
         """The least total length of the segments."""
-        return sum(number * ((place - 1) * self.step + 1) for place, number in self.classes if place)
+        if self.form == "lengths":
+            return sum(self.least_lengths)
+        return sum(number * _least_length(place, self.step) for place, number in self.classes)
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of `step` rows, or of `LENGTH_STEP` rows, that the segments fill."""
+        if self.form == "lengths":
+            return sum(self.numbers)
+        return sum(place * number for place, number in self.classes)
 
     def problem(self) -> str:
         """Say what is wrong with the numbers; "" if nothing is."""
@@ -69,7 +93,13 @@ class Distribution:
             return f"has the unknown form {self.form!r}"
         if len(self.numbers) > MOST_NUMBERS or any(number < 0 for number in self.numbers):
             return f"must have at most {MOST_NUMBERS} numbers from 0"
+        if self.form == "lengths":
+            return "" if self.numbers else "must have a number for each segment"
         return _segments_problem(self.numbers) if self.form == "segments" else _order_problem(self)
+
+
+def _least_length(place: int, step: int) -> int:
+    return (place - 1) * step + 1 if place else 0
 
 
 def _segments_problem(numbers: Sequence[int]) -> str:
@@ -92,6 +122,11 @@ def _order_problem(values: Distribution) -> str:
 # ----- segments
 
 
+def ordered_lengths(lengths: Sequence[int]) -> Distribution:
+    """Describe the lengths of at most `MOST_NUMBERS` segments in their order."""
+    return Distribution("lengths", tuple(-(-length // LENGTH_STEP) for length in lengths))
+
+
 def segments_of(lengths: Sequence[int], least_step: int) -> Distribution:
     """Describe the lengths of segments. The step doubles until there are at most `MOST_CLASSES` classes."""
     step = least_step
@@ -107,22 +142,23 @@ def segments_of(lengths: Sequence[int], least_step: int) -> Distribution:
 
 
 def lengths_of(values: Distribution, total: int) -> list[int]:
-    """Return lengths that a distribution of segments describes, in random order; the same ones at each call.
+    """Return lengths that a distribution describes: in their order, or if that is unknown in a random one, which is the
+    same at each call.
 
     Their sum is ``total``, or less if the segments do not fill it. The caller has checked that they fit.
     """
-    lengths: list[int] = []
-    for place, number in values.classes:
-        lengths += [(place - 1) * values.step + 1 if place else 0] * number
+    lengths = values.least_lengths
+    step = LENGTH_STEP if values.form == "lengths" else values.step
+    used = [index for index, length in enumerate(lengths) if length]
+    rest = min(total - sum(lengths), len(used) * (step - 1))
 
-    used = values.used_segments
-    rest = min(total - sum(lengths), used * (values.step - 1))
     if used:
-        each, more = divmod(rest, used)
-        for index in range(used):  # empty segments are last
-            lengths[index] += each + (index < more)
+        each, more = divmod(rest, len(used))
+        for place, index in enumerate(used):
+            lengths[index] += each + (place < more)
 
-    random.Random(0).shuffle(lengths)
+    if values.form == "segments":
+        random.Random(0).shuffle(lengths)
     return lengths
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.types.distribution import PARTS, Distribution
+from farm.types.distribution import LENGTH_STEP, PARTS, Distribution
 from farm.types.tuple import (
     DTYPES,
     OperatorTuple,
@@ -103,8 +103,8 @@ def values_in_words(values: Distribution) -> str:
     if values.form == "places":
         order = ("random", "runs", "ascending")[values.numbers[1]]
         return f"{values.numbers[0]}/{PARTS} distinct {order}"
-    steps = sum(place * number for place, number in values.classes)
-    size = f" in {steps} x {values.step}" if values.step > 1 else ""
+    step = LENGTH_STEP if values.form == "lengths" else values.step
+    size = f" in {values.tiles} x {step}" if step > 1 else ""
     return f"{values.used_segments} of {values.segments} groups{size}"
 
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from farm.errors import TupleRejected
 from farm.types.deciding import TILE_ROWS, deciding_input, lacks_values
-from farm.types.distribution import MOST_NUMBERS, Distribution, equal_lengths, lengths_of, segments_of
+from farm.types.distribution import (
+    LENGTH_STEP,
+    MOST_NUMBERS,
+    Distribution,
+    equal_lengths,
+    lengths_of,
+    ordered_lengths,
+    segments_of,
+)
 from farm.types.label import label_of
 from farm.types.tuple import OperatorTuple, TensorSpec, parse
 
@@ -55,6 +63,23 @@ def test_the_order_of_the_experts_and_rows_within_a_tile_do_not_matter():
     assert lengths_of(segments_of(lengths, 64), sum(lengths)) == lengths_of(segments_of(shuffled, 64), sum(lengths))
 
 
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=MOST_NUMBERS))
+def test_few_segments_keep_their_order_and_their_tiles(lengths):
+    values = ordered_lengths(lengths)
+    assert not values.problem()
+    assert len(values.numbers) <= MOST_NUMBERS
+    rebuilt = lengths_of(values, sum(lengths))
+    assert sum(rebuilt) == sum(lengths)
+    for rows in (LENGTH_STEP, 64, 128, 256):
+        assert [-(-length // rows) for length in rebuilt] == [-(-length // rows) for length in lengths]
+
+
+def test_few_segments_have_another_description_for_another_order():
+    assert ordered_lengths([0, 0, 1, 1]) != ordered_lengths([1, 1, 0, 0])
+    rebuilt = lengths_of(ordered_lengths([0, 3, 0, 1]), 4)
+    assert [length > 0 for length in rebuilt] == [False, True, False, True]
+
+
 def test_short_lengths_are_exact():
     assert sorted(lengths_of(segments_of([3, 1, 2, 2], 1), 8)) == [1, 2, 2, 3]
 
@@ -86,6 +111,9 @@ def test_a_product_of_groups_needs_values_and_is_another_tuple_with_them():
         {"form": "segments", "numbers": [64, *range(70, 0, -1)]},
         {"form": "segments", "numbers": [64, 1, -8]},
         {"form": "segments", "numbers": [64, 1.0, 8]},
+        {"form": "lengths", "numbers": []},
+        {"form": "lengths", "numbers": [-1, 2]},
+        {"form": "lengths", "numbers": [1] * 65},
         {"form": "places", "numbers": [17, 0]},
         {"form": "places", "numbers": [4, 3]},
         {"form": "marks", "numbers": [4]},
