@@ -11,6 +11,7 @@ from farm.api.notebook import table
 from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused, told
 from farm.models.catalog import shape_of, titled_by
 from farm.models.user_code import captured_code
+from farm.types.deciding import lacks_values
 from farm.types.format import count_of
 from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
@@ -79,7 +80,8 @@ def capture_model(
     """Capture a model as operator tuples. Measures nothing and does not change the model.
 
     The model runs on fake tensors, which need no memory and no arithmetic. If it depends on values in its tensors, a
-    copy runs once on the model's device instead.
+    copy runs once on the model's device instead. If values decide how much work its operators do, such as the routing
+    of a mixture of experts, a copy runs too.
 
     Args:
         model: the module, in the mode (``eval()`` or ``train()``) to measure.
@@ -107,7 +109,8 @@ def capture_model(
     device_type = _device_type([*model.parameters(), *model.buffers(), *values])
     extraction = _extraction(model, args, named, device_type, grad=grad)
     taken = extraction.capture
-    calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
+    plain = {id_: spec.without_values.id for id_, spec in taken.tuples.items()}  # weights do not change the variant
+    calls = [[call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)] for call in taken.calls]
     name = f"{type(model).__name__}-{content_id(calls)[:12]}"
     variant = variant_named(name, [*model.parameters(), *values], values, training=taken.training)
     return CapturedModel(variant, extraction, model, args, named, grad)
@@ -146,17 +149,22 @@ def _captured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device_type: str, grad: bool
 ) -> CapturedPass:
     from farm.operators.capture import capture, predict
+    from farm.operators.deciding_values import with_values
 
     about: Any = {"device_type": device_type, "grad_enabled": grad}
     try:
-        return predict(model, args, kwargs, **about)
+        taken = predict(model, args, kwargs, **about)
     except UnsupportedTensor:
         raise
     except CaptureError as error:
         if device_type == "meta":
             raise
-        copied = _copy_of(model, error)
-    return capture(copied, args, kwargs, **about)
+        return capture(_copy_of(model, error), args, kwargs, **about)
+
+    if device_type == "meta" or not any(map(lacks_values, taken.tuples.values())):
+        return taken
+    copied = _copy_of(model, CaptureError("The work of some calls depends on values.", "Give the model on a CPU."))
+    return with_values(taken, lambda: capture(copied, args, kwargs, **about))
 
 
 def _copy_of(model: nn.Module, error: CaptureError) -> nn.Module:

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,7 @@ from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.operators import kernels
 from farm.operators.captured import CapturedPass
 from farm.operators.collectives import local_part
+from farm.operators.deciding_values import with_values
 from farm.operators.encoding import tensors_in
 from farm.operators.input_values import impose, may_be_zero, values_for
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
 
 Pass = Callable[[], object]
-Seen = TypeVar("Seen")  # a capture
 
 CHAIN_LAYERS = 8
 MEMORY_SHARE = 0.8  # the share of the free memory that all copies together may use
@@ -281,16 +281,17 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
     }
 
 
-def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.device) -> Seen:
+def as_launched(observe: Callable[[], CapturedPass], protocol: Protocol, device: torch.device) -> CapturedPass:
     """Call `observe` in the same way as the measured run. If the protocol launches graphs, call it in a graph capture.
 
-    The reason: a model may query whether a graph capture is running, and then call other operators.
+    The reason: a model may query whether a graph capture is running, and then call other operators. The host cannot
+    read values meanwhile, so it calls `observe` again if values decide how much work a call does.
     """
     if device.type != "cuda" or protocol.launch != "graph":
         return observe()
-    found: list[Seen] = []
+    found: list[CapturedPass] = []
     capture_graph([lambda: found.append(observe())], device)
-    return found[0]
+    return with_values(found[0], observe)
 
 
 def _working_set(run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device) -> Details:

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 from farm.errors import CaptureError, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
-from farm.operators import encoding
+from farm.operators import deciding_values, encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -66,6 +66,7 @@ class Recorder:
         self.overlaps: list[str] = []
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
+        self._knows = fakes.knows if fakes else lambda tensor: True
 
     def views_special(self, func: Any, tree: Any) -> bool:
         """True if an aten operator only makes a view of a special tensor in ``tree``, its arguments or its output.
@@ -116,7 +117,8 @@ class Recorder:
         if key not in self._specs:
             tensors = tuple(map(encoding.tensor_spec, layouts))
             self._specs[key] = OperatorTuple(name, kind, parameters or {}, arguments, keywords, tensors, training)
-        return DescribedCall(key, self._specs[key], table.tensors, storages)
+        spec = deciding_values.recorded(self._specs[key], table.tensors, self._knows)
+        return DescribedCall(key, spec, table.tensors, storages)
 
     def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
         """The value of a number in the memory of the host: an operator of a card runs as with a Python number."""

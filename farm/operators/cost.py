@@ -24,8 +24,10 @@ from farm.operators.captured import CapturedPass
 from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
+from farm.operators.grouped_products import of_any_dtype
 from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild, written_inputs
+from farm.types.deciding import deciding_input
 from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
 
@@ -106,7 +108,7 @@ def _cost_on_meta(spec: OperatorTuple) -> Cost:
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
-    with torch.no_grad(), MetaRules(), flop_counter() as counter:
+    with torch.no_grad(), MetaRules(), of_any_dtype(), flop_counter() as counter:
         if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it returns written arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
             if spec.operator.endswith(".out"):
@@ -173,10 +175,12 @@ def _name(spec: OperatorTuple) -> str:
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     """The index of the tensor that a call reads or writes only in part, and the bytes of that part; else None.
 
-    An embedding reads as many rows of its weight as it has indices, at most all. The part that a boolean mask selects
-    is unknown and counts as the full tensor.
+    An embedding reads as many rows of its weight as it has indices, at most all. A product of groups reads the matrices
+    of the groups that have rows. The part that a boolean mask selects is unknown and counts as the full tensor.
     """
     name = _name(spec)
+    if name == "_grouped_mm":
+        return _used_matrices(spec)
     first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
     if first is None or any(one.dtype == "bool" for one in spec.tensors[1:]):
         return None
@@ -197,6 +201,18 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
             return None  # a number, written to an unknown count of elements
         return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
     return None
+
+
+def _used_matrices(spec: OperatorTuple) -> tuple[int, int] | None:
+    """The index of the matrices of a product of groups, and the bytes of those that it reads: without recorded values,
+    of as many as rows can use."""
+    found = deciding_input(spec)
+    matrices = next((index for index, tensor in enumerate(spec.tensors) if len(tensor.shape) == 3), None)
+    if found is None or matrices is None:
+        return None
+    values, size_bytes = spec.tensors[found.index].values, spec.tensors[matrices].distinct_bytes
+    used = min(found.parts, found.bound) if values is None else min(found.parts, values.used_segments)
+    return matrices, size_bytes * used // found.parts
 
 
 def model_flops(

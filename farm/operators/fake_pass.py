@@ -40,6 +40,7 @@ from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, re
 from farm.operators.allow_list import LEAF_CLASSES
 from farm.operators.collectives import local_part
 from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.operators.grouped_products import of_any_dtype
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
@@ -83,7 +84,7 @@ def fake_pass(
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with fakes.swapped_into(model):
+        with fakes.swapped_into(model), of_any_dtype():
             replaced = fakes.tree(args), fakes.tree(kwargs or {})
             with fakes.mode, _RealIntegers(fakes, made):
                 yield fakes, *replaced
@@ -99,6 +100,8 @@ class FakeTensors:
         self.mode, self.device = mode, torch.device(device)
         self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
         self.on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
+        #: Storages of real tensors whose values are unknown; a weak reference keeps the address from being used again.
+        self.overwritten: dict[int, StorageWeakRef] = {}
         self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
@@ -162,6 +165,10 @@ class FakeTensors:
         if type(tensor) is FakeTensor or not self.stands:
             return tensor.device.type == "cpu" and tensor.device != self.device
         return storage_key(tensor) not in self.on_card
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """True if a real tensor has the values that it has in the model."""
+        return storage_key(tensor) not in self.overwritten
 
     def put_on_card(self, out: Any) -> None:
         """Mark real tensors."""
@@ -297,7 +304,6 @@ class _RealIntegers(TorchDispatchMode):
         super().__init__()
         self.fakes, self.made = fakes, made
         self.repeated = _RepeatedOperators(fakes)
-        self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in WRAPPERS for kind in types):
@@ -336,7 +342,7 @@ class _RealIntegers(TorchDispatchMode):
     def _computes(self, func: Any, args: Any, kwargs: Any, real: list[torch.Tensor]) -> bool:
         if func.is_view:  # a view needs no values
             return True
-        if any(storage_key(tensor) in self.overwritten for tensor in real):
+        if not all(map(self.fakes.knows, real)):
             return False
         if torch.Tag.nondeterministic_seeded in func.tags:
             # Only a single random number is computed: it decides whether to skip a layer, for example.
@@ -380,7 +386,7 @@ class _RealIntegers(TorchDispatchMode):
             places: list[torch.Tensor | None] = []
             for index in args[1]:
                 known = index is not None and type(index) is not FakeTensor
-                if known and index.dtype in (torch.bool, torch.uint8) and storage_key(index) not in self.overwritten:
+                if known and index.dtype in (torch.bool, torch.uint8) and self.fakes.knows(index):
                     with torch._C._DisableTorchDispatch():
                         places.extend(index.nonzero().unbind(1))
                 else:
@@ -401,7 +407,7 @@ class _RealIntegers(TorchDispatchMode):
         out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
         for tensor in written_tensors(func, args, kwargs):
             if id(tensor) in replaced:
-                self.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+                self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
         originals = {id(one): tensor for tensor, one in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 

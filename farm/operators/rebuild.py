@@ -21,6 +21,7 @@ from farm.errors import TupleRejected, Unmeasurable
 from farm.models.tensor_kinds import with_bits
 from farm.operators import collectives
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
+from farm.operators.deciding_values import check_values, write_values
 from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
 from farm.operators.kernels import launch_of, output_tensors, written_tensors
@@ -149,8 +150,10 @@ class Rebuilt:
 def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True) -> Rebuilt:
     """Builds the operator with its tensors on ``device``, ``filled`` with values from ``seed`` or uninitialized. Raises
     `Unmeasurable` ('rejected') if the tensors would take more memory than any card has; `TupleRejected` if the operator
-    is not in the allow-list, its class does not accept the parameters, or no rule gives values for its integers."""
+    is not in the allow-list, its class does not accept the parameters, no rule gives values for its integers, or the
+    values that it describes do not fit."""
     device = torch.device(device)
+    check_values(spec)
     if spec.kind == "aten":
         aten_fills(spec)
     elif spec.kind not in ("kernel", "collective") and spec.operator not in ALLOWED_OPERATORS:
@@ -166,6 +169,9 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
         with torch.no_grad():
             for storage, (index, *_) in storage_users(spec).items():
                 fill(storages[storage], spec.tensors[index], values_for(spec, index, written), generator)
+            rebuilt = Rebuilt(spec, device, storages)
+            write_values(spec, rebuilt.tensors)
+            return rebuilt
     return Rebuilt(spec, device, storages)
 
 

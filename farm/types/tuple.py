@@ -26,12 +26,13 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
 from farm.types.collective import problem_of
+from farm.types.distribution import MOST_NUMBERS, Distribution
 from farm.types.fields import content_id, names_of
 
 SCHEMA = 1
@@ -120,7 +121,8 @@ class TensorSpec:
     ``stride`` and ``offset`` count elements; a contiguous ``stride`` is None. Tensors of the same ``storage`` share
     memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is the share of zeros
     in the data (a hint of sweeps, 0 to 1). ``bits``: "conj" and "neg" for a conjugation or a negation that PyTorch has
-    put off until the data is read; the call then includes it.
+    put off until the data is read; the call then includes it. ``values`` describes integers that decide how much work
+    the call does.
     """
 
     role: str
@@ -132,6 +134,7 @@ class TensorSpec:
     offset: int = 0
     zeros: float = 0.0
     bits: tuple[str, ...] = ()
+    values: Distribution | None = None
 
     def __post_init__(self) -> None:
         if self.stride is not None:
@@ -168,6 +171,7 @@ class TensorSpec:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name, without optional fields at their defaults."""
         found = {name: value for name, value in vars(self).items() if value or name in _REQUIRED}
+        found |= {"values": self.values.to_json()} if self.values else {}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
@@ -212,6 +216,13 @@ class OperatorTuple:
         data = {"schema": SCHEMA, **{name: getattr(self, name) for name in names_of(OperatorTuple)}}
         data |= {"parameters": dict(self.parameters), "arguments": list(self.arguments)}
         return data | {"keywords": dict(self.keywords), "tensors": [tensor.to_json() for tensor in self.tensors]}
+
+    @functools.cached_property
+    def without_values(self) -> OperatorTuple:
+        """The same call without a description of values that decide its work."""
+        if all(tensor.values is None for tensor in self.tensors):
+            return self
+        return replace(self, tensors=tuple(replace(tensor, values=None) for tensor in self.tensors))
 
     @property
     def short_name(self) -> str:
@@ -384,6 +395,8 @@ def _json_type() -> Any:
     size = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
     sizes = Annotated[list[size], Field(max_length=_MAX_DIMENSIONS)]  # type: ignore[valid-type]
     share = Annotated[float, Field(ge=0, le=1)]
+    numbers = Annotated[list[size], Field(max_length=MOST_NUMBERS)]  # type: ignore[valid-type]
+    values = create("values", __config__=strict, form=(name, ...), numbers=(numbers, ...))
     tensor = create(
         "tensor",
         __config__=strict,
@@ -396,6 +409,7 @@ def _json_type() -> Any:
         offset=(size, 0),
         zeros=(share, 0.0),
         bits=(Annotated[list[Literal[BITS]], Field(max_length=len(BITS))], []),  # type: ignore[valid-type]
+        values=(values, None),
     )
     return create(
         "tuple",
@@ -470,12 +484,23 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
         stride = None if one.stride is None else tuple(one.stride)
         if "conj" in one.bits and not one.dtype.startswith("complex"):
             raise _reject(f"{where}.bits", "has a conjugation, but the numbers are real")
-        place = one.storage, one.offset, one.zeros
-        spec = TensorSpec(one.role, one.name, tuple(one.shape), one.dtype, stride, *place, tuple(one.bits))
+        layout = (one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset)
+        values = _values(one.values, f"{where}.values")
+        spec = TensorSpec(*layout, one.zeros, tuple(one.bits), values)
         if spec.numel > _MAX_SIZE or spec.extent + spec.offset > _MAX_SIZE:
             raise _reject(where, "is larger than the memory of any card")
         tensors.append(spec)
     return tuple(tensors)
+
+
+def _values(given: Any, where: str) -> Distribution | None:
+    """The values of an input. Whether they fit the operator is checked before it is built."""
+    if given is None:
+        return None
+    values = Distribution(given.form, tuple(given.numbers))
+    if problem := values.problem():
+        raise _reject(where, problem)
+    return values
 
 
 def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:

@@ -23,8 +23,10 @@ from farm.jobs import cards, items
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
+from farm.types.deciding import lacks_values
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Verification
+from tests.operators.routed import routed
 
 SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
 
@@ -61,6 +63,14 @@ def test_a_model_in_hand_is_one_variant_by_its_calls_whatever_its_weights() -> N
     assert one.flops == 2 * 3 * 4 * 8
     assert one.bytes_moved > 0
     assert "Linear" in one._repr_html_()
+
+
+def test_the_rows_of_experts_are_those_of_the_model_in_hand_and_not_part_of_its_name() -> None:
+    (even, x), (skewed, _) = routed(), routed(skew=2.0)
+    captured, other = farm.capture_model(even, x), farm.capture_model(skewed, x)
+    assert captured.variant == other.variant
+    assert captured.counts != other.counts
+    assert not any(map(lacks_values, (*captured.tuples, *other.tuples)))
 
 
 def test_keyword_inputs_count_and_training_is_another_variant() -> None:
