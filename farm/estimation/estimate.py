@@ -234,9 +234,8 @@ def _of_whole(total: PredictedValue, quantity: Quantity, level: float) -> Predic
     if total.low is None or total.high is None:
         return total
 
-    whole = interval_at(expected_whole(Figure(total.value), quantity), level)
-    assert whole is not None and whole.low is not None
-    run_half_width = whole.value - whole.low
+    run = expected_whole(Figure(total.value), quantity)
+    run_half_width = run.half_width if level == LEVEL else run.half_width * _NARROWER
     below = math.hypot(total.value - total.low, run_half_width)
     above = math.hypot(total.high - total.value, run_half_width)
     return PredictedValue(total.value, max(0.0, total.value - below), total.value + above)

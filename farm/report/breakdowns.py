@@ -229,9 +229,7 @@ class AllLayers:
         }
 
 
-def all_layers(
-    evidence: Evidence, variant: Variant, capture: tables.Capture, measured: Verdict
-) -> AllLayers | None:
+def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture, measured: Verdict) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
 
     The cost of a call is its cost in the job's own sum. The sum of all layers may be wrong by as much as the sum of
