@@ -28,6 +28,7 @@ from farm.estimation.readings import (
     tuples_of,
 )
 from farm.exchange.packaged import packaged_database
+from farm.prediction.floor import above_floor
 from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
@@ -410,7 +411,9 @@ def _with_predictions(
     """Return the estimate with predictions for the missing tuples. ``of_cards``: those of collectives."""
     operators = [one for one in needed if one.short_name not in COLLECTIVES]
     missing = [one for one in operators if one.operator_id in found.specs]
-    predicted, notes, cards = predictor.predict(missing, operators), found.notes, found.variant.cards
+    predicted = predictor.predict(missing, operators)
+    predicted = above_floor(predicted, missing, found.card_model, tf32=found.protocol.tf32)
+    notes, cards = found.notes, found.variant.cards
     calls = dict(of_cards) | {
         one.operator_id: replace(call, energy_mj=call.energy_mj and call.energy_mj.times(cards))
         for one, call in zip(missing, predicted.calls, strict=True)
