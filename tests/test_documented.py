@@ -190,7 +190,8 @@ def packaged_verdicts(name: str) -> str:
     median = {quantity: statistics.median(map(abs, values)) for quantity, values in gaps.items()}
     worst = {quantity: max(values, key=abs) for quantity, values in gaps.items()}
     return (
-        f"{len(newest)} of models: {outcomes['pass']} pass, {outcomes['fail']} fail, {outcomes['none']} have no outcome. "
+        f"{len(newest)} of models: {outcomes['pass']} pass, {outcomes['fail']} fail, "
+        f"{outcomes['none']} have no outcome. "
         f"Gaps in time and energy: median {median['time']:.1%} and {median['energy']:.1%}, "
         f"largest {worst['time']:+.1%} and {worst['energy']:+.1%}"
     ).replace("%", " %")
