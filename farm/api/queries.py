@@ -25,6 +25,7 @@ from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.models import catalog
 from farm.operators.cost import cost
+from farm.prediction.floor import above_floor
 from farm.prediction.stored_predictor import CallPrediction
 from farm.report.compare import SideComparison
 from farm.report.compare import compare as compare_sides
@@ -172,7 +173,7 @@ def predict(
         predictor, _, why = query.predictor(session, model, query.protocol(kind), kind)
         if predictor is None:
             raise UsageError(f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`.")
-        return list(predictor.predict(wanted, wanted).calls)
+        return list(above_floor(predictor.predict(wanted, wanted), wanted, model).calls)
 
     return first_answer(answer, bool, database=database)
 
