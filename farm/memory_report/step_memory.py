@@ -348,7 +348,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
         read_us = {id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()}
         software = session.get_one(tables.SoftwareRow, taken.software_id)
         fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)
-        fingerprint = median_fingerprint(session.exec(fingerprints))
+        fingerprint = median_fingerprint([*session.exec(fingerprints)])
         about = f"{model}, torch {software.torch}, {protocol.launch} launch"
         times = CallTimes(model, kind, read_us, about, fingerprint=fingerprint)
         there = replace(best, times=times, life=_life(capture, found.costs, times))

@@ -190,8 +190,8 @@ class SideComparison:
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
-        about = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
-        about["between_cards"] = dict(self.between_cards)
+        about: dict[str, Any] = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
+        about |= {"between_cards": {**self.between_cards}}
         only = {f"only_{side}": [row["name"] for row in rows[f"tuples_only_{side}"]] for side in "ab"}
         return {**about, **rows, **only}
 
@@ -470,7 +470,8 @@ def _difference(quantity: Literal["time", "energy"], *sides: Rows) -> Difference
             return getattr(rows[0], quantity)  # type: ignore[no-any-return]
         return total_of([(getattr(row, quantity), row.calls) for row in rows]) if rows else None
 
-    return Difference(*map(total, sides))
+    a, b = map(total, sides)
+    return Difference(a, b)
 
 
 def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
@@ -520,8 +521,9 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
             of_sum.append(f"{side}: {found.measured} of {found.parts} tuples{scope}, {percent(found.coverage)}")
 
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
-    time = Difference(*(found.time.whole for found in verdicts))
-    energy = Difference(*(found.energy.whole if found.energy else None for found in verdicts))
+    of_a, of_b = verdicts
+    time = Difference(of_a.time.whole, of_b.time.whole)
+    energy = Difference(of_a.energy and of_a.energy.whole, of_b.energy and of_b.energy.whole)
     row = ComparedRow(name, "", 0, 0, time, energy, a_job=a.job_id, b_job=b.job_id)
     calls = [_calls(session, model.job_id, found) for model, found in zip((a, b), verdicts, strict=True)]
     shares = [None if found.time.whole is None else 1.0 for found in verdicts]
@@ -532,8 +534,11 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
         b_calls=calls[1],
         tuples=verdicts[0].measured,
         b_tuples=verdicts[1].measured,
-        time=Difference(*(found.time.total if found.measured else None for found in verdicts)),
-        energy=Difference(*(found.energy.total if found.energy else None for found in verdicts)),
+        time=Difference(
+            of_a.time.total if of_a.measured else None,
+            of_b.time.total if of_b.measured else None,
+        ),
+        energy=Difference(of_a.energy and of_a.energy.total, of_b.energy and of_b.energy.total),
         a_coverage=verdicts[0].coverage,
         b_coverage=verdicts[1].coverage,
         covers="; ".join(of_sum),
