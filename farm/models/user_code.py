@@ -49,14 +49,14 @@ def _without_exit() -> Iterator[None]:
     exit_at_once = os._exit
     process, thread = os.getpid(), threading.get_ident()
 
-    def refuse(code: int) -> NoReturn:
+    def refuse(status: int) -> NoReturn:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if os.getpid() != process or caller.partition(".")[0] in _OF_THE_FARM:
-            exit_at_once(code)
+            exit_at_once(status)
         if threading.get_ident() != thread:  # an exception would end this thread only
             os.write(2, b"error: The code of the model called os._exit in a thread.\n")
-            exit_at_once(code or 1)
-        raise EndsProcess(f"os._exit({code})")
+            exit_at_once(status or 1)
+        raise EndsProcess(f"os._exit({status})")
 
     os._exit = refuse
     try:
