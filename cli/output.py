@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from cli.streams import discard_stdout, shows
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Card
     from farm.store.database import Database
+    from farm.types.protocol import Variant
 
 
 _ENDLESS = 100_000  # columns; no line is longer
@@ -102,6 +103,15 @@ def say(line: str) -> None:
     """Print a note on stderr, separate from results. Further lines of it are indented."""
     if not _quiet:
         _tell(line)
+
+
+def say_differences(variants: Iterable[Variant]) -> None:
+    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each line once."""
+    from farm.models import catalog
+
+    lines = [line for variant in variants for line in catalog.differences(variant)]
+    for line in dict.fromkeys(lines):
+        say(line)
 
 
 def _tell(line: str) -> None:

@@ -11,10 +11,12 @@
     │   ├── Ambiguous              a name matches several; choose one
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be extracted        exit 1
+    │   └── UnsupportedTensor      it computes with a special tensor
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
     ├── Unmeasurable               an item ends with a reason in its row   (not an exit)
+    │   └── HostBusy               not now: the item waits again            (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
@@ -121,6 +123,10 @@ class CaptureError(FarmError):
     """The operator calls of a model could not be captured."""
 
 
+class UnsupportedTensor(CaptureError):
+    """The model computes with a tensor that is more than dtype and strides: sparse, nested, quantised, ..."""
+
+
 class Refused(FarmError):
     """Some of the requested things cannot be measured. The others were measured."""
 
@@ -159,6 +165,11 @@ class Unmeasurable(FarmError):
 
     def __reduce__(self):  # type: ignore[no-untyped-def]
         return (type(self), (self.reason, self.message, self.next_step))
+
+
+class HostBusy(Unmeasurable):
+    """This host lacks something now that is no fault of the item: another process holds the lock of what its cards
+    share, or a folder cannot be used. The worker's task puts the item off, and the attempt does not count."""
 
 
 class FarmUnavailable(FarmError):
@@ -257,6 +268,21 @@ def told(error: BaseException) -> str:
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
             return f"{text} ({frame.filename}, line {frame.lineno}: {frame.line})"
     return text
+
+
+@contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Turn any other error of this block, such as one of the user's model, into a `CaptureError` that begins with
+    ``what``."""
+    try:
+        yield
+    except FarmError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{what}: {told(error)}",
+            "Check that the model can be built and runs on its input. `farm --debug ...` shows the traceback.",
+        ) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

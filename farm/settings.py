@@ -30,6 +30,7 @@ SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
 MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
 MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at most 4,096 bytes
+MOST_CONFIG_BYTES = 1 << 20  # of the settings file
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,6 +106,9 @@ class Settings(BaseSettings):
                 if not Path(path).is_file():
                     message = f"FARM_CONFIG names '{path}', which is not a file."
                     raise SettingsError(message, "Correct or unset FARM_CONFIG.")
+                if Path(path).stat().st_size > MOST_CONFIG_BYTES:
+                    message = f"FARM_CONFIG names '{path}', which is larger than {MOST_CONFIG_BYTES} bytes."
+                    raise SettingsError(message, "Correct or unset FARM_CONFIG.")
                 used += (TomlConfigSettingsSource(settings_cls, path),)
             except OSError as error:
                 raise SettingsError(
@@ -160,14 +164,6 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
             raise _explained(error) from error
         defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
         return Settings(**defaults), [_problem(one) for one in wrong]
-
-
-def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed. Raises
-    `OSError` if the folder cannot be created."""
-    if not folder.parent.exists():
-        make_private(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlmodel import col, select
 
-from farm.api.capture import CapturedModel
+from farm.api.capture import CapturedModel, no_model
 from farm.api.notebook import JobReport, job_report, measured, table
 from farm.benchmark_process.client import Measured
 from farm.devices.device import Card
@@ -167,6 +167,8 @@ def measure_model(
         UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is invalid.
         CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
     """
+    if not isinstance(model, CapturedModel | Variant | str):
+        raise no_model(model)
     chosen = own_card(card)
     captured = model if isinstance(model, CapturedModel) else None
     if captured is not None and compile:

@@ -91,6 +91,7 @@ class ByPosition(nn.Module):
     def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self.positional, self.names = model, positional, names
+        self.training = model.training
 
     def forward(self, *values: Any) -> Any:
         named = dict(zip(self.names, values[self.positional :], strict=True))

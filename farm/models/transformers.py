@@ -47,7 +47,9 @@ _TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("transfo
 #: Kind of a model -> its task, its phases (the default first), and its usual length.
 _KINDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kinds.json").read_text())
 _CHOICES = 2  # choices per sample, for a model with double heads
-_POSITIONS = ("max_position_embeddings", "n_positions")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_decoder_position_embeddings")
+_SOURCE_POSITIONS = 1500  # of Whisper, if its configuration does not say
+_MEL_BINS = 80
 MOST_NAMED = 12  # ignored keys of a configuration that are named
 #: Keys of a configuration with one entry per layer.
 _LAYER_LISTS = ("layer_types", "mlp_layer_types", "attention_window")
@@ -91,7 +93,7 @@ def _of_config(text: str, folder: str) -> dict[str, Any]:
     like = _like_in_catalog(config_file.class_named(config, folder), folder)
     _check_sizes(like["kind"], config, folder)
     keys = ("class", "kind", "tokenizer", "specials", "whole_layers")
-    about: dict[str, Any] = {key: like[key] for key in keys if key in like}
+    about: dict[str, Any] = {key: like[key] for key in keys if key in like} | _lengths(config, like, folder)
     # The vocabulary may be smaller than that of the catalog's model.
     if max(_specials(about).all, default=0) >= _vocabulary(config, folder):
         about.pop("specials", None)
@@ -117,6 +119,38 @@ def _like_in_catalog(name: str, folder: str) -> dict[str, Any]:
     raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
 
 
+def _lengths(config: Mapping[str, Any], like: Mapping[str, Any], folder: str) -> dict[str, int]:
+    """The greatest length and the usual one of a folder's model, beside the catalog's model of its class."""
+    if like["kind"] == "frames":  # two frames of a spectrum become one position
+        positions = config_file.whole_number(config, "max_source_positions", folder)
+        return {"length": 2 * (positions or _SOURCE_POSITIONS)}
+    found = {"length": like["length"]} if "length" in like else {}
+    own, of_catalog = _positions(config, folder), _positions(like["config"], NAME)
+    if own and of_catalog:  # some of the positions are reserved
+        found["positions"] = own - of_catalog + like.get("positions", of_catalog)
+    elif like.get("positions"):
+        found["positions"] = own or like["positions"]
+    return found
+
+
+def _positions(config: Mapping[str, Any], folder: str) -> int:
+    """The number of positions of a model's text; 0 if the configuration does not say."""
+    for part in (config, config_file.inner(config, "text_config", folder)):
+        for key in _POSITIONS:
+            if key in part:
+                return config_file.whole_number(part, key, folder)
+    return 0
+
+
+def differences(name: str) -> list[str]:
+    """A line if the farm measures another class than the config.json of a folder names, or a part of it."""
+    config = json.loads(config_text(name))
+    about = _of_config(config_text(name), str(folders()[name]))
+    named = (config.get("architectures") or [""])[0]
+    measured = f"the encoder of {about['class']}" if about["kind"] == "frames" else about["class"]
+    return [] if named == measured else [f"{name}: the config.json names {named}; the farm measures {measured}."]
+
+
 def _about(entry: ModelEntry) -> dict[str, Any]:
     if entry.origin == NAME:
         return _TABLE[entry.own_name]
@@ -125,12 +159,7 @@ def _about(entry: ModelEntry) -> dict[str, Any]:
 
 def _entry(name: str, kind: str, config: dict[str, Any], folder: str = NAME, **about: Any) -> ModelEntry:
     of_kind, phases = _KINDS[kind], tuple(_KINDS[kind].get("phases", ()))
-
-    def first(keys: tuple[str, ...]) -> int:
-        present = [key for key in keys if key in config]
-        return config_file.whole_number(config, present[0], folder) if present else 0
-
-    longest = about.get("positions") or first(_POSITIONS)
+    longest = about.get("positions") or _positions(config, folder)
     usual = about.get("length") or of_kind.get("length", 512)
     image = config if kind == "image" else config_file.inner(config, "vision_config", folder)
     return ModelEntry(
@@ -146,8 +175,16 @@ def _entry(name: str, kind: str, config: dict[str, Any], folder: str = NAME, **a
         phases=phases,
         masked=bool(phases) and kind not in ("pair", "choices") and name not in ("fnet-base", "mamba-130m"),
         **costs_of(NAME).get(name, {}),
-        depth=0 if about.get("whole_layers") else first(_DEPTH),
+        depth=0 if about.get("whole_layers") else _depth(config, folder),
     )
+
+
+def _depth(config: Mapping[str, Any], folder: str) -> int:
+    """The number of layers; 0 if the configuration does not say."""
+    for key in _DEPTH:
+        if key in config:
+            return config_file.whole_number(config, key, folder)
+    return 0
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
@@ -253,7 +290,8 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str
     if kind == "sound":
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if kind == "frames":
-        return {"input_features": random_normal((variant.batch, 80, variant.length), dtype, device)}
+        bins = about["config"].get("num_mel_bins", _MEL_BINS)
+        return {"input_features": random_normal((variant.batch, bins, variant.length), dtype, device)}
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}

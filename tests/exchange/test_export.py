@@ -13,6 +13,7 @@ from farm.errors import UnknownOperator, UsageError
 from farm.exchange.columns import FORMAT, TABLES, as_markdown
 from farm.exchange.export import METADATA, export
 from farm.exchange.filters import parse
+from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER
 from farm.safe_text import cell
 from farm.store import tables
@@ -222,3 +223,18 @@ def test_of_protocols_each_is_told(database, tmp_path):
     filled.fill(database, protocol=Protocol(tf32=True), whole=False)
     exported(database, tmp_path / "x.parquet", "tf32=yes")
     assert set(pq.read_table(tmp_path / "x.parquet").column("tf32").to_pylist()) == {True}
+
+
+def test_large_values_are_divided_into_row_groups_that_an_import_accepts(
+    database, other_database, tmp_path, monkeypatch
+):
+    filled.fill(database)
+    exported(database, tmp_path / "whole")
+    monkeypatch.setattr("farm.exchange.export.MOST_GROUP_BYTES", 3000)
+    exported(database, tmp_path / "divided")
+    whole, divided = (pq.ParquetFile(tmp_path / name / "readings.parquet") for name in ("whole", "divided"))
+    assert whole.metadata.num_row_groups == 1
+    assert 1 < divided.metadata.num_row_groups <= divided.metadata.num_rows
+    assert divided.read() == whole.read()
+    (readings,) = (one for one in import_export(other_database, tmp_path / "divided") if one.table == "readings")
+    assert readings.new == readings.rows == whole.metadata.num_rows
