@@ -44,7 +44,6 @@ from collections.abc import Iterable, Iterator
 
 from farm.safe_text import without_secrets
 
-
 MOST_CHARACTERS = 2000  # of the text of another program's exception
 
 
