@@ -44,6 +44,8 @@ from collections.abc import Iterable, Iterator
 
 from farm.safe_text import without_secrets
 
+MOST_CHARACTERS = 2000  # of the text of another program's exception
+
 
 class FarmError(Exception):
     """Base of all errors that are shown to users, as one message without a traceback."""
@@ -257,7 +259,8 @@ def error_text(error: BaseException) -> str:
 
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
-    text = f"{type(error).__name__}: {(error_text(error).splitlines() or [''])[0]}"
+    first_line = (error_text(error).splitlines() or [""])[0]
+    text = f"{type(error).__name__}: {first_line[:MOST_CHARACTERS]}"
     here = os.path.dirname(os.path.dirname(__file__))
     others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

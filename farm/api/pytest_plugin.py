@@ -125,7 +125,8 @@ class _Session:
     @property
     def judged_nothing(self) -> bool:
         """True if a verdict is required and there is none."""
-        if not self.option.farm_require_verdict or hasattr(self.config, "workerinput"):
+        required = self.option.farm_require_verdict and not self.option.collectonly
+        if not required or hasattr(self.config, "workerinput"):
             return False
         return self.judgement is None or not self.judgement.rows
 

@@ -99,14 +99,14 @@ def run(*arguments, shell="{}", **environment):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_the_program_writes_in_the_encoding_of_its_terminal(encoding):
-    done = run("help", "interval", PYTHONIOENCODING=encoding)
+    done = run("--quiet", "help", "interval", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode(encoding)
     wrong = run("nonsense", PYTHONIOENCODING=encoding)
     assert wrong.stderr.decode("ascii").splitlines()[1].startswith("-> `python -m cli -h`")
 
 
-@pytest.mark.parametrize("arguments", [("help", "interval"), ("run", "-h"), ("models", "--json")])
+@pytest.mark.parametrize("arguments", [("--quiet", "help", "interval"), ("run", "-h"), ("--quiet", "models", "--json")])
 def test_a_stdout_that_cannot_be_written_is_an_error_in_two_lines(arguments):
     for shell, reason in (("{} >&-", "stdout is closed"), ("{} >/dev/full", "No space left on device")):
         done = run(*arguments, shell=shell)
@@ -118,12 +118,12 @@ def test_a_stdout_that_cannot_be_written_is_an_error_in_two_lines(arguments):
 
 def test_closed_streams_and_readers_that_ended_are_harmless(tmp_path):
     for shell in ("{} 2>&-", "{} <&-", "{} <&- 2>&-"):
-        done = run("help", "interval", shell=shell)
+        done = run("--quiet", "help", "interval", shell=shell)
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"interval" in done.stdout
-    done = run("models", shell="{} 2>&1 >&- | cat; exit ${{PIPESTATUS[0]}}")
+    done = run("--quiet", "models", shell="{} 2>&1 >&- | cat; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, b"Traceback" in done.stdout) == (1, False)
-    done = run("models", shell="{} | true")
+    done = run("--quiet", "models", shell="{} | true")
     assert b"Traceback" not in done.stderr
 
 
@@ -143,7 +143,7 @@ def test_a_name_of_5000_characters_is_an_error_in_two_lines(tmp_path):
 
 def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
-    done = run("operators", f"{tmp_path}/noisy.py:net", "--json", FARM_STATE_DIR=str(tmp_path))
+    done = run("--quiet", "operators", f"{tmp_path}/noisy.py:net", "--json", FARM_STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["operators"][0]["operator"] == "linear"
     for noise in (b"an extension", b"the C library", b"the module", b"the first stdout", b"a child"):
