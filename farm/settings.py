@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from farm.errors import SettingsError
@@ -28,6 +28,8 @@ from farm.safe_text import keep_secret
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
+MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
+MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at most 4,096 bytes
 MOST_CONFIG_BYTES = 1 << 20  # of the settings file
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +86,15 @@ class Settings(BaseSettings):
             if isinstance(value := given.get(name), str) and value:
                 keep_secret(value)
         return given
+
+    @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
+    @classmethod
+    def _check_names(cls, path: Path) -> Path:
+        """Refuse a path that no file can have: everything that opens a file in it would fail."""
+        lengths = [len(os.fsencode(part)) for part in path.parts]
+        if max(lengths, default=0) > MOST_NAME_BYTES or sum(lengths) > MOST_PATH_BYTES:
+            raise ValueError(f"a name may have at most {MOST_NAME_BYTES} bytes, and a path {MOST_PATH_BYTES:,}")
+        return path
 
     @classmethod
     def settings_customise_sources(
@@ -189,4 +200,4 @@ def _explained(error: ValueError) -> SettingsError:
 
 def _problem(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
-    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg']}."
+    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg'].removeprefix('Value error, ')}."

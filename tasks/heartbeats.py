@@ -2,7 +2,8 @@
 
 Each worker notes in a file that it is alive, and of which items it has messages. The first one in each period renews
 the leases of all workers with a fresh note. A worker whose leases nobody renewed for longer than a period does it
-alone. So a worker that hangs in its turn stops no other worker's leases, nor does a locked row or a lost file.
+alone. So a worker that hangs in its turn stops no other worker's leases, nor does a locked row or a lost file. A worker
+whose main loop stands still (`tasks.watchdog`) notes and renews nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from farm.jobs import items
 from farm.jobs.cards import process_started
 from farm.settings import Settings
 from farm.store.database import Database
+from tasks.watchdog import PULSE, SILENT_AFTER_S
 
 #: Largest file of notes that is read.
 MOST_BYTES = 16 << 20
@@ -45,7 +47,10 @@ class HostHeartbeat:
         return self.current.state_dir / f"heartbeats-{hashlib.sha256(self.current.database.encode()).hexdigest()[:12]}"
 
     def beat(self, database: Database, item_ids: Collection[int]) -> None:
-        """Renew the leases of this worker, unless another worker does. ``item_ids``: see `items.renew`."""
+        """Renew the leases of this worker, unless another worker does, or its main loop stands still. ``item_ids``: see
+        `items.renew`."""
+        if PULSE.silent_s >= SILENT_AFTER_S:
+            return
         now_s, lease_s, period_s = time.monotonic(), self.current.lease_s, self.current.beat_s
         first, held, renewed = False, dict[str, Any](), set[str]()
         with contextlib.suppress(*_UNUSABLE), self._notes() as notes:

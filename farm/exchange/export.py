@@ -22,6 +22,7 @@ from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, select_readings
+from farm.safe_text import FORMULA, cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,5 +207,21 @@ def _flattened(batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str
         rows = batch.column(name).to_pylist()
         return pa.array([None if row is None else lists[name].join(map(str, row)) for row in rows], pa.string())
 
-    arrays = [joined(name) if name in lists else batch.column(name) for name in schema.names]
+    arrays = []
+    for field in schema:
+        array = joined(field.name) if field.name in lists else batch.column(field.name)
+        are_texts = pa.types.is_string(field.type) and lists.get(field.name) != "x"
+        arrays.append(_without_formulas(array) if are_texts else array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _without_formulas(texts: pa.Array) -> pa.Array:
+    """Texts as cells that a spreadsheet does not execute: they come from models, hosts and imports."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    risky = pyarrow.compute.match_substring_regex(texts, FORMULA)
+    if not pyarrow.compute.any(risky).as_py():
+        return texts
+    cells = [None if text is None else cell(text) for text in texts.to_pylist()]
+    return pa.array(cells, pa.string())

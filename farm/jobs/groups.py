@@ -16,7 +16,7 @@ from sqlmodel import Session, col, or_, select
 
 from farm.jobs import item_state
 from farm.jobs.cards import farm_of, present_state
-from farm.store.database import Database, database_now, lock_with_open_jobs, read_clock_s
+from farm.store.database import Database, database_now, lock_with_open_jobs, long_ago, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
 
 #: The reason that is noted with an item that was put off because its host lacked something (`HostBusy`).
@@ -138,7 +138,7 @@ def end_turn(session: Session, card_id: str) -> None:
 def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
     """Return the ids of items of a farm's jobs that were put off and can now reserve their cards. They need a message.
     With ``card_id``, only items whose leading card is on the host of this card."""
-    lost = col(Item.published_at_s) < database_now() - LOST_AFTER_S
+    lost = long_ago(col(Item.published_at_s), LOST_AFTER_S)
     which = [or_(~item_state.has_message(), lost), Job.farm == farm]
     found: list[int] = []
     taken = set[str]()

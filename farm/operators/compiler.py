@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from farm.devices.shared_files import why_not_own
-from farm.errors import CaptureError, UsageError
+from farm.errors import CaptureError, UsageError, error_text
 from farm.models.building import replaced
 from farm.operators import kernels
 from farm.settings import settings
@@ -158,7 +158,7 @@ class CompiledModel:
                 yield
         except _refusals() as error:
             why = f"torch.compile cannot compile the model: {first_reason(error).removesuffix('.')}."
-            raise CaptureError(f"{why}\n{str(error).strip()[:1500]}", _NEXT_STEP) from error
+            raise CaptureError(f"{why}\n{error_text(error).strip()[:1500]}", _NEXT_STEP) from error
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
 
     @contextlib.contextmanager
@@ -422,7 +422,7 @@ def first_reason(error: BaseException) -> str:
         if cause is None:
             break
         error = cause
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in error_text(error).splitlines() if line.strip()]
     return " ".join([f"{type(error).__name__}:", *lines[:1]])[:400].removesuffix(":")
 
 

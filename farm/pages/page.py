@@ -26,7 +26,7 @@ from sqlmodel import Session, col, func, select
 
 from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
-from farm.operators.roofline import Roofline
+from farm.operators.roofline import Roofline, median_fingerprint
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import SERIES
@@ -288,7 +288,7 @@ def _operators(session: Session) -> tuple[list[Row], int]:
 
 
 def _cards(session: Session) -> list[Row]:
-    """Return one row per card model: its peaks (measured on one card), and its numbers of cards and readings."""
+    """Return one row per card model: its peaks (medians over its cards), and its numbers of cards and readings."""
     counted = sqlalchemy.select(READING.card_model, func.count()).where(READING.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(READING.card_model))}
     card_row = tables.CardRow
@@ -298,7 +298,8 @@ def _cards(session: Session) -> list[Row]:
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}
-        rows.append(row | {name: (first.fingerprint or {}).get(name) for name in _PEAKS})
+        peaks = median_fingerprint(card.fingerprint for card in cards)
+        rows.append(row | {name: peaks.get(name) for name in _PEAKS})
     return rows
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from farm.errors import UnknownOperator, UsageError
 from farm.exchange.columns import FORMAT, TABLES, as_markdown
@@ -14,6 +15,7 @@ from farm.exchange.export import METADATA, export
 from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER
+from farm.safe_text import cell
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
 from tests.report import filled, rows
@@ -123,6 +125,20 @@ def test_other_formats_hold_the_same(database, tmp_path):
     own = json.loads(lines[0])
     assert own["details"] == json.loads(parquet[own["reading_id"]]["details"])
     assert own["time_us"] == parquet[own["reading_id"]]["time_us"]
+
+
+def test_a_text_is_never_a_formula_of_a_spreadsheet_and_numbers_stay_numbers(database, tmp_path):
+    filled.fill(database, model="=cmd|' /C calc'!A0")
+    with database.write() as session:
+        session.execute(update(tables.ReadingRow).values(flags=["+1+1"]))
+    exported(database, tmp_path, form="csv")
+    with (tmp_path / "readings.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {row["card_model"] for row in rows} == {"'=cmd|' /C calc'!A0"}
+    assert {row["flags"] for row in rows} == {"'+1+1"}
+    assert all(float(row["time_us"]) > 0 for row in rows)
+    cells = [value for row in rows for value in row.values()]
+    assert [value for value in cells if cell(value) != value] == []
 
 
 def test_filters_take_what_columns_say(database, tmp_path):
