@@ -133,8 +133,12 @@ def lock_problems(lock_dir: Path | str) -> list[tuple[str, str]]:
                 holder = _foreign_holder(folder, name)
             except FileNotFoundError:
                 continue
-            except OSError as error:
+            except UntrustedPath as error:
                 found.append((f"{error.filename} cannot be a lock: it {error.strerror}", f"Delete {error.filename}."))
+                continue
+            except OSError as error:
+                text = f"the lock {error.filename} cannot be opened: {error.strerror}"
+                found.append((text, "Let its owner or root delete it, or give all users access to it."))
                 continue
             if holder:
                 text = f"{holder} holds the lock {Path(lock_dir, name)}; it is no process of the farm"
