@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farm.api.notebook import table
 from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused, told
 from farm.models.catalog import shape_of, titled_by
+from farm.models.user_code import captured_code
 from farm.types.format import count_of
 from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
@@ -134,8 +133,7 @@ def _extraction(
     from farm.training.extract import Extraction
 
     name = type(model).__name__
-    # Output of the model's code is kept apart from results.
-    with contextlib.redirect_stdout(sys.stderr), refused(f"{name} cannot be captured"):
+    with refused(f"{name} cannot be captured"), captured_code():
         taken = _captured(model, args, dict(kwargs), device_type, grad)
         extraction = Extraction(taken, costs_of(taken), model_flops=0)
     refusal = extraction.refusal(name)

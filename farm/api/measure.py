@@ -12,7 +12,6 @@ import contextlib
 import copy
 import dataclasses
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from farm.jobs import cards, items, jobs
 from farm.jobs.create import Tuples, capture_all_layers, open_job
 from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.jobs.rounds import Closing, close_round
+from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
 from farm.requests.partial_request import DEFAULTS, QUICK, PartialRequest, complete, default_data
 from farm.settings import settings
@@ -276,8 +276,7 @@ def measure_whole(
 
     to = _torch_device(card)
     values = (*captured.args, *captured.kwargs.values())
-    quiet = contextlib.redirect_stdout(sys.stderr)
-    with contextlib.closing(open_device(card)) as device, _torch_state_restored(), quiet:
+    with contextlib.closing(open_device(card)) as device, _torch_state_restored(), user_code():
         bench = Bench(device, to)
         try:
             model = copy.deepcopy(captured.model).to(to)
@@ -338,7 +337,7 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
     if how.data == "seen":
         from farm.operators.observed_values import watch_values
 
-        with contextlib.redirect_stdout(sys.stderr):
+        with captured_code():
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)

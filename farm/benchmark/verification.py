@@ -36,7 +36,7 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
-from farm.errors import CaptureError, FarmError, Unmeasurable
+from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
@@ -92,7 +92,7 @@ def verify(
             try:
                 found = compare(record=record)
             except NotCaptured as error:
-                record, not_captured = None, str(error)  # verify the eager pass instead
+                record, not_captured = None, error_text(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
@@ -232,7 +232,7 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:
-        raise NotCaptured(str(error).split("\n")[0][:300]) from error
+        raise NotCaptured(error_text(error).split("\n")[0][:300]) from error
 
     def replay(kept: HostSteps = steps) -> None:
         """Replay the graph. `kept` owns the memory of the values that the graph reads."""

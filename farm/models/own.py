@@ -29,9 +29,10 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UsageError, did_you_mean, refused
+from farm.errors import SettingsError, UsageError, did_you_mean, error_text, refused
 from farm.models import transformers
 from farm.models.entry import ModelEntry
+from farm.models.user_code import user_code
 from farm.settings import settings
 
 if TYPE_CHECKING:
@@ -53,14 +54,23 @@ _PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is no
 
 def is_location(name: str) -> bool:
     """True for ``my_models.py:net`` and for a folder such as ``models/tiny/``, unless it is a registered name."""
-    return name not in settings().models and (":" in name or ("/" in name and Path(name, "config.json").is_file()))
+    if name in settings().models:
+        return False
+    return ":" in name or ("/" in name and _is_file(Path(name, "config.json")))
+
+
+def _is_file(path: Path) -> bool:
+    """True if a file is there; False for a name that no file can have."""
+    with contextlib.suppress(OSError):
+        return path.is_file()
+    return False
 
 
 def hint(name: str) -> str:
     """How to write the location that a text probably means; "" if it means none."""
     if name.endswith(".py"):
         return f"Name the function that builds the model, too: {name}:net"
-    return f"For the folder of this name, write ./{name}" if Path(name, "config.json").is_file() else ""
+    return f"For the folder of this name, write ./{name}" if _is_file(Path(name, "config.json")) else ""
 
 
 def register(name: str) -> str:
@@ -100,7 +110,7 @@ def register(name: str) -> str:
 
 def _check_file(file: Path) -> None:
     """Raise `UsageError` if there is no such file, or Python cannot import a file of this name."""
-    if not file.is_file():
+    if not _is_file(file):
         raise UsageError(f"There is no file '{file}'.", "Give the path of a Python file: my_models.py:function.")
     if not _MODULE_NAME.fullmatch(file.stem):
         possible = re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)
@@ -121,9 +131,11 @@ def loss(name: str) -> Callable[[Any], Any] | None:
     `SettingsError` if the setting is malformed, or the function could not be imported."""
     target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
     try:
-        return None if target is None else _imported(target)
+        with user_code():
+            return None if target is None else _imported(target)
     except (Exception, SystemExit) as error:
-        problem = f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error_text(error)}"
+        problem = f"The loss of '{name}' could not be imported from '{target}': {reason}"
         raise SettingsError(problem, f"{_PLACE}.") from error
 
 
@@ -131,7 +143,7 @@ def _targets() -> dict[str, str]:
     """The registered functions by name of the model. Folders with a config.json are left out."""
     given, folders = settings().models, transformers.folders()
     for name, folder in folders.items():
-        if not (folder / "config.json").is_file():
+        if not _is_file(folder / "config.json"):
             raise SettingsError(
                 f"The setting 'models' has '{folder}' for '{name}', which is no 'module:function' and no folder with a "
                 "config.json.",
@@ -342,7 +354,7 @@ def built(name: str) -> AsBuilt:
 
     known = _built.get(name)
     function = None
-    with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stdout(sys.stderr):
+    with contextlib.suppress(Exception, SystemExit), user_code():
         function = _imported(_targets()[name])  # `_made` raises its error again
     if known is None or known[0] is not function:
         model, positional, keywords = _made(name)
@@ -451,11 +463,11 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
 
     target = _targets()[name]
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # text that it prints is not output of this program
+        with user_code():
             made = _imported(target)()
     except (Exception, SystemExit) as error:
         built = "its model" if name == target else f"the model '{name}'"
-        message = f"'{target}' could not build {built}: {type(error).__name__}: {error}"
+        message = f"'{target}' could not build {built}: {type(error).__name__}: {error_text(error)}"
         frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_in_folders(one.filename)]
         module, _, function = target.partition(":")
         if frames:

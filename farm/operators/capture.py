@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, told
+from farm.errors import CaptureError, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
 from farm.operators import encoding
@@ -525,7 +525,7 @@ class ForwardRecorder(Recorder):
             table.add_module(module)
             return self.describe(name, "module", args, kwargs, table, parameters, module.training)
         except NotEncodable as error:
-            self._gap(call, str(error))
+            self._gap(call, error_text(error))
             return None
 
     def _close(self, call: _OpenCall, given: DescribedCall, out: Any) -> None:

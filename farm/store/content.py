@@ -314,8 +314,10 @@ def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: 
         model = session.get_one(CardRow, card_id).model
         short = job.request.get("within") or job.request.get("budget_s")
         known = short and before is not None and before.model == model and found.ran_as(job.request)
-        old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not known)
-        return counts(session, capture_id), old
+        # A time in the future is of before the clock was set back.
+        since_s, now_s = job.created_at_s, read_clock_s(session)
+        verified = found.read_at_s is not None and (known or since_s <= found.read_at_s <= now_s)
+        return counts(session, capture_id), not verified
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:

@@ -26,7 +26,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.overrides import wrap_torch_function
 
-from farm.errors import CaptureError, FarmError, told
+from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import is_plain
 from farm.operators import collectives
@@ -87,7 +87,7 @@ def capture_step(
             "Write the step so that its operators do not depend on values. A CUDA graph requires the same.",
         ) from error
     except Exception as error:
-        if "parameters that were not used in producing loss" in str(error):
+        if "parameters that were not used in producing loss" in error_text(error):
             raise CaptureError(
                 "DDP waits for the gradient of each parameter, but the step does not use some of them.",
                 "Give --sharding fsdp, or remove these parameters from the model.",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
 from farm.models.building import replaced
 from farm.models.tensor_kinds import bytes_of, special_tensors
+from farm.models.user_code import captured_code
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
@@ -110,7 +110,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             costs = costs_of(captured)
             # PyTorch's counter cannot count one rank's part.
             return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
-        with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+        with captured_code():
             captured, flops = _extract_forward(variant, device_type, grad=grad)
         return Extraction(captured, costs_of(captured), flops)
 
@@ -167,7 +167,7 @@ def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) ->
 def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
     """Captures the aten operators and the collectives that one rank of a split model runs in a forward pass."""
     there = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
-    with contextlib.redirect_stdout(sys.stderr), fake_group(variant.cards):
+    with captured_code(), fake_group(variant.cards):
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _):
             split(model, variant, "cpu")
@@ -226,7 +226,7 @@ def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
 
 def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
     """`extract_step` with the operators of one device (``on``); the fake tensors are on another (``there``)."""
-    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+    with captured_code():
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())

@@ -135,7 +135,7 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
     control._cancel_interrupted_planning(any_database, "")
     with any_database.write() as session:
         assert session.get_one(Job, job_id).state == "open", "it may only be slow"
-        session.execute(update(Round).values(progress_at_s=Round.progress_at_s - control.PLANNING_PATIENCE_S))
+        session.execute(update(Round).values(planning_at_s=Round.planning_at_s - control.PLANNING_PATIENCE_S))
     control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         assert session.get_one(Job, job_id).state == "cancelled"

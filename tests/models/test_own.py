@@ -266,6 +266,100 @@ def test_an_error_of_the_users_forward_is_shown_with_its_line(here):
         extract(catalog.variant("raises_there.py:net", 2))
 
 
+ENDS = """
+import os, sys, threading
+from torch import nn, ones
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+    __repr__ = __str__
+
+class Stop(BaseException):
+    pass
+
+class Net(nn.Linear):
+    def __init__(self, end):
+        super().__init__(4, 4)
+        self.end = end
+
+    def forward(self, x):
+        self.end()
+        return super().forward(x)
+
+def raises(error):
+    raise error
+
+def swallowed():
+    try:
+        os._exit(0)
+    except Exception:
+        pass
+
+def forked():
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+
+def while_running(end):
+    return lambda: (Net(end), ones(2, 4))
+
+runs_sys_exit = while_running(lambda: sys.exit(0))
+runs_os_exit = while_running(lambda: os._exit(0))
+runs_swallowed = while_running(swallowed)
+runs_mute = while_running(lambda: raises(Mute()))
+runs_stop = while_running(lambda: raises(Stop("here")))
+runs_forked = while_running(forked)
+def makes_sys_exit(): sys.exit(0)
+def makes_os_exit(): os._exit(0)
+def makes_mute(): raise Mute()
+def makes_stop(): raise Stop("here")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "reason"),
+    [
+        ("makes_sys_exit", SettingsError, "SystemExit: 0"),
+        ("makes_os_exit", SettingsError, r"EndsProcess: os._exit\(0\)"),
+        ("makes_mute", SettingsError, r"Mute: \(its text cannot be shown\)"),
+        ("makes_stop", SettingsError, "EndsProcess: Stop: here"),
+        ("runs_sys_exit", CaptureError, "SystemExit: 0"),
+        ("runs_os_exit", CaptureError, r"EndsProcess: os._exit\(0\)"),
+        ("runs_swallowed", CaptureError, r"EndsProcess: os._exit\(0\)"),
+        ("runs_mute", CaptureError, r"Mute: \(its text cannot be shown\)"),
+        ("runs_stop", CaptureError, "Stop: here"),
+    ],
+)
+def test_code_of_the_user_that_would_end_the_process_is_an_error(here, function, error, reason):
+    (here / f"ends_{function}.py").write_text(ENDS)
+    with pytest.raises(error, match=reason) as caught:
+        extract(catalog.variant(own.register(f"ends_{function}.py:{function}"), 2))
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("exits", "import sys; sys.exit(0)"),
+        ("exits_at_once", "import os; os._exit(0)"),
+        ("exits_by_name", "from os import _exit; _exit(0)"),
+    ],
+)
+def test_a_module_that_ends_the_process_is_an_error(here, module, text):
+    (here / f"{module}.py").write_text(text)
+    with pytest.raises(SettingsError, match=rf"'{module}:net' could not build its model: \w+: .*0") as caught:
+        catalog.build(own.register(f"{module}.py:net"))
+    assert caught.value.next_step.endswith(f"{module}.py, line 1: {text}")
+
+
+def test_a_child_process_of_the_users_code_may_end(here):
+    (here / "forks.py").write_text(ENDS)
+    exit_at_once = os._exit
+    assert extract(catalog.variant(own.register("forks.py:runs_forked"), 2)).capture.calls
+    assert os._exit is exit_at_once
+
+
 def test_a_location_that_is_not_complete_is_answered_with_its_form(here):
     (here / "tiny").mkdir()
     (here / "tiny" / "config.json").write_text("{}")
@@ -317,6 +411,15 @@ def test_a_config_that_the_farm_cannot_use_is_refused(here, more, message):
     (here / "odd" / "config.json").write_text(json.dumps({**CONFIG, **more}))
     with pytest.raises(UnsupportedModel, match=message):
         catalog.find(own.register("./odd"))
+
+
+def test_a_name_that_no_file_can_have_is_an_unknown_model(here):
+    name = "a" * 5000
+    for location in (name, f"./{name}", f"{name}/{name}"):
+        with pytest.raises(UnknownModel, match="There is no model named"):
+            catalog.known(location)
+    with pytest.raises(UsageError, match="There is no file"):
+        own.register(f"{name}.py:net")
 
 
 def test_the_name_of_a_hub_suggests_the_catalogs():
