@@ -354,7 +354,7 @@ def built(name: str) -> AsBuilt:
 
     known = _built.get(name)
     function = None
-    with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stdout(sys.stderr):
+    with contextlib.suppress(Exception, SystemExit), user_code():
         function = _imported(_targets()[name])  # `_made` raises its error again
     if known is None or known[0] is not function:
         model, positional, keywords = _made(name)

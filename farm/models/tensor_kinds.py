@@ -44,7 +44,7 @@ def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
     """The kind of a special tensor; None for a plain tensor."""
     if _has_own_operators(type(tensor)):
         return _of_class(tensor)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():  # a recorder must not see these functions
         if tensor.is_nested:
             return _nested()
         if tensor.layout is not torch.strided:

@@ -137,16 +137,18 @@ def _positions(config: Mapping[str, Any], folder: str) -> int:
     """The number of positions of a model's text; 0 if the configuration does not say."""
     for part in (config, config_file.inner(config, "text_config", folder)):
         for key in _POSITIONS:
-            if key in part:
-                return config_file.whole_number(part, key, folder)
+            number = config_file.whole_number(part, key, folder)
+            if number:
+                return number
     return 0
 
 
 def differences(name: str) -> list[str]:
     """A line if the farm measures another class than the config.json of a folder names, or a part of it."""
-    config = json.loads(config_text(name))
-    about = _of_config(config_text(name), str(folders()[name]))
-    named = (config.get("architectures") or [""])[0]
+    folder = str(folders()[name])
+    text = config_text(name)
+    about = _of_config(text, folder)
+    named = config_file.class_named(config_file.read(text, folder), folder)
     measured = f"the encoder of {about['class']}" if about["kind"] == "frames" else about["class"]
     return [] if named == measured else [f"{name}: the config.json names {named}; the farm measures {measured}."]
 
@@ -290,7 +292,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str
     if kind == "sound":
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if kind == "frames":
-        bins = about["config"].get("num_mel_bins", _MEL_BINS)
+        bins = config_file.whole_number(about["config"], "num_mel_bins", about.get("folder", NAME)) or _MEL_BINS
         return {"input_features": random_normal((variant.batch, bins, variant.length), dtype, device)}
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
