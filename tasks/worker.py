@@ -29,9 +29,9 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, inspect_command
 
 from farm.devices.device import Card
-from farm.devices.host import find_card, program_versions
+from farm.devices.host import check_semaphores, find_card, program_versions
 from farm.devices.lock import CardLock
-from farm.errors import DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
+from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
@@ -42,10 +42,9 @@ from farm.store.tables import CardState
 from tasks import logs
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.broker_checks import QUESTION, SUPERVISOR
-from tasks.broker_probe import check_broker_works
 from tasks.heartbeats import HostHeartbeat
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import card_queue, control_messages, follow_up, own_farm, takes_turn
+from tasks.queues import card_queue, control_messages, follow_up, own_farm
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
 from tasks.watchdog import StallWatchdog, guard
@@ -57,7 +56,9 @@ _SUPERVISOR = os.getppid()
 
 def serve_card(card_id: str) -> int:
     """Run the worker of one card until it is stopped; return the exit code. Raises `CardBusy` if another worker on this
-    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings."""
+    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings; `FarmUnavailable` if
+    this host cannot create semaphores."""
+    check_semaphores()
     current = settings()
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
     os.environ[HOLDER_VARIABLE] = holder
@@ -153,28 +154,9 @@ def _watch_control_queue(current: Settings, ended: threading.Event) -> None:
 
 
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
-    from tasks.control import lost_after_s, reconcile_now
+    from tasks.reconciler import Reconciler  # imported here, so that the workers of cards start faster
 
-    database = Database(current.database)
-    steady_since_s = time.monotonic()
-    outage = Outage(log, "Jobs are not repaired, and no message is published again")
-    while not ended.wait(current.reconcile_s):
-        if not takes_turn(current.reconcile_s):
-            continue
-        began_s = time.monotonic()
-        try:
-            may_move = time.monotonic() - steady_since_s > lost_after_s(current)
-            reconcile_now(database, current, own_farm(), may_move=may_move)
-            if outage.lasts:
-                check_broker_works(current)  # a pass that publishes nothing does not show that the broker works
-            outage.over()
-            # With a million open items a pass takes seconds. Passes may use only a part of the database's time.
-            if (pause_s := 4 * (time.monotonic() - began_s)) > current.reconcile_s:
-                takes_turn(pause_s, longer=True)
-        except Exception as error:
-            if isinstance(error, DatabaseUnreachable):
-                steady_since_s = time.monotonic()
-            outage.note(error)
+    Reconciler(current, Database(current.database)).run(ended)
 
 
 def _answering_database(current: Settings) -> Database:

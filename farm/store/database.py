@@ -22,11 +22,12 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, ev
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
-from sqlmodel import Session, SQLModel, and_, case, col, func, select
+from sqlmodel import Session, SQLModel, and_, case, col, func, or_, select
 
+from farm.devices.shared_files import UntrustedPath, check_file, make_private
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
-from farm.settings import make_private, settings
+from farm.settings import settings
 from farm.store import postgresql
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 
@@ -70,6 +71,12 @@ def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
 def read_clock_s(session: Session) -> float:
     """Return the current time of the database's clock. Unit: s since 1970."""
     return float(session.scalars(sqlalchemy.select(database_now())).one())
+
+
+def long_ago(time_s: Any, limit_s: float) -> ColumnElement[bool]:
+    """SQL condition: a stored time is more than ``limit_s`` ago. So is a time that is as far in the future: the clock
+    was set back since it was stored. For actions that do no harm if they are too early."""
+    return or_(time_s < database_now() - limit_s, time_s > database_now() + limit_s)
 
 
 class Database:
@@ -305,6 +312,12 @@ def _sqlite_engine(url: Any) -> Engine:
         raise _unknown_option("SQLite")  # SQLite itself ignores unknown options of a URI
     try:
         make_private(Path(url.database).parent)
+        check_file(Path(url.database))
+    except UntrustedPath as error:
+        raise DatabaseUnreachable(
+            f"The database is not opened: {error.filename} {error.strerror}.",
+            "Set FARM_STATE_DIR or FARM_DATABASE_URL to a folder that other users cannot change.",
+        ) from error
     except OSError as error:
         raise DatabaseUnreachable(
             f"The folder of {url.database} cannot be created: {error}.",
