@@ -13,6 +13,7 @@ import functools
 import logging
 import math
 import operator
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ CHECK_EVERY_S = 60.0
 
 #: In this time after the start, the first pass of a reconciler has been completed. Unit: s.
 FIRST_PASS_S = 15.0
+#: A client that opens a connection has so long for its request: it may be gone without a notice. Unit: s.
+REQUEST_TIMEOUT_S = 30.0
 
 CARD = ("host", "card", "index", "model")
 
@@ -75,13 +78,19 @@ def serve(current: Settings, *, supervisor: int = 0) -> int | None:
     registry = CollectorRegistry()
     registry.register(FarmCollector(current, supervisor))
     try:
-        start_http_server(current.metrics_port, current.metrics_address, registry)
+        server, _ = start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
         # Another control worker of this host may export metrics already; measuring does not need them.
         log.warning("Metrics cannot be served on %s:%s: %s", current.metrics_address, current.metrics_port, error)
         return None
+    server.RequestHandlerClass.timeout = REQUEST_TIMEOUT_S  # type: ignore[attr-defined]
+    server.handle_error = _log_error  # type: ignore[method-assign, assignment]
     log.info("Metrics on http://%s:%s/metrics", current.metrics_address, current.metrics_port)
     return current.metrics_port
+
+
+def _log_error(_request: Any, client: Any) -> None:
+    log.warning("A request for metrics from %s failed: %s", client[0], sys.exception())
 
 
 class FarmCollector(Collector):

@@ -305,6 +305,12 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
         return dict(zip(card_ids, together.execute(), strict=True))
 
 
+def control_messages() -> int:
+    """Return the number of messages that wait for a control worker."""
+    with _publishing(), app.connection_for_read() as connection:
+        return int(connection.default_channel.client.llen(CONTROL_QUEUE))
+
+
 def takes_turn(for_s: float, *, longer: bool = False) -> bool:
     """Reserve a time for this host's reconciler; False if another host has (``longer``: this one) reserved it."""
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:

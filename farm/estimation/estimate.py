@@ -27,6 +27,7 @@ from farm.estimation.readings import (
     select_for_model,
     tuples_of,
 )
+from farm.estimation.routing import routing_note
 from farm.exchange.packaged import packaged_database
 from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.memory import MemoryNeed, memory_need
@@ -306,7 +307,22 @@ def estimate(
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
         share = f"{percent(1 - found.coverage)} of the estimated cost"
         found = replace(found, incomplete_reason=f"{len(found.missing)} of {found.tuples} tuples ({share}) {why}.")
-    return found
+    return _with_routing(found, needed, weight)
+
+
+def _with_routing(found: Estimate, needed: Sequence[NeededTuple], weight: Mapping[str, float]) -> Estimate:
+    """Return the estimate with a note about the routing that it assumes, unless the whole model was measured."""
+    if found.whole_time:
+        return found
+    times_us = dict(weight)
+    for one in needed:
+        if one.operator_id in found.measured:
+            times_us[one.operator_id] = found.measured[one.operator_id][0] * one.all_calls
+    for entry in found.missing:
+        if entry.predicted_us is not None:
+            times_us[entry.operator_id] = entry.predicted_us * entry.calls
+    note = routing_note(needed, times_us)
+    return replace(found, notes=(note, *found.notes)) if note else found
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:

@@ -15,6 +15,7 @@ from farm.estimation.readings import stored_tuples
 from farm.operators.roofline import Roofline
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
+from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
 from farm.types.protocol import Placement, Variant
 from farm.types.tuple import NeededTuple
@@ -231,7 +232,8 @@ class AllLayers:
 def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole. None if
     there is no capture of the complete model, which is made when the job is planned. The cost of a call is its cost in
-    the job's own sum. The gap of the measured layers shows how accurate this sum is."""
+    the job's own sum. Layers whose values nobody has recorded (the routing of experts) cost as much as those of the
+    job. The gap of the measured layers shows how accurate this sum is."""
     from farm.models import catalog
 
     whole = replace(variant, layers=0)
@@ -242,7 +244,10 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
         layers = catalog.find(whole.model).depth
     except FarmError:  # a model of another farm
         return None
-    read = by_key(lambda part: part.operator_id, evidence.parts)
+    plain = {} if evidence.capture_id is None else plain_ids(evidence.session, evidence.capture_id)
+    exact = by_key(lambda part: part.operator_id, evidence.parts)
+    alike = by_key(lambda part: plain.get(part.operator_id, part.operator_id), evidence.parts)
+    read = {**alike, **exact}
     parts = [part for one in wanted for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)]
     # The wholes of the measured layers show at which clocks the card runs the model. Their replays have other calls.
     wholes = [one.without_replay() for one in evidence.wholes]

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 
+import psutil
 import pytest
 import redis
 
@@ -156,3 +157,16 @@ def test_a_chord_that_never_completes_is_forgotten(hurt):
         counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
     assert counted
     assert all(0 < left_s <= app.conf.result_chord_expires for left_s in counted.values())
+
+
+@pytest.mark.slow
+def test_the_broker_stands_still_while_an_item_ends(hurt):
+    """Longer than the deadlines of two tries, so that the message of the item cannot be acknowledged."""
+    job_id = hurt.submit(["slow"] * 4, 2.0)
+    hurt.in_work(job_id)
+    process = psutil.Process(hurt.broker.pid)
+    process.suspend()
+    time.sleep(20)
+    process.resume()
+    assert hurt.settled(job_id) == {"done": 4}
+    assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))

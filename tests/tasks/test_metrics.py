@@ -25,7 +25,7 @@ from farm.types.protocol import Software
 from tasks import metrics, supervisor
 from tasks.metrics import FarmCollector, serve
 from tests import planned
-from tests.farms import ROOT, running
+from tests.farms import ROOT, TIMEOUT_S, running
 
 
 def scrape(port):
@@ -250,6 +250,13 @@ def test_off_or_taken_it_stays_quiet(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = Settings(metrics_port=server.getsockname()[1], database_url=url)
         assert serve(taken) is None
+
+
+def test_a_client_that_sends_no_request_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.2)
+    port = serve(Settings(metrics_port=free_port(), database_url=f"sqlite:///{tmp_path / 'farm.db'}"))
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
+        assert client.recv(1) == b"", "the exporter closes the connection"
 
 
 def test_every_metric_is_documented(any_database, no_broker):
