@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 from sqlalchemy import update
 
 from farm.jobs import cards, listing
