@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 from sqlalchemy import update
 
 from farm.jobs import cards, listing
@@ -87,19 +86,3 @@ def test_a_card_that_is_idle_while_its_items_wait_is_told_so(any_database):
     assert told() == {"SIM-0": "has taken no item for 45 s, though items wait", "SIM-1": ""}
     ago(any_database, 2, started_at_s=True)
     assert told() == {"SIM-0": "", "SIM-1": ""}, "it has just begun one"
-
-
-def test_a_card_that_is_idle_is_told_so_after_the_clock_was_set_back(any_database, clock):
-    register(any_database, 0)
-    plan(any_database, ["SIM-0"])
-    ago(any_database, 0, published_at_s=True)
-    clock.back(3600)
-
-    def silent_s():
-        with any_database.read() as session:
-            card = session.get_one(tables.CardRow, "SIM-0")
-            return cards.silent_times_s(session, [card])["SIM-0"]
-
-    assert silent_s() == pytest.approx(3600, abs=30)
-    ago(any_database, 10, started_at_s=True)
-    assert silent_s() == pytest.approx(10, abs=30), "it has begun an item since the clock was set back"
