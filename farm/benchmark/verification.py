@@ -36,11 +36,11 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
-from farm.errors import CaptureError, FarmError, Unmeasurable
+from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
-from farm.operators.cost import cost
+from farm.operators.cost import costs_of
 from farm.operators.profiler import RANGE, Record, WatchedPass, compare_with_unwatched, is_kernel, mark
 from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
@@ -93,7 +93,7 @@ def verify(
             try:
                 found = compare(record=record)
             except NotCaptured as error:
-                record, not_captured = None, str(error)  # verify the eager pass instead
+                record, not_captured = None, error_text(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
@@ -240,7 +240,7 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:
-        raise NotCaptured(str(error).split("\n")[0][:300]) from error
+        raise NotCaptured(error_text(error).split("\n")[0][:300]) from error
 
     def replay(kept: HostSteps = steps) -> None:
         """Replay the graph. `kept` owns the memory of the values that the graph reads."""
@@ -322,7 +322,7 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
     """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of a step also have
     part and owner), `storages` (size_bytes, role), and the modes during the capture."""
-    costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
+    costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
         "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},

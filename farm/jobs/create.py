@@ -138,7 +138,9 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
     variant ids of the model's other versions."""
     its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
     newest = session.exec(its.limit(1)).first()
-    if newest is None or newest.variant_id not in others:
+    if newest is None:
+        return _other_dtype(session, variant)
+    if newest.variant_id not in others:
         return ""
     device_type = session.get_one(tables.Capture, capture_id).device_type
     now, before = (_calls_by_type(session, str(one), device_type) for one in (variant.id, newest.variant_id))
@@ -148,6 +150,21 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
         return ""  # an older program stored that job without a version: its code is unknown
     changes = ", ".join(told) or "the same number of calls, but other code or sizes"
     return f"{variant.model} changed since job {newest.id}: {changes}"
+
+
+def _other_dtype(session: Session, variant: Variant) -> str:
+    """Describe that earlier jobs measured a user's own model in another dtype; "" if none did."""
+    ids = content.other_dtypes(session, variant)
+    newest = session.exec(
+        select(Job).where(col(Job.variant_id).in_(ids)).order_by(col(Job.created_at_s).desc()).limit(1)
+    ).first()
+    if newest is None:
+        return ""
+    before = session.get_one(tables.ModelVariant, newest.variant_id).dtype
+    return (
+        f"{variant.model} is measured in {variant.dtype}; job {newest.id} measured it in {before}, "
+        "so its readings do not serve"
+    )
 
 
 def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Counter[str]:

@@ -124,7 +124,8 @@ def add_round(
     now = database_now()
     about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
     planned_at_s = now if whole else None
-    row = Round(**about, operators=list(scope), created_at_s=now, progress_at_s=now, planned_at_s=planned_at_s)  # type: ignore[arg-type]
+    times = {"created_at_s": now, "planning_at_s": now, "progress_at_s": now, "planned_at_s": planned_at_s}
+    row = Round(**about, operators=list(scope), **times)  # type: ignore[arg-type]
     session.add(row)
     session.flush()
     operators = _operators(session, job, request, capture_id, operator_ids)
@@ -192,7 +193,9 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
     """Record progress in planning a job's newest round; with ``ended``, the end of the planning."""
-    values = dict.fromkeys(("progress_at_s", "planned_at_s")[: 1 + ended], database_now())
+    values = {"planning_at_s": database_now()}
+    if ended:
+        values["planned_at_s"] = database_now()
     this = (col(Round.job_id) == job.id, col(Round.number) == job.round)
     session.execute(update(Round).where(*this).values(**values))
 

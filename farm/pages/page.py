@@ -24,6 +24,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
+from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.operators.roofline import Roofline
 from farm.pages import charts, check_file
@@ -121,13 +122,10 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it. Raises `UsageError` and leaves no part if that fails."""
-    unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        with replacing_file(path) as file:
+            file.write(text.encode())
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            unfinished.unlink()
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"'{path}' cannot be written: {reason}.", _STEP) from error
 
@@ -216,12 +214,20 @@ def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         index = folder / "index.html"
-        ours = not index.exists() or _OURS in index.read_text(encoding="utf-8", errors="replace")[:4000]
+        ours = not index.exists() or _is_ours(index)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"The folder '{folder}' cannot be written: {reason}.", next_step) from error
     if not ours:
         raise UsageError(f"'{folder}' contains pages that `farm publish` did not write.", "Name a new folder.")
+
+
+def _is_ours(index: Path) -> bool:
+    """True if `farm publish` wrote a page."""
+    if not index.is_file():  # opening a pipe would wait for its writer
+        return False
+    with index.open(encoding="utf-8", errors="replace") as file:
+        return _OURS in file.read(4000)
 
 
 def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage]:

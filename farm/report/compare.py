@@ -629,7 +629,8 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     coverage, then by age: the largest coverage and the newest come last."""
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
-        *(JOB.id.label("job_id"), JOB.title, JOB.variant_id, VERDICT.id, VERDICT.coverage, VERDICT.created_at_s),
+        *(JOB.id.label("job_id"), JOB.title, JOB.variant_id),
+        *(VERDICT.id, VERDICT.round, VERDICT.coverage, VERDICT.created_at_s),
         *(READING[name] for name in ("card_model", "card_id", "software_id", "protocol_id", "method")),
     )
     query = query.where(
@@ -639,7 +640,7 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     )
     rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
     variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
-    newest = {row.job_id: row for row in sorted(rows, key=lambda row: (row.created_at_s, row.id))}
+    newest = {row.job_id: row for row in sorted(rows, key=lambda row: row.round)}
     models = [
         _Model(row.job_id, row.title, _fields(variants[row.variant_id]), row.id)
         for row in sorted(newest.values(), key=lambda row: (row.coverage or 0.0, row.created_at_s, row.id))

@@ -98,8 +98,21 @@ def other_versions(session: Session, variant: Variant) -> Sequence[str]:
     if not variant.version:
         return []
     own = tables.ModelVariant
-    same = [getattr(own, name) == getattr(variant, name) for name in names_of(Variant) if name != "version"]
-    return session.exec(select(own.id).where(*same, own.id != variant.id)).all()
+    return session.exec(select(own.id).where(*_same(variant, "version"), own.id != variant.id)).all()
+
+
+def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
+    """Return the ids of a user's own model in other dtypes, in any version; [] for a model of the catalog."""
+    if not variant.version:
+        return []
+    own = tables.ModelVariant
+    return session.exec(select(own.id).where(*_same(variant, "version", "dtype"), own.dtype != variant.dtype)).all()
+
+
+def _same(variant: Variant, *without: str) -> list[Any]:
+    """The conditions for variants with the same fields, except the fields ``without``."""
+    names = [name for name in names_of(Variant) if name not in without]
+    return [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names]
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
@@ -306,10 +319,13 @@ def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: 
         card = session.get_one(CardRow, card_id)
         short = job.request.get("within") or job.request.get("budget_s")
         known = short and before is not None and before.model == card.model and found.ran_as(job.request)
-        old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not known)
+        # A time in the future is of before the clock was set back.
+        since_s, now_s = job.created_at_s, read_clock_s(session)
+        verified = found.read_at_s is not None and (known or since_s <= found.read_at_s <= now_s)
         if card.kind == "simulated":
-            return counts(session, capture_id), old
-        return _counts_without_values(session, capture_id), old or bool(lacking_values(session, capture_id))
+            return counts(session, capture_id), not verified
+        lacking = lacking_values(session, capture_id)
+        return _counts_without_values(session, capture_id), not verified or bool(lacking)
 
 
 def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:

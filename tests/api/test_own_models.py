@@ -91,8 +91,54 @@ def test_what_cannot_be_captured_is_refused_with_the_reason() -> None:
         farm.capture_model(torch.nn.LazyLinear(3), torch.ones(2, 2))
     with pytest.raises(CaptureError, match="raised"):
         farm.capture_model(torch.nn.Linear(3, 3), torch.ones(2, 2))
-    with pytest.raises(UsageError, match="float64"):
-        farm.capture_model(torch.nn.Linear(3, 3).double(), torch.ones(2, 3).double())
+
+
+class Uncopyable(torch.nn.Linear):
+    """It reads a value, and cannot be copied to run with values."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return super().forward(values) if values.sum().item() else values
+
+    def __deepcopy__(self, memory: Any) -> Any:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+def test_every_error_of_a_capture_is_an_error_of_the_farm() -> None:
+    with pytest.raises(CaptureError, match=r"a copy of the model, which cannot be made: TypeError: cannot pickle"):
+        farm.capture_model(Uncopyable(3, 3), torch.ones(2, 3))
+
+
+def test_a_model_of_another_dtype_is_a_variant_of_it() -> None:
+    doubled = farm.capture_model(torch.nn.Linear(3, 3).double(), torch.ones(2, 3).double())
+    assert doubled.variant.dtype == "float64"
+    complex_ = farm.capture_model(torch.nn.Linear(3, 3).to(torch.complex64), torch.ones(2, 3).to(torch.complex64))
+    assert complex_.variant.dtype == "float32"
+
+
+def test_a_captured_model_is_estimated_and_a_module_needs_its_inputs() -> None:
+    module = Masked().eval()
+    captured = farm.capture_model(module, torch.randn(3, 4))
+    estimate = farm.estimate(captured, card="H200")
+    assert (estimate.variant, estimate.tuples) == (captured.variant, 3)
+    for ask in (
+        lambda: farm.estimate(module, card="H200"),  # type: ignore[arg-type]
+        lambda: farm.step_memory(module),  # type: ignore[arg-type]
+        lambda: farm.measure_model(module, database=None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match="A value of type Masked is neither") as caught:
+            ask()
+        assert "farm.capture_model(module, inputs)" in caught.value.next_step
+
+
+def test_what_needs_values_has_a_cost_wherever_its_tuples_go() -> None:
+    class Selecting(torch.nn.Linear):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return super().forward(values[values[:, 0] > 0])
+
+    captured = farm.capture_model(Selecting(4, 4).eval(), torch.ones(3, 4))
+    assert captured.flops == 2 * 3 * 4 * 4
+    assert len(farm.predict(captured.tuples, card="H200")) == len(captured.tuples)
+    assert farm.estimate(captured, card="H200").tuples == len(captured.tuples)
 
 
 @pytest.mark.usefixtures("simulated")
