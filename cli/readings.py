@@ -63,12 +63,9 @@ def import_(paths: list[Path], origin: str = "", as_json: AsJson = False) -> Non
     """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""
     from farm.exchange.importer import import_export
     from farm.exchange.packaged import export_at
-    from farm.settings import settings
-    from farm.store.database import Database
 
-    database = Database(settings().database)
-    database.upgrade() if database.missing else database.check_schema()
-    imported = [entry for path in paths for entry in import_export(database, export_at(path), origin=origin)]
+    with output.writable_database() as database:
+        imported = [entry for path in paths for entry in import_export(database, export_at(path), origin=origin)]
     if as_json:
         rows = [{"file": str(one.path), "table": one.table, "rows": one.rows, "new": one.new} for one in imported]
         emit_json({"imported": rows})

@@ -75,7 +75,7 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
                 with pyarrow.input_stream(ready, compression="zstd") as stream, unfinished.open("wb") as out:
                     shutil.copyfileobj(stream, out)
             else:
-                database.upgrade()
+                database.create_or_check()
                 for path in files:
                     import_export(database, path)
             with database.engine.connect() as connection:  # one file, without a write-ahead log

@@ -144,13 +144,13 @@ class Database:
     def _readable_schema(self) -> str | None:
         """Return the schema version; None if the database is empty. Raises `SchemaMismatch` if the schema is newer than
         this program or too old, or if another program owns the tables."""
+        with self._explained(), self.engine.connect() as connection:
+            if _is_empty(connection):  # first: another process may create the tables, and their version, at any time
+                return None
         version, known = self.schema_version(), known_schemas()
         if version in known:
             return version
         if version is None:
-            with self._explained(), self.engine.connect() as connection:
-                if not set(inspect(connection).get_table_names()) - {VERSION_TABLE}:
-                    return None
             raise SchemaMismatch(
                 f"The database {self} has tables of another program.",
                 "Set FARM_DATABASE_URL to a database for the farm alone. Nothing was changed.",
@@ -192,25 +192,46 @@ class Database:
                 names = [column.name for column in table.__table__.columns]  # type: ignore[union-attr]
                 session.execute(sqlalchemy.insert(table).from_select(names, none))
 
+    def older_schema(self) -> str | None:
+        """Return the schema version if `upgrade` would migrate the database, else None. Raises as `upgrade`."""
+        version = None if self.missing else self._readable_schema()
+        return None if version == newest_schema() else version
+
+    def create_or_check(self) -> None:
+        """Create the tables if the database is missing or empty; otherwise check its schema.
+
+        Every command and function that stores something begins with this. It migrates nothing: other programs may
+        use the database. Raises `SchemaMismatch` if the schema is older or newer, or another program owns the tables.
+        """
+        if self.missing or self._readable_schema() is None:
+            self._create()
+        self.check_schema()
+
+    def _create(self) -> None:
+        """Create the tables, unless another process has just created them."""
+        self._make_folder()
+        with self._explained(), self._alone() as connection:
+            if _is_empty(connection):
+                _create_tables(connection)
+
     def upgrade(self) -> None:
-        """Create the tables in an empty database, or migrate an older schema to the newest. Raises `SchemaMismatch`,
-        and changes nothing, if the schema is newer or too old, or another program owns the tables."""
-        if self._is_sqlite:
-            make_private(Path(self.url.database).parent)
+        """Create the tables in an empty database, or migrate an older schema to the newest.
+
+        Only `farm db upgrade` and `farm.store.upgrades` may call this. Raises `SchemaMismatch`, and changes nothing,
+        if the schema is newer or too old, or another program owns the tables.
+        """
+        self._make_folder()
         if self._readable_schema() == newest_schema():
             return
-        from alembic import command
-        from alembic.config import Config
-
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
         with self._explained(), self._alone() as connection:
-            config.attributes["connection"] = connection
-            if inspect(connection).has_table(VERSION_TABLE):
-                command.upgrade(config, "head")
+            if _is_empty(connection):
+                _create_tables(connection)
             else:
-                SQLModel.metadata.create_all(connection)
-                command.stamp(config, "head")
+                _migrate(connection)
+
+    def _make_folder(self) -> None:
+        if self._is_sqlite:
+            make_private(Path(self.url.database).parent)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
@@ -240,6 +261,32 @@ class Database:
 
     def __str__(self) -> str:
         return shown_url(self.url.render_as_string())
+
+
+def _is_empty(connection: Connection) -> bool:
+    return not set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+
+
+def _create_tables(connection: Connection) -> None:
+    from alembic import command
+
+    SQLModel.metadata.create_all(connection)
+    command.stamp(_migration_settings(connection), "head")
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+
+    command.upgrade(_migration_settings(connection), "head")
+
+
+def _migration_settings(connection: Connection) -> Any:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    return config
 
 
 def open_database() -> Database:
