@@ -14,6 +14,7 @@
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
+    ├── DamagedPackage             a file of the installation is damaged   exit 1
     ├── Unmeasurable               an item ends with a reason in its row   (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
     │   ├── BrokerUnreachable
@@ -127,6 +128,19 @@ class TupleRejected(FarmError):
 
 class Unreadable(FarmError):
     """A database row has a value that the farm never writes: another program or a disk error changed the row."""
+
+
+class DamagedPackage(FarmError):
+    """A data file of the installed package is damaged or missing."""
+
+    @classmethod
+    def of(cls, path: object, problem: str) -> DamagedPackage:
+        """``problem``: the end of a sentence, such as "cannot be read"."""
+        return cls(
+            f"The file '{path}' of the installed package {problem}.",
+            "Install the package again: `pip install --force-reinstall --no-deps operator-farm`, or `git checkout` the "
+            "file in a clone.",
+        )
 
 
 class Unmeasurable(FarmError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
+from farm.devices.device import sound_fingerprint
 from farm.exchange import columns as declared
 from farm.exchange.columns import Column
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
@@ -127,7 +128,7 @@ class _References:
         self.cards = {row.id: card_values(row) for row in self._all(tables.CardRow)}
         self._peaks = {id_: card["card_fingerprint"] for id_, card in self.cards.items()}
         for card in self.cards.values():
-            card["card_fingerprint"] = json.dumps(card["card_fingerprint"] or {})
+            card["card_fingerprint"] = json.dumps(sound_fingerprint(card["card_fingerprint"]))
         self._subjects: dict[str, dict[str, Any]] = {}
         self._rooflines: dict[tuple[str, str, str | None], Roofline] = {}
         self._kernels = _kernels(session)

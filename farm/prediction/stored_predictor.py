@@ -15,6 +15,7 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farm.errors import UsageError, writing_to
+from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
 from farm.prediction.calibration import Calibration
@@ -32,6 +33,7 @@ from farm.prediction.dataset import Conditions, Dataset, cached_share
 from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import make_private, settings
+from farm.store.package_files import DATA, check_package_files, checksum_of
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
@@ -178,8 +180,9 @@ def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 
 FORMAT = 3
-PACKAGED = Path(__file__).parent.parent / "data" / "predictors"
+PACKAGED = DATA / "predictors"
 MOST_BYTES = 64 << 20  # of one file, and of its unpacked arrays
+_DAMAGED = (zipfile.BadZipFile, zlib.error)
 REFIT = "Fit the predictor again: farm predict fit."
 
 
@@ -199,8 +202,8 @@ def file_name(conditions: Conditions) -> str:
 
 
 def save(stored: StoredPredictor, path: Path) -> None:
-    """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor.
-    Raises `UsageError` if a file cannot be written."""
+    """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor. Its
+    checksum covers both files. Raises `UsageError` if a file cannot be written."""
     beside = path.with_suffix(".json")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
     unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, because `find` searches for *.json
@@ -220,6 +223,7 @@ def save(stored: StoredPredictor, path: Path) -> None:
             make_private(path.parent)
             arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
             np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
+            about["checksum"] = _checksum(about, unfinished)
             beside.unlink(missing_ok=True)
             unfinished.replace(path)
             unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
@@ -227,6 +231,13 @@ def save(stored: StoredPredictor, path: Path) -> None:
     finally:
         unfinished.unlink(missing_ok=True)
         unfinished_json.unlink(missing_ok=True)
+
+
+def _checksum(about: Mapping[str, Any], arrays: Path) -> str:
+    """Return the SHA-256 of a description, without its checksum, and of the file of the arrays."""
+    described = {name: value for name, value in about.items() if name != "checksum"}
+    text = json.dumps(json.loads(json.dumps(described)), sort_keys=True)
+    return hashlib.sha256(f"{text}\n{checksum_of(arrays)}".encode()).hexdigest()
 
 
 def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -237,15 +248,19 @@ def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def load(path: Path) -> StoredPredictor:
-    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not a predictor, or its
-    features have another version."""
+    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not a predictor or
+    damaged, or its features have another version."""
     about = _about(path.with_suffix(".json"))
     version = about.get("features_version")
     if (about.get("format"), version) != (FORMAT, call_features.VERSION):
         what = f"The predictor '{path}' uses version {version} of the features and format {about.get('format')}"
         this = f"this program has version {call_features.VERSION} and format {FORMAT}"
         raise UsageError(f"{what}; {this}.", REFIT)
+    _check_package(path)
     try:
+        # Predictors of earlier versions have no checksum.
+        if "checksum" in about and about["checksum"] != _checksum(about, path):
+            raise ValueError("the file is damaged: it differs from its checksum")
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
                 raise ValueError(f"its arrays are larger than {MOST_BYTES} bytes")
@@ -261,11 +276,20 @@ def load(path: Path) -> StoredPredictor:
             arrays["learnt"],
             path,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_DAMAGED) as error:
         raise UsageError(f"'{path}' is not a predictor: {type(error).__name__}: {error}", REFIT) from error
 
 
+def _check_package(path: Path) -> None:
+    """Raise `UsageError` if a file is damaged that belongs to the package."""
+    try:
+        check_package_files([path])
+    except DamagedPackage as error:
+        raise UsageError(error.message, error.next_step) from error
+
+
 def _about(path: Path) -> dict[str, Any]:
+    _check_package(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"the file is larger than {MOST_BYTES} bytes")
@@ -275,7 +299,7 @@ def _about(path: Path) -> dict[str, Any]:
         return about
     except OSError as error:
         raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
 
 

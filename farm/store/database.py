@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy
 from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, exc, inspect, make_url, text
@@ -78,10 +79,14 @@ class Database:
     """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not answer, is
     read-only or refuses its user, or its file is damaged."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | URL, *, read_only: bool = False) -> None:
+        """``read_only``: of a SQLite file that no program changes: open it without locks and without a log."""
         self.url = make_url_or_explain(url)
         keep_secret(url if isinstance(url, str) else self.url.render_as_string(hide_password=False))
-        self.engine = _engine(self.url)
+        self.engine = _read_only_engine(self.url) if read_only else _engine(self.url)
+        self._restoring = f"Delete the file {self.url.database}: the next command makes it again."
+        if not read_only:
+            self._restoring = "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
         self._is_sqlite = self.url.get_backend_name() == "sqlite"
 
     @contextlib.contextmanager
@@ -123,7 +128,7 @@ class Database:
                 step = "Give the user the rights to read and write all tables, or correct FARM_DATABASE_URL."
             elif "not a database" in said or "malformed" in said:  # SQLite's NOTADB and CORRUPT
                 problem = f"cannot be read: {line}."
-                step = "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
+                step = self._restoring
             else:
                 raise
             raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
@@ -363,6 +368,18 @@ def _engine(url: Any) -> Engine:
         event.listen(engine, "do_connect", _create_private)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _read_only_engine(url: Any) -> Engine:
+    """An engine for a SQLite file that nobody changes."""
+    file = f"file:{quote(url.database)}?immutable=1"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(file, uri=True, check_same_thread=False, isolation_level=None)
+
+    engine = create_engine(url, json_deserializer=_from_json, creator=connect)
+    event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
