@@ -3,8 +3,8 @@
 Existing rows stay. The script adds valid readings of real cards by the current method, without rough ones (except those
 of collectives), from each database, with their jobs, captures and verdicts, without traces. It does not change the
 databases. Adding the same database again changes nothing, so run the script after every measurement. All verdicts are
-computed again from their readings. At the end the script writes the compressed database of all packaged readings, and the
-checksums of all packaged files. Run it without a database after a change of the database's schema, and with
+computed again from their readings. At the end the script writes the compressed database of all packaged readings and
+the checksums of all packaged files. Run it without a database after a change of the database's schema, and with
 ``--verdicts`` after a change of the verdicts' arithmetic.
 """
 
