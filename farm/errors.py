@@ -247,6 +247,15 @@ def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", next_step) from error
 
 
+@contextlib.contextmanager
+def reading_package(path: object) -> Iterator[None]:
+    """A context for reading and decoding a data file of the package. Raises `DamagedPackage` if that fails."""
+    try:
+        yield
+    except Exception as error:
+        raise DamagedPackage.of(path, "cannot be read") from error
+
+
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

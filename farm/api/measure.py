@@ -109,7 +109,7 @@ def measure_tuples(
     Raises:
         TupleRejected: a value is not a valid operator tuple.
         NoSuchCard, UsageError: there is no such card, or it does not support the protocol.
-        SchemaMismatch: the database has another schema.
+        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
         CardBusy: a worker or another command holds the card.
         CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its health check.
         Unmeasurable: a tuple cannot be measured. Readings of earlier tuples remain in the database.
@@ -118,7 +118,7 @@ def measure_tuples(
 
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
     if database is not None:
-        database.create_or_check()
+        database.check_stores()
     chosen = own_card(card)
     how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
     found = []
@@ -169,9 +169,9 @@ def measure_model(
     Raises:
         UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is invalid.
         CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
-        SchemaMismatch: the database has another schema.
+        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
     """
-    database.create_or_check()
+    database.check_stores()
     chosen = own_card(card)
     captured = model if isinstance(model, CapturedModel) else None
     if captured is not None and compile:

@@ -211,9 +211,9 @@ def import_readings(source: str | Path, *, database: Database, origin: str = "")
 
     Raises:
         UsageError: a file is not an export, or damaged; then nothing is written.
-        SchemaMismatch: the database has another schema.
+        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
     """
-    database.create_or_check()
+    database.check_stores()
     return import_export(database, export_at(Path(source)), origin=origin)
 
 

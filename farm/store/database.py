@@ -205,12 +205,18 @@ class Database:
     def create_or_check(self) -> None:
         """Create the tables if the database is missing or empty; otherwise check its schema.
 
-        Every command and function that stores something begins with this. It migrates nothing: other programs may
-        use the database. Raises `SchemaMismatch` if the schema is older or newer, or another program owns the tables.
+        Every command and function that stores something begins with this or `check_stores`. It migrates nothing: other
+        programs may use the database. Raises `SchemaMismatch` if the schema is older or newer, or another program owns
+        the tables.
         """
         if self.missing or self._readable_schema() is None:
             self._create()
         self.check_schema()
+
+    def check_stores(self) -> None:
+        """Check, before something is measured, that it can be stored: `create_or_check`, then `check_writes`."""
+        self.create_or_check()
+        self.check_writes()
 
     def _create(self) -> None:
         """Create the tables, unless another process has just created them."""
@@ -316,6 +322,10 @@ def make_url_or_explain(url: str | URL) -> Any:
         # A part of the password: a connection error would show it as the host.
         if "@" in (parsed.host or "") or ("://" in account and "?" in account and isinstance(url, str)):
             raise ValueError("@ or ? in the password")
+        if parsed.get_backend_name() == "sqlite" and ":" in account.partition("://")[2]:
+            raise ValueError("a server's account in the place of a path")
+        if "%" in (parsed.host or ""):
+            raise ValueError("an encoded : or @ before the host")
     except (exc.ArgumentError, ValueError):
         raise SettingsError(
             "The database URL is malformed.",

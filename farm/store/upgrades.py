@@ -38,12 +38,12 @@ def writable_database(announce_upgrade: Say | None = None) -> Database:
 
     Raises:
         SchemaMismatch: the schema is older or newer, or another program owns the tables.
-        DatabaseUnreachable: the database does not answer, or an upgrade has too little disk space.
+        DatabaseUnreachable: the database does not answer or is read-only, or an upgrade has too little disk space.
     """
     database = Database(settings().database)
     if announce_upgrade is not None and _is_embedded(database):
         _upgrade_embedded(database, announce_upgrade)
-    database.create_or_check()
+    database.check_stores()
     return database
 
 
