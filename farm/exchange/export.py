@@ -21,6 +21,7 @@ from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, select_readings
+from farm.exchange.left_out import LeftOut, left_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,10 +33,11 @@ METADATA = b"operator_farm"  # metadata key that marks a Parquet file as an expo
 
 @dataclass(frozen=True)
 class Exported:
-    """The written files: table -> (file, rows)."""
+    """The written files: table -> (file, rows). ``left_out``: the rows that they do not contain, and why."""
 
     files: Mapping[str, tuple[Path, int]]
     dictionary: Path
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def export(
@@ -77,7 +79,8 @@ def export(
             files[table] = (path, _write(path, form, table, make(session, selection), about))
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
         dictionary.write_text(as_markdown())
-    return Exported(files, dictionary)
+    written = {table: rows for table, (_, rows) in files.items()}
+    return Exported(files, dictionary, left_out(session, filters, written))
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
