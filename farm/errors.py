@@ -236,12 +236,18 @@ def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    line = line_of_user(traceback.extract_tb(error.__traceback__))
+    return f"{text} ({line})" if line else text
+
+
+def line_of_user(frames: traceback.StackSummary) -> str:
+    """Return `/home/a/net.py, line 5: ...`, the innermost line of the user's code; "" if there is none."""
     here = os.path.dirname(os.path.dirname(__file__))
     others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame in reversed(frames):
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
-            return f"{text} ({frame.filename}, line {frame.lineno}: {frame.line})"
-    return text
+            return f"{frame.filename}, line {frame.lineno}: {frame.line}"
+    return ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

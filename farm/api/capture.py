@@ -93,8 +93,10 @@ def capture_model(
     import torch
     from torch import nn
 
+    from farm.operators import self_check
     from farm.operators.capture import capture, predict
     from farm.operators.cost import cost
+    from farm.operators.unseen import NotSeen
     from farm.training.extract import Extraction
 
     if not isinstance(model, nn.Module):
@@ -112,10 +114,14 @@ def capture_model(
     with contextlib.redirect_stdout(sys.stderr):  # keep output of the model's code apart from results
         try:
             taken = predict(model, args, named, **about)
+            taken = self_check.checked(taken, taken.device_type)
+        except NotSeen:
+            raise
         except CaptureError:
             if about["device_type"] == "meta":
                 raise
             taken = capture(copy.deepcopy(model), args, named, **about)
+            taken = self_check.checked_on(there[0].device, taken)
     extraction = Extraction(taken, {id: cost(spec) for id, spec in taken.tuples.items()}, model_flops=0)
     if (refusal := extraction.refusal(type(model).__name__)) is not None:
         raise refusal

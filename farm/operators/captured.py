@@ -98,6 +98,16 @@ class CallTrace:
     operators: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def difference(self, other: CallTrace) -> str:
+        """The first difference of another trace, as "this, not that"; "" if there is none."""
+        if self.operators != other.operators:
+            these, those = ("+".join(trace.operators) or "nothing" for trace in (self, other))
+            return f"runs {these}, not {those}"
+        if self.outputs != other.outputs:
+            these, those = ("; ".join(trace.outputs) or "nothing" for trace in (self, other))
+            return f"returns {these}, not {those}"
+        return ""
+
 
 @dataclass(frozen=True)
 class CapturedPass:
@@ -114,11 +124,12 @@ class CapturedPass:
     tensors: tuple[CapturedTensor, ...]
     gaps: tuple[str, ...] = ()  # messages about aten operators without an owner: where each ran, and the reason
     overlaps: tuple[str, ...] = ()  # the same for aten operators with two owners
+    mismatches: Mapping[str, str] = field(default_factory=dict)  # tuple id -> how it differs from the call that ran
     device_type: str = "cpu"
     grad_enabled: bool = False
     training: bool = False
     operators: Counter[str] = field(default_factory=Counter)  # calls of each aten operator that runs a kernel
-    traces: dict[str, CallTrace] = field(default_factory=dict)  # by tuple id: of its first call; {} for a training step
+    traces: dict[str, CallTrace] = field(default_factory=dict, compare=False)  # by tuple id: of its first call
     slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
     launches: tuple[Launch, ...] = field(default=(), compare=False, repr=False)

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
 from farm.operators.allow_list import LEAF_CLASSES
-from farm.types.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
+from farm.types.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple, canonical_stride
 
 # Kernels choose their vector width by the alignment of the first element; a larger alignment changes nothing.
 _ALIGNMENT_BYTES = 64
@@ -190,6 +190,20 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for entry in tree.values():
             yield from tensors_in(entry)
+
+
+def texts_of_outputs(out: Any) -> tuple[str, ...]:
+    """Shape, stride, dtype and layout of each tensor in an output: what the next operator depends on."""
+    return tuple(map(_text_of_output, tensors_in(out)))
+
+
+def _text_of_output(tensor: torch.Tensor) -> str:
+    shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return f"{shape} {tensor.layout}{' nested' if tensor.is_nested else ''} {dtype}"
+    stride = canonical_stride(shape, tuple(map(int, tensor.stride()))) or "contiguous"
+    bits = (" conjugated" if tensor.is_conj() else "") + (" negated" if tensor.is_neg() else "")
+    return f"{shape} {stride} {dtype}{bits}"
 
 
 def storage_key(tensor: torch.Tensor) -> int:

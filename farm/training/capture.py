@@ -34,6 +34,7 @@ from farm.operators.capture import Recorder, Storages, WatchedFunctions, Watched
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter
 from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
+from farm.operators.unseen import Unseen
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
@@ -55,10 +56,10 @@ def capture_step(
     ``warmed_up``, the first step has already run, and FLOPs are not counted. ``about``: of a `Recorder`; ``around``
     returns the context to enter around each aten operator. Raises `CaptureError` if the step raises an error, or
     changes the model's structure."""
-    flops = None
+    flops, unseen = None, Unseen()
     parameters = {name for name, _ in step.model.named_parameters()}
     try:
-        with torch.autograd.set_multithreading_enabled(False):
+        with unseen.watching(), torch.autograd.set_multithreading_enabled(False):
             if not warmed_up:
                 with flop_counter() as counter:
                     step.run()
@@ -66,6 +67,7 @@ def capture_step(
             step.count_from_one()
             before = _structure(step.model)
             recorder = StepRecorder(step, device_type, **about)
+            recorder.unseen = unseen
             with recorder.watching_step():
                 step.run(recorder.stage)
         after = _structure(step.model)
@@ -144,6 +146,8 @@ class StepRecorder(Recorder):
         self.node, self.first_node = node, self.first_node or node
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.unseen.in_other_thread():
+            return self.module_elsewhere(original, module, args, kwargs)
         if self.open is not None:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
@@ -252,7 +256,7 @@ class StepRecorder(Recorder):
             with self.around(number):
                 out = func(*args, **kwargs)
             self.in_attention = False
-            out = _as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
+            out = as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
             # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
             # A card gets numbers beside a mask, but not for an assignment, as in a split embedding; fakes get both.
@@ -306,6 +310,8 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
+        if out is not None:
+            self.note_trace(spec.id, (name,), out)
         changed = () if kind == "function" else written_tensors(func, args, kwargs)
         self._add(spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
@@ -382,7 +388,7 @@ _WEIGHT_OF = {
 }
 
 
-def _as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
+def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
     """Corrects the dtype or layout of a fake output to match a device; returns real outputs unchanged.
 
     Under autocast the statistics of a normalization have the dtype of its weights; those of a layer norm on a card are

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
 from farm.models.building import replaced
+from farm.operators import self_check
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
+from farm.operators.unseen import NotSeen
 from farm.settings import settings
-from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
+from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
@@ -103,19 +106,22 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept
     if variant.step:
-        step = extract_step(variant, device_type=device_type)
+        step = _checked(extract_step(variant, device_type=device_type), device_type)
         assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
         peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
         return Extraction(step, {id_: cost(spec) for id_, spec in step.tuples.items()}, step.flops, peak_bytes)
     if variant.cards > 1:
-        captured = _extract_split(variant, device_type, grad=grad)
+        captured = _checked(_extract_split(variant, device_type, grad=grad), device_type)
         costs = _costs(captured)
         # PyTorch's counter cannot count one rank's part.
         return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
     with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         try:
-            flops, captured = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
+            flops, predicted = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
+            captured = _checked(predicted, device_type)
+        except NotSeen:
+            raise
         except CaptureError as error:
             if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
                 raise
@@ -128,15 +134,26 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
                 ) from error
             model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
             flops = model_flops(model, inputs, computed=True)
-            captured = capture(model, inputs, grad_enabled=grad)
+            captured = self_check.checked_on(torch.device("cpu"), capture(model, inputs, grad_enabled=grad))
     return Extraction(captured, _costs(captured), flops)
 
 
 def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) -> tuple[int, CapturedPass]:
     """The FLOPs and the operators of a model. If it reads a value of a large mask, masks are computed."""
-    with contextlib.suppress(CaptureError):
+    try:
         return model_flops(model, inputs), predict(model, inputs, **about)
+    except NotSeen:
+        raise
+    except CaptureError:
+        pass
     return model_flops(model, inputs, made=MOST_MASK_BYTES), predict(model, inputs, made=MOST_MASK_BYTES, **about)
+
+
+def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
+    """The capture of a pass on fake tensors with its mismatches."""
+    stands = device_type == "cuda" and captured.device_type == "cpu"
+    device = STANDS_FOR_A_CARD if stands else captured.device_type
+    return self_check.checked(captured, device, corrected=functools.partial(as_computed, on_card=stands))
 
 
 def _costs(captured: CapturedPass) -> dict[str, Cost]:
