@@ -41,12 +41,13 @@ class Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="NAME or NAME,FIELD=VALUE,...")
+    parser.add_argument("--source", default="torchvision", help="without models: the classifiers of this source")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--device-type", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--quiet", action="store_true", help="no line for a model without a mismatch")
     options = parser.parse_args()
     torchvision.torchvision_models()  # exclude imports from the times
-    names = options.models or catalog.names("classification")
+    names = options.models or catalog.names("classification", source=options.source)
     timed = Timed()
     extract(catalog.variant("resnet18", 1))
     timed.check_s, total_s = 0.0, 0.0
