@@ -53,6 +53,12 @@ class CapturedModel:
         return self.extraction.capture.counts
 
     @property
+    def mismatches(self) -> Mapping[str, str]:
+        """Why a tuple is not measured, by tuple id: its operator, called alone, runs something else than in the model.
+        Usually empty."""
+        return self.extraction.capture.mismatches
+
+    @property
     def flops(self) -> int:
         """FLOPs of one pass: 2 per multiply-add of matrix products, convolutions and attention."""
         return self.extraction.flops

@@ -37,7 +37,7 @@ from farm.benchmark.passes import as_launched, build_variant, compiled_pass, num
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
-from farm.operators import profiler
+from farm.operators import profiler, self_check
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import cost
@@ -96,6 +96,7 @@ def verify(
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
+            mismatches = _mismatches(found.capture, predicted or {}, device)
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -107,6 +108,7 @@ def verify(
         launch="graph" if record is not None else "eager",
         not_captured=not_captured,
         tuple_kernels=tuple_kernels,
+        mismatches=mismatches or None,
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
@@ -116,6 +118,16 @@ def verify(
     if variant.compile:
         observed["compiled"] = compiled_pass(subject, device).facts()
     return observed, findings
+
+
+def _mismatches(capture: CapturedPass, predicted: Mapping[str, int], device: torch.device) -> Mapping[str, str]:
+    """How rebuilt operators differ on this device from the calls of the model. A CPU runs what was predicted, so only
+    tuples that were not predicted are checked there."""
+    from farm.training.capture import as_computed
+
+    new = {key: spec for key, spec in capture.tuples.items() if device.type != "cpu" or key not in predicted}
+    checked = dataclasses.replace(capture, tuples=new)
+    return self_check.checked_on(device, checked, corrected=functools.partial(as_computed, on_card=False)).mismatches
 
 
 def _verify_rank(

@@ -27,7 +27,7 @@ from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.content import classes, find_capture, find_readings, software_of_groups, store_protocol
+from farm.store.content import classes, find_capture, find_readings, mismatches, software_of_groups, store_protocol
 from farm.store.database import Database, among, database_now, fetch, fetch_values, locked, read_clock_s
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
@@ -322,8 +322,8 @@ def _operators(
 ) -> list[tuple[Any, str, int]]:
     """Return (operator, protocol id, calls) for each measurement that has no item in the job yet.
 
-    A tuple with two value profiles has two protocols. Each operator is a named tuple of the columns that planning
-    needs, without the spec.
+    A tuple with two value profiles has two protocols. A tuple that is not what the model runs is not measured. Each
+    operator is a named tuple of the columns that planning needs, without the spec.
     """
 
     @functools.cache
@@ -332,7 +332,9 @@ def _operators(
         return store_protocol(session, protocol.with_placement(placement) if placement else protocol)
 
     if capture_id is not None:
-        pairs = classes(session, capture_id, request.protocol.data)
+        unlike = mismatches(session, capture_id)
+        called = classes(session, capture_id, request.protocol.data)
+        pairs = {pair: calls for pair, calls in called.items() if pair[0] not in unlike}
     else:
         pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
     first = dict(reversed(pairs))  # tuple id -> data of its first call

@@ -125,13 +125,14 @@ class Recorder:
             self.unseen.note_thread()
         return original(module, *args, **kwargs)
 
-    def note_trace(self, tuple_id: str, operators: Iterable[str], out: Any) -> None:
+    def note_trace(self, given: DescribedCall, operators: Iterable[str], out: Any) -> None:
         """Records what a call ran and returned. All calls of a tuple must agree, since it has one reading."""
-        trace = CallTrace(tuple(operators), encoding.texts_of_outputs(out))
-        first = self.traces.setdefault(tuple_id, trace)
-        if difference := trace.difference(first):
-            text = f"calls with equal arguments differ in the model: one {difference}"
-            self.mismatches.setdefault(tuple_id, text)
+        outputs, bits = encoding.texts_of_outputs(out), encoding.bits_of_inputs(given.tensors)
+        trace = CallTrace(tuple(operators), outputs, bits, torch.is_inference_mode_enabled())
+        first = self.traces.setdefault(given.spec.id, trace)
+        difference = first.difference(trace, "one call", "another call with equal arguments")
+        if difference:
+            self.mismatches.setdefault(given.spec.id, difference)
 
     def captured_pass(self, **more: Any) -> CapturedPass:
         """Returns the recorded pass. ``more`` gives the fields of `CapturedPass` that this class does not record."""
@@ -534,7 +535,7 @@ class ForwardRecorder(Recorder):
     def _close(self, call: _OpenCall, given: DescribedCall, out: Any, *, repeated: bool = False) -> None:
         spec, stored, index = given.spec, self.storages, len(self.calls)
         if not repeated:
-            self.note_trace(spec.id, call.costly, out)
+            self.note_trace(given, call.costly, out)
         before = len(stored.tensors)
         shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
         behind = {stored.add(tensor, "", one.role): tensor for tensor, _, one in shown}

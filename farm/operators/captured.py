@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +21,7 @@ from farm.types.tuple import OperatorTuple, parse
 if TYPE_CHECKING:
     import torch
 
+MOST_TOLD = 3  # operators or outputs in the text of a difference
 ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activation", "temporary")
 
 
@@ -93,20 +94,45 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """The aten operators of one call that run a kernel, in order, and a description of each output."""
+    """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a description of each output;
+    and the bits of each input that change its values when they are read (conjugated, negated).
+
+    In inference mode PyTorch shows other names for the same operators.
+    """
 
     operators: tuple[str, ...]
     outputs: tuple[str, ...]
+    input_bits: tuple[str, ...] = ()
+    inference: bool = field(default=False, compare=False)
 
-    def difference(self, other: CallTrace) -> str:
-        """The first difference of another trace, as "this, not that"; "" if there is none."""
-        if self.operators != other.operators:
-            these, those = ("+".join(trace.operators) or "nothing" for trace in (self, other))
-            return f"runs {these}, not {those}"
-        if self.outputs != other.outputs:
-            these, those = ("; ".join(trace.outputs) or "nothing" for trace in (self, other))
-            return f"returns {these}, not {those}"
+    def difference(self, other: CallTrace, this: str, that: str) -> str:
+        """The first difference from another trace, in words; "" if there is none. ``this``, ``that``: what has them."""
+        for verb, mine, others in (
+            ("runs", _without_numbers(self.operators), _without_numbers(other.operators)),
+            ("returns", self.outputs, other.outputs),
+            ("reads", self.input_bits, other.input_bits),
+        ):
+            if mine != others:
+                texts = _told_apart(mine, others)
+                return f"{this} {verb} {texts[0]}; {that} {verb} {texts[1]}"
         return ""
+
+
+def _without_numbers(operators: Iterable[str]) -> list[str]:
+    """The operators without those that make a tensor of a number: without a card, fakes cannot tell its device."""
+    return [name for name in operators if name != "aten.scalar_tensor.default"]
+
+
+def _told_apart(these: Sequence[str], those: Sequence[str]) -> tuple[str, str]:
+    """What two sequences have from their first difference on, as texts of a few entries."""
+    same = 0
+    while same < min(len(these), len(those)) and these[same] == those[same]:
+        same += 1
+    texts = []
+    for entries in (these[same:], those[same:]):
+        more = f" and {len(entries) - MOST_TOLD} more" if len(entries) > MOST_TOLD else ""
+        texts.append(", ".join(entries[:MOST_TOLD]) + more or "nothing")
+    return texts[0], texts[1]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import inspect
 import json
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -197,13 +198,24 @@ def texts_of_outputs(out: Any) -> tuple[str, ...]:
     return tuple(map(_text_of_output, tensors_in(out)))
 
 
+def bits_of_inputs(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
+    """The layout bits of each tensor; () if no tensor has any."""
+    bits = tuple(_bits(tensor) or "plain" for tensor in tensors)
+    return bits if any(text != "plain" for text in bits) else ()
+
+
+def _bits(tensor: torch.Tensor) -> str:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return ""
+    return ("conjugated " if tensor.is_conj() else "") + ("negated" if tensor.is_neg() else "")
+
+
 def _text_of_output(tensor: torch.Tensor) -> str:
     shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
     if tensor.layout is not torch.strided or tensor.is_nested:
         return f"{shape} {tensor.layout}{' nested' if tensor.is_nested else ''} {dtype}"
     stride = canonical_stride(shape, tuple(map(int, tensor.stride()))) or "contiguous"
-    bits = (" conjugated" if tensor.is_conj() else "") + (" negated" if tensor.is_neg() else "")
-    return f"{shape} {stride} {dtype}{bits}"
+    return f"{shape} {stride} {dtype} {_bits(tensor)}".strip()
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -239,6 +251,7 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     return any(storage_key(tensor) not in inputs for tensor in outputs)
 
 
+_TORCH = str(Path(torch.__file__).parent)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps the value under the new name.
@@ -338,8 +351,14 @@ def _twin(leaf: Any, parameters: str) -> nn.Module:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """True if the module has hooks or its own ``forward``, so it may compute something else than its class."""
-    return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__
+    """True if the module has hooks or its own ``forward``, or if another package replaced that of its class: it may
+    compute something else than PyTorch's class."""
+    return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__ or _is_replaced(type(module))
+
+
+def _is_replaced(leaf: type[nn.Module]) -> bool:
+    code = getattr(leaf.forward, "__code__", None)
+    return code is not None and not code.co_filename.startswith(_TORCH)
 
 
 def _is_equal(module: nn.Module, twin: nn.Module) -> bool:

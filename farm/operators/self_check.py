@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import FarmError, told
+from farm.errors import FarmError
 from farm.operators.capture import Recorder, WatchedOperators
 from farm.operators.captured import CallTrace, CapturedPass
-from farm.operators.encoding import texts_of_outputs
+from farm.operators.encoding import bits_of_inputs, texts_of_outputs
 from farm.operators.fake_pass import MOST_BYTES, FakeTensors, fake_pass
 from farm.operators.input_values import fill, storage_users, values_for
 from farm.operators.rebuild import Rebuilt, allocate, needed_bytes, rebuild
@@ -37,8 +37,11 @@ ON_A_CARD = frozenset({"kernel", "collective"})
 #: Returns the output of an aten operator as the capture corrects it: operator, arguments, output.
 Corrected = Callable[[Any, Any, Any], Any]
 
-#: (tuple id, device, grad mode) -> the trace of the rebuilt operator; a text says why it did not run.
-_traces: dict[tuple[str, str, bool], CallTrace | str] = {}
+#: Returns what the operator of a tuple runs and returns, when it is rebuilt; None if it does not run.
+Trace = Callable[[OperatorTuple], CallTrace | None]
+
+#: (tuple id, device, grad mode, inference mode) -> the trace on fake tensors. Whichever model has the tuple, it is the same.
+_traces: dict[tuple[str, str, bool, bool], CallTrace | None] = {}
 _MOST_TRACES = 100_000
 
 
@@ -49,60 +52,82 @@ def checked(captured: CapturedPass, device: str, *, corrected: Corrected | None 
         device: that of the fake tensors.
         corrected: only of a training step.
     """
-    found = dict(captured.mismatches)
-    with _default_settings(), torch.set_grad_enabled(captured.grad_enabled), contextlib.ExitStack() as stack:
-        fakes: FakeTensors | None = None
-        for tuple_id, spec in captured.tuples.items():
-            expected = captured.traces.get(tuple_id)
-            if expected is None or tuple_id in found or spec.kind in ON_A_CARD:
-                continue
-            key = (tuple_id, device, captured.grad_enabled)
-            if key not in _traces:
-                if fakes is None:
-                    fakes, *_ = stack.enter_context(fake_pass(nn.Module(), (), None, device))
-                _remember(key, _trace_on_fakes(spec, fakes, corrected))
-            difference = mismatch(expected, _traces[key])
-            if difference:
-                found[tuple_id] = difference
-    return dataclasses.replace(captured, mismatches=found)
+    with contextlib.ExitStack() as stack:
+        fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
+
+        def trace(spec: OperatorTuple) -> CallTrace | None:
+            inference = captured.traces[spec.id].inference
+            key = (spec.id, device, captured.grad_enabled, inference)
+            if key in _traces:
+                return _traces[key]
+            if not fakes:
+                fakes.append(stack.enter_context(fake_pass(nn.Module(), (), None, device))[0])
+            if len(_traces) >= _MOST_TRACES:
+                _traces.clear()
+            with _inference(inference):
+                _traces[key] = _trace_on_fakes(spec, fakes[0], corrected)
+            return _traces[key]
+
+        return _checked(captured, trace)
 
 
-def checked_on(device: torch.device, captured: CapturedPass) -> CapturedPass:
+def checked_on(device: torch.device, captured: CapturedPass, *, corrected: Corrected | None = None) -> CapturedPass:
     """As `checked`, on real tensors of a device: for a capture that ran with values."""
+
+    def trace(spec: OperatorTuple) -> CallTrace | None:
+        with _inference(captured.traces[spec.id].inference):
+            return _trace_on(device, spec, corrected)
+
+    return _checked(captured, trace)
+
+
+def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
     found = dict(captured.mismatches)
     with _default_settings(), torch.set_grad_enabled(captured.grad_enabled):
         for tuple_id, spec in captured.tuples.items():
             expected = captured.traces.get(tuple_id)
             if expected is None or tuple_id in found or spec.kind in ON_A_CARD:
                 continue
-            difference = mismatch(expected, trace_on(spec, device))
+            rebuilt = trace(spec)
+            difference = ""
+            if rebuilt is not None:
+                difference = expected.difference(rebuilt, "the model", "the operator, rebuilt from its tuple,")
             if difference:
                 found[tuple_id] = difference
     return dataclasses.replace(captured, mismatches=found)
 
 
-def mismatch(expected: CallTrace, trace: CallTrace | str) -> str:
-    """Says how a rebuilt operator differs from the call in the model; "" if it does not."""
-    if isinstance(trace, str):
-        return f"the operator, rebuilt from its tuple, does not run: {trace}"
-    difference = expected.difference(trace)
-    return f"the model's call {difference} as the operator, rebuilt from its tuple" if difference else ""
+def _inference(inference: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.inference_mode() if inference else contextlib.nullcontext()  # the mode False enables gradients
 
 
-def trace_on(spec: OperatorTuple, device: torch.device) -> CallTrace | str:
-    """The trace of the rebuilt operator on real tensors; a text says why it did not run."""
+def _trace_on_fakes(spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None) -> CallTrace | None:
     try:
-        return traced(rebuild(spec, device))
-    except FarmError as error:
-        return error.message
-    except Exception as error:
-        return told(error)
+        return _traced(Rebuilt(spec, fakes.device, _storages(spec, fakes)), fakes, corrected)
+    except FarmError:
+        return None
+    except Exception:  # it may need values
+        if needed_bytes(spec) > MOST_REAL_BYTES:
+            return None
+    with _disable_current_modes():
+        return _trace_on(torch.device("cpu"), spec, corrected)
 
 
-def traced(rebuilt: Rebuilt, fakes: FakeTensors | None = None, corrected: Corrected | None = None) -> CallTrace:
+def _trace_on(device: torch.device, spec: OperatorTuple, corrected: Corrected | None) -> CallTrace | None:
+    try:
+        return _traced(rebuild(spec, device), None, corrected)
+    except Exception:  # its measurement reports the error
+        return None
+
+
+def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | None) -> CallTrace:
     """Runs a rebuilt operator once, in the caller's grad mode, and returns what the dispatcher saw."""
-    costly: list[str] = []
+    if rebuilt.spec.kind == "aten":
+        out = rebuilt.run()
+        out = out if corrected is None else corrected(rebuilt.target, rebuilt.arguments, out)
+        return CallTrace((rebuilt.spec.operator,), texts_of_outputs(out), bits_of_inputs(rebuilt.tensors))
     recorder = Recorder(nn.Module(), rebuilt.device.type, fakes=fakes)
+    costly: list[str] = []
 
     def call(func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
@@ -110,32 +135,9 @@ def traced(rebuilt: Rebuilt, fakes: FakeTensors | None = None, corrected: Correc
             costly.append(str(func))
         return out
 
-    if rebuilt.spec.kind == "aten":
-        out = rebuilt.run()
-        if corrected is not None:
-            out = corrected(rebuilt.target, rebuilt.arguments, out)
-        return CallTrace((rebuilt.spec.operator,), texts_of_outputs(out))
     with WatchedOperators(call):
         out = rebuilt.run()
-    return CallTrace(tuple(costly), texts_of_outputs(out))
-
-
-def _remember(key: tuple[str, str, bool], trace: CallTrace | str) -> None:
-    if len(_traces) >= _MOST_TRACES:
-        _traces.clear()
-    _traces[key] = trace
-
-
-def _trace_on_fakes(spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None) -> CallTrace | str:
-    try:
-        return traced(Rebuilt(spec, fakes.device, _storages(spec, fakes)), fakes, corrected)
-    except FarmError as error:
-        return error.message
-    except Exception as error:
-        if needed_bytes(spec) > MOST_REAL_BYTES:
-            return told(error)
-    with _disable_current_modes():  # it needs values
-        return trace_on(spec, torch.device("cpu"))
+    return CallTrace(tuple(costly), texts_of_outputs(out), bits_of_inputs(rebuilt.tensors))
 
 
 def _storages(spec: OperatorTuple, fakes: FakeTensors) -> list[torch.Tensor]:

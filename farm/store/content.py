@@ -170,7 +170,14 @@ def store_extraction(session: Session, variant: Variant, extraction: Extraction,
     store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
     costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
     store_variant(session, variant, **costs)
+    if taken.mismatches:
+        capture.verification = Verification(mismatches=taken.mismatches).to_json()
     return store_capture(session, taken.calls, capture)
+
+
+def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
+    """Return tuple id -> why its reading would not be that of the model's calls, for the tuples of a capture."""
+    return Verification.from_json(session.get_one(tables.Capture, capture_id).verification).mismatches or {}
 
 
 def reading_row(reading: Reading) -> dict[str, Any]:
@@ -319,7 +326,9 @@ def store_observed(
     ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None."""
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
-        verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
+        known = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
+        noted = {"card": card_id, "read_at_s": read_clock_s(session), "mismatches": known}
+        verification = dataclasses.replace(_labelled(session, found), **noted)
         predicted.verification = verification.to_json()
         if observed is None:
             return None

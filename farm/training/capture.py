@@ -306,14 +306,14 @@ class StepRecorder(Recorder):
         roles = {one: "" if place is None else stored.tensors[place].role for one, place in places.items()}
         table = TensorTable({one: role_in_tuple(role) for one, role in roles.items()})
         try:
-            spec = self.describe(name, kind, args, kwargs, table).spec
+            described = self.describe(name, kind, args, kwargs, table)
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
         if out is not None:
-            self.note_trace(spec.id, (name,), out)
+            self.note_trace(described, (name,), out)
         changed = () if kind == "function" else written_tensors(func, args, kwargs)
-        self._add(spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
+        self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(
         self,

@@ -33,6 +33,7 @@ from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.label import label_of
 from farm.types.protocol import Variant
 
+MEASURABLE_ALONE = "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
 MOST_PLACES = 3  # places listed per reason
 MOST_MASK_BYTES = 2**28  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
@@ -65,6 +66,11 @@ class Extraction:
             if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
                 step = "Remove torch.autocast from the model, and choose one dtype for all of it: --dtype bfloat16."
             return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
+        mismatches = self.capture.mismatches
+        if mismatches and mismatches.keys() >= self.capture.tuples.keys():
+            reasons = "; ".join(dict.fromkeys(mismatches.values()))
+            text = f"No operator of {name} can be measured alone as the model runs it: {reasons}."
+            return CaptureError(text, MEASURABLE_ALONE)
         if not self.capture.calls:
             text = f"{name} has no operators to measure: no call on its example input computes or copies data."
             return CaptureError(text, "Give an example input that the model computes with.")

@@ -504,6 +504,7 @@ class Verification(_Stored):
     observer_effect: tuple[str, ...] | None = None  # differences of the observed from the unobserved pass, in words
     missing: Mapping[str, int] | None = None  # tuple id -> predicted calls that did not occur
     unexpected: Mapping[str, int] | None = None  # tuple id -> calls that were not predicted
+    mismatches: Mapping[str, str] | None = None  # tuple id -> how its rebuilt operator differs from the model's call
     gaps: tuple[str, ...] | None = None  # in the observed capture, in words
     overlaps: tuple[str, ...] | None = None
     unobserved_kernels: int | None = None  # number of kernels launched in the unobserved pass
