@@ -143,6 +143,7 @@ class Unmeasurable(FarmError):
         "rejected",  # the worker did not accept the tuple
         "not_capturable",  # it cannot be recorded as a CUDA graph
         "not_available",  # the card does not support the protocol
+        "not_positive",  # the measured time is zero or negative
         "attempts_exhausted",  # every attempt ended without a result
         "card_left",  # its card was gone, and the job had no other open items
     )

@@ -195,7 +195,9 @@ def reading_row(reading: Reading) -> dict[str, Any]:
 def add_reading(
     session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str
 ) -> tables.ReadingRow:
-    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_* and *_id."""
+    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_* and *_id. Raises
+    `Unmeasurable` if its time is not positive."""
+    reading = reading.plausible()
     row = tables.ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,

@@ -268,7 +268,7 @@ class StepRecorder(Recorder):
             if func is _ATTENTION:
                 self._record(func, args, kwargs, out)
             elif within := collectives.inside(func, args, kwargs, out):
-                self._record(*within, None)
+                self._record(*within, None, returned=False)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
             elif not counter and user not in ("__setitem__", "Embedding") and costs(func, args, kwargs, out):
@@ -293,7 +293,7 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True) -> None:
         kind = "function" if func is _ATTENTION else "aten"
         name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
         found = self._part()
@@ -310,7 +310,7 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        if out is not None:
+        if returned:
             self.note_trace(described, (name,), out)
         changed = () if kind == "function" else written_tensors(func, args, kwargs)
         self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
