@@ -412,6 +412,12 @@ class ForwardRecorder(Recorder):
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.open_calls:
             return func(*args, **kwargs)
+        if func is torch._nested_tensor_from_mask:
+            raise NotSeen(
+                f"The module '{self.path}' makes a nested tensor of its input, because it gets a padding mask. An "
+                "operator tuple cannot describe nested tensors.",
+                "Build nn.TransformerEncoder with enable_nested_tensor=False.",
+            )
         name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(inspect.unwrap(func))  # if it is replaced
         run = functools.partial(self.placed, func, args, kwargs)
         called = name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
