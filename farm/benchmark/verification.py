@@ -95,8 +95,8 @@ def verify(
                 record, not_captured = None, str(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
+            found = _checked(found, predicted or {}, device)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
-            mismatches = _mismatches(found.capture, predicted or {}, device)
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -108,7 +108,7 @@ def verify(
         launch="graph" if record is not None else "eager",
         not_captured=not_captured,
         tuple_kernels=tuple_kernels,
-        mismatches=mismatches or None,
+        mismatches=found.capture.mismatches or None,
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
@@ -120,14 +120,15 @@ def verify(
     return observed, findings
 
 
-def _mismatches(capture: CapturedPass, predicted: Mapping[str, int], device: torch.device) -> Mapping[str, str]:
-    """How rebuilt operators differ on this device from the calls of the model. A CPU runs what was predicted, so only
-    tuples that were not predicted are checked there."""
+def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
+    """Check the captured tuples on this device. A CPU runs what was predicted, so only others are checked there."""
     from farm.training.capture import as_computed
 
-    new = {key: spec for key, spec in capture.tuples.items() if device.type != "cpu" or key not in predicted}
-    checked = dataclasses.replace(capture, tuples=new)
-    return self_check.checked_on(device, checked, corrected=functools.partial(as_computed, on_card=False)).mismatches
+    corrected = functools.partial(as_computed, on_card=False)
+    known = predicted if device.type == "cpu" else ()
+    check = functools.partial(self_check.checked_on, device, corrected=corrected, known=known)
+    eager = found.eager and dataclasses.replace(found.eager, capture=check(found.eager.capture))
+    return dataclasses.replace(found, capture=check(found.capture), eager=eager)
 
 
 def _verify_rank(

@@ -124,10 +124,10 @@ def stored_tuples(
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows, unlike = fetch_values(session, [OPERATOR[name] for name in columns], calls), mismatches(session, stored)
     found = []
-    for id_, number in calls.items():
-        row = rows[id_]
-        about = row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec, row.output_shapes
-        found.append(NeededTuple(id_, *about, mismatch=unlike.get(id_, "")))
+    for id_, of_data in calls.items():
+        row, mismatch = rows[id_], unlike.get(id_, "")
+        about = row.short_name, row.label, row.flops, row.bytes_moved, of_data, row.spec, row.output_shapes
+        found.append(NeededTuple(id_, *about, mismatch=mismatch))
     return found
 
 

@@ -128,7 +128,8 @@ class Recorder:
     def note_trace(self, given: DescribedCall, operators: Iterable[str], out: Any) -> None:
         """Records what a call ran and returned. All calls of a tuple must agree, since it has one reading."""
         outputs, bits = encoding.texts_of_outputs(out), encoding.bits_of_inputs(given.tensors)
-        trace = CallTrace(tuple(operators), outputs, bits, torch.is_inference_mode_enabled())
+        inference, trained = torch.is_inference_mode_enabled(), encoding.are_trained(given.tensors)
+        trace = CallTrace(tuple(operators), outputs, bits, inference, trained)
         first = self.traces.setdefault(given.spec.id, trace)
         difference = first.difference(trace, "one call", "another call with equal arguments")
         if difference:
@@ -325,9 +326,12 @@ def _captured(
 ) -> CapturedPass:
     _refuse_opaque(model)
     try:
-        with recorder.unseen.watching(), torch.set_grad_enabled(grad_enabled):
-            with WatchedOperators(recorder.call_aten), recorder.watching_calls():
-                model(*args, **(kwargs or {}))
+        operators = WatchedOperators(recorder.call_aten)
+        modes = recorder.unseen.watching(), torch.set_grad_enabled(grad_enabled), operators, recorder.watching_calls()
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            model(*args, **(kwargs or {}))
     except CaptureError:
         raise
     except (Exception, SystemExit) as error:
@@ -336,9 +340,7 @@ def _captured(
             f"The model raised{where}: {told(error)}",
             "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
-    return recorder.captured_pass(
-        grad_enabled=grad_enabled, training=model.training, operators=recorder.operators
-    )
+    return recorder.captured_pass(grad_enabled=grad_enabled, training=model.training, operators=recorder.operators)
 
 
 def _refuse_opaque(model: nn.Module) -> None:

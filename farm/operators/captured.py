@@ -94,8 +94,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a description of each output;
-    and the bits of each input that change its values when they are read (conjugated, negated).
+    """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a description of each
+    output; and the bits of each input that change its values when they are read (conjugated, negated).
 
     In inference mode PyTorch shows other names for the same operators.
     """
@@ -104,6 +104,7 @@ class CallTrace:
     outputs: tuple[str, ...]
     input_bits: tuple[str, ...] = ()
     inference: bool = field(default=False, compare=False)
+    trained: tuple[bool, ...] = field(default=(), compare=False)  # of each input: a trained parameter, or a view of one
 
     def difference(self, other: CallTrace, this: str, that: str) -> str:
         """The first difference from another trace, in words; "" if there is none. ``this``, ``that``: what has them."""

@@ -204,6 +204,17 @@ def bits_of_inputs(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
     return bits if any(text != "plain" for text in bits) else ()
 
 
+def are_trained(tensors: Iterable[torch.Tensor]) -> tuple[bool, ...]:
+    """For each tensor, whether it is a parameter that requires gradients, or a view of one. Such a view requires them
+    also under ``no_grad``, and PyTorch chooses by it how it multiplies."""
+    return tuple(map(_is_trained, tensors))
+
+
+def _is_trained(tensor: torch.Tensor) -> bool:
+    base = tensor if tensor._base is None else tensor._base
+    return tensor.requires_grad and base.is_leaf
+
+
 def _bits(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -37,16 +37,17 @@ ON_A_CARD = frozenset({"kernel", "collective"})
 #: Returns the output of an aten operator as the capture corrects it: operator, arguments, output.
 Corrected = Callable[[Any, Any, Any], Any]
 
-#: Returns what the operator of a tuple runs and returns, when it is rebuilt; None if it does not run.
-Trace = Callable[[OperatorTuple], CallTrace | None]
+#: Returns what the operator of a tuple runs and returns, when it is rebuilt, in inference mode or not; None if it does
+#: not run, or was checked before.
+Trace = Callable[[OperatorTuple, bool], CallTrace | None]
 
-#: (tuple id, device, grad mode, inference mode) -> the trace on fake tensors. Whichever model has the tuple, it is the same.
+#: (tuple id, device, grad mode, inference mode) -> the trace on fake tensors, which does not depend on the model.
 _traces: dict[tuple[str, str, bool, bool], CallTrace | None] = {}
 _MOST_TRACES = 100_000
 
 
 def checked(captured: CapturedPass, device: str, *, corrected: Corrected | None = None) -> CapturedPass:
-    """Returns a capture of fake tensors with its mismatches.
+    """Returns a capture of fake tensors with its mismatches, and with tuples that describe more calls.
 
     Args:
         device: that of the fake tensors.
@@ -55,8 +56,7 @@ def checked(captured: CapturedPass, device: str, *, corrected: Corrected | None 
     with contextlib.ExitStack() as stack:
         fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
 
-        def trace(spec: OperatorTuple) -> CallTrace | None:
-            inference = captured.traces[spec.id].inference
+        def trace(spec: OperatorTuple, inference: bool) -> CallTrace | None:
             key = (spec.id, device, captured.grad_enabled, inference)
             if key in _traces:
                 return _traces[key]
@@ -71,30 +71,68 @@ def checked(captured: CapturedPass, device: str, *, corrected: Corrected | None 
         return _checked(captured, trace)
 
 
-def checked_on(device: torch.device, captured: CapturedPass, *, corrected: Corrected | None = None) -> CapturedPass:
-    """As `checked`, on real tensors of a device: for a capture that ran with values."""
+def checked_on(
+    device: torch.device,
+    captured: CapturedPass,
+    *,
+    corrected: Corrected | None = None,
+    known: Container[str] = (),
+) -> CapturedPass:
+    """As `checked`, on real tensors of a device: for a capture that ran with values. ``known``: the ids of tuples that
+    were checked before."""
 
-    def trace(spec: OperatorTuple) -> CallTrace | None:
-        with _inference(captured.traces[spec.id].inference):
+    def trace(spec: OperatorTuple, inference: bool) -> CallTrace | None:
+        if spec.id in known:
+            return None
+        with _inference(inference):
             return _trace_on(device, spec, corrected)
 
     return _checked(captured, trace)
 
 
 def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
-    found = dict(captured.mismatches)
+    found, better = dict(captured.mismatches), dict[str, OperatorTuple]()
     with _default_settings(), torch.set_grad_enabled(captured.grad_enabled):
         for tuple_id, spec in captured.tuples.items():
             expected = captured.traces.get(tuple_id)
             if expected is None or tuple_id in found or spec.kind in ON_A_CARD:
                 continue
-            rebuilt = trace(spec)
-            difference = ""
-            if rebuilt is not None:
-                difference = expected.difference(rebuilt, "the model", "the operator, rebuilt from its tuple,")
-            if difference:
+            difference = _difference(expected, trace(spec, expected.inference))
+            if not difference:
+                continue
+            other = _with_roles(spec, expected.trained)
+            if other.id != tuple_id and not _difference(expected, trace(other, expected.inference)):
+                better[tuple_id] = other
+            else:
                 found[tuple_id] = difference
-    return dataclasses.replace(captured, mismatches=found)
+    return _with_tuples(captured, found, better)
+
+
+def _difference(expected: CallTrace, trace: CallTrace | None) -> str:
+    if trace is None:
+        return ""
+    return expected.difference(trace, "the model", "the operator, rebuilt from its tuple,")
+
+
+def _with_roles(spec: OperatorTuple, trained: tuple[bool, ...]) -> OperatorTuple:
+    """The tuple of a function with a role for each tensor that tells whether it requires gradients: a view of a
+    parameter is a parameter, and a frozen parameter is a buffer."""
+    if spec.kind != "function":
+        return spec
+    tensors = []
+    for tensor, is_trained in zip(spec.tensors, trained, strict=True):
+        role = "parameter" if is_trained else "buffer" if tensor.role == "parameter" else tensor.role
+        tensors.append(dataclasses.replace(tensor, role=role))
+    return dataclasses.replace(spec, tensors=tuple(tensors))
+
+
+def _with_tuples(captured: CapturedPass, found: dict[str, str], better: dict[str, OperatorTuple]) -> CapturedPass:
+    """The capture with its mismatches, and with better tuples in place of some."""
+    ids = {tuple_id: spec.id for tuple_id, spec in better.items()}
+    tuples = {ids.get(tuple_id, tuple_id): better.get(tuple_id, spec) for tuple_id, spec in captured.tuples.items()}
+    traces = {ids.get(tuple_id, tuple_id): trace for tuple_id, trace in captured.traces.items()}
+    calls = tuple(dataclasses.replace(call, tuple_id=ids.get(call.tuple_id, call.tuple_id)) for call in captured.calls)
+    return dataclasses.replace(captured, tuples=tuples, traces=traces, calls=calls, mismatches=found)
 
 
 def _inference(inference: bool) -> contextlib.AbstractContextManager[Any]:
@@ -143,13 +181,13 @@ def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | 
 def _storages(spec: OperatorTuple, fakes: FakeTensors) -> list[torch.Tensor]:
     """The storages of a tuple: small integers are real and have values, all others are fake."""
     storages = allocate(spec, fakes.device, fakes.fresh)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(fakes.device).manual_seed(0)
     for number, (index, *_) in storage_users(spec).items():
         tensor = spec.tensors[index]
         if _has_values(tensor) and storages[number].untyped_storage().nbytes() <= MOST_BYTES:
             fake = storages[number]
             with _disable_current_modes():
-                real = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+                real = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fakes.device)
                 fill(real, tensor, values_for(spec, index, frozenset()), generator)
             fakes.put_on_card(real)
             storages[number] = real

@@ -79,8 +79,9 @@ class Unseen:
     def note_thread(self) -> None:
         """Notes that the model runs in this thread."""
         if self.active and self.refusal is None:
+            place = _place(traceback.extract_stack())
             self.refusal = NotSeen(
-                f"The model calls operators in another thread{_place(traceback.extract_stack())}. A capture sees only those of the thread that "
+                f"The model calls operators in another thread{place}. A capture sees only those of the thread that "
                 "calls the model.",
                 "Call them one after the other, in the thread that calls the model.",
             )
@@ -173,9 +174,10 @@ class Unseen:
                 return original(callback)
             compiles = callback not in (None, False) and original(callback) is not None
             if compiles and self.refusal is None and not torch._dynamo.config.disable:
+                place = _place(_frames_of_model())
                 self.refusal = NotSeen(
-                    f"The model calls a function that torch.compile compiled{_place(_frames_of_model())}. Its operators "
-                    "are not those that run: the compiler replaces them by its own kernels.",
+                    f"The model calls a function that torch.compile compiled{place}. Its operators are not those that "
+                    "run: the compiler replaces them by its own kernels.",
                     NOT_COMPILED,
                 )
             return None

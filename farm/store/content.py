@@ -328,9 +328,10 @@ def store_observed(
     ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None."""
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
-        known = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
-        noted = {"card": card_id, "read_at_s": read_clock_s(session), "mismatches": known}
-        verification = dataclasses.replace(_labelled(session, found), **noted)
+        unlike = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
+        verification = dataclasses.replace(
+            _labelled(session, found), card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
+        )
         predicted.verification = verification.to_json()
         if observed is None:
             return None

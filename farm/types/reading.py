@@ -381,7 +381,9 @@ class Reading:
         if _is_not_positive(eager_us):
             found = found.noting(eager_time_us=None, eager_time_missing=why)
         if _is_not_positive(self.power_w, self.energy_mj):
-            absent = dict.fromkeys(("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj"))
+            absent: dict[str, Any] = dict.fromkeys(
+                ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
+            )
             found = dataclasses.replace(found, **absent).flagged("no_energy")
         return found
 

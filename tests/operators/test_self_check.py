@@ -57,18 +57,11 @@ def with_another_default_dtype(model, values):
     return values + made
 
 
-def with_frozen_weight(model, values):
-    """PyTorch folds the batch into one product only if the weight is trained."""
-    model.weight.requires_grad_(False)
-    return values.transpose(1, 2).contiguous().transpose(1, 2) @ model.weight
-
-
 @pytest.mark.parametrize(
     ("function", "name", "text"),
     [
         (with_math_attention, "scaled_dot_product_attention", "the model runs aten.mul.Scalar"),
         (with_another_default_dtype, "zeros", "the model returns (4, 8) contiguous torch.float64; the operator"),
-        (with_frozen_weight, "matmul", "the model runs aten.bmm.default; the operator, rebuilt from its tuple, runs"),
     ],
 )
 def test_a_setting_that_a_tuple_does_not_contain_is_noticed(function, name, text):
@@ -85,6 +78,39 @@ def test_a_setting_of_the_users_program_is_noticed_although_the_check_runs_in_it
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
     assert list(found) == ["TransformerEncoderLayer"]
+
+
+def columns(values):
+    """Values whose batch cannot become rows of one product without a copy. PyTorch copies them if a weight is trained;
+    otherwise it multiplies in batches."""
+    return values.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("trained", "view", "role", "runs"),
+    [
+        (True, lambda weight: weight, "parameter", ("aten.clone.default", "aten.mm.default")),
+        (True, lambda weight: weight.mT, "parameter", ("aten.clone.default", "aten.mm.default")),
+        (False, lambda weight: weight, "buffer", ("aten.bmm.default",)),
+    ],
+)
+def test_a_product_is_the_same_alone_whether_its_weight_is_trained_or_not(trained, view, role, runs):
+    model = Model(lambda model, values: columns(values) @ view(model.weight)).eval()
+    model.weight.requires_grad_(trained)
+    found = farm.capture_model(model, VALUES)
+    assert mismatched(found) == {}
+    (product,) = [spec for spec in found.tuples if spec.short_name == "matmul"]
+    assert product.tensors[1].role == role
+    assert found.extraction.capture.traces[product.id].operators == runs
+    assert [call.tuple_id for call in found.extraction.capture.calls].count(product.id) == 1
+
+
+def test_the_role_of_a_weight_stays_where_it_changes_nothing():
+    view, frozen = (lambda model, values: values @ model.weight.mT), Model(lambda model, values: values @ model.weight)
+    frozen.weight.requires_grad_(False)
+    of_view = [spec for spec in captured(view).tuples if spec.short_name == "matmul"]
+    of_frozen = [spec for spec in farm.capture_model(frozen.eval(), VALUES).tuples if spec.short_name == "matmul"]
+    assert [spec.tensors[1].role for spec in (*of_view, *of_frozen)] == ["activation", "parameter"]
 
 
 def test_calls_with_equal_arguments_that_run_otherwise_are_noticed():
