@@ -15,7 +15,6 @@ import sys
 import time
 from typing import Any
 
-from farm.errors import FarmError
 from farm.models import catalog, torchvision
 from farm.operators import self_check
 from farm.operators.captured import CapturedPass
@@ -56,9 +55,9 @@ def main() -> None:
         begun_s = time.process_time()
         try:
             found = extract(variant_of(name, options.batch), device_type=options.device_type)
-        except FarmError as error:
+        except Exception as error:  # count every failure
             failures += 1
-            print(f"{name}: {error.message}", file=sys.stderr)
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         total_s += time.process_time() - begun_s
         tuples += len(found.capture.tuples)
