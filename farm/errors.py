@@ -11,6 +11,7 @@
     │   ├── Ambiguous              a name matches several; choose one
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be extracted        exit 1
+    │   └── UnseenOperators        a part runs where no capture sees it
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
@@ -115,6 +116,10 @@ class SettingsError(UsageError):
 
 class CaptureError(FarmError):
     """The operator calls of a model could not be captured."""
+
+
+class UnseenOperators(CaptureError):
+    """A part of the model runs where no capture sees it, such as in another thread."""
 
 
 class Refused(FarmError):

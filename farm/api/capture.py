@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from farm.api.notebook import table
-from farm.errors import CaptureError, UsageError
+from farm.errors import CaptureError, UnseenOperators, UsageError
 from farm.models.catalog import titled_by
 from farm.types.format import count_of
 from farm.types.label import label_of
@@ -102,7 +102,6 @@ def capture_model(
     from farm.operators import self_check
     from farm.operators.capture import capture, predict
     from farm.operators.cost import cost
-    from farm.operators.unseen import NotSeen
     from farm.training.extract import Extraction
 
     if not isinstance(model, nn.Module):
@@ -121,7 +120,7 @@ def capture_model(
         try:
             taken = predict(model, args, named, **about)
             taken = self_check.checked(taken, taken.device_type)
-        except NotSeen:
+        except UnseenOperators:
             raise
         except CaptureError:
             if about["device_type"] == "meta":

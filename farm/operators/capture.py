@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, told
+from farm.errors import CaptureError, UnseenOperators, told
 from farm.models.building import replaced
 from farm.operators import encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
@@ -37,7 +37,7 @@ from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, Captu
 from farm.operators.collectives import WRAPPERS
 from farm.operators.encoding import DescribedCall, Layout, NotEncodable, TensorTable, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
-from farm.operators.unseen import NOT_COMPILED, NotSeen, Unseen
+from farm.operators.unseen import NOT_COMPILED, Unseen
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
@@ -347,9 +347,9 @@ def _refuse_opaque(model: nn.Module) -> None:
     for path, module in model.named_modules():
         text = f"The module '{path or type(module).__name__}' is {{}}, so its operators cannot be captured."
         if isinstance(module, torch.jit.ScriptModule):
-            raise NotSeen(text.format("scripted"), "Use the model without torch.jit.")
+            raise UnseenOperators(text.format("scripted"), "Use the model without torch.jit.")
         if type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None:
-            raise NotSeen(text.format("compiled"), NOT_COMPILED)
+            raise UnseenOperators(text.format("compiled"), NOT_COMPILED)
 
 
 @dataclass(slots=True)
@@ -415,7 +415,7 @@ class ForwardRecorder(Recorder):
         if self.open_calls:
             return func(*args, **kwargs)
         if func is torch._nested_tensor_from_mask:
-            raise NotSeen(
+            raise UnseenOperators(
                 f"The module '{self.path}' makes a nested tensor of its input, because it gets a padding mask. An "
                 "operator tuple cannot describe nested tensors.",
                 "Build nn.TransformerEncoder with enable_nested_tensor=False.",

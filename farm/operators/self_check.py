@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import mha
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import FarmError
@@ -31,6 +33,13 @@ from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: An operator that needs values runs on real tensors if they take at most this memory.
 MOST_REAL_BYTES = 2**30
+#: The kinds of attention that PyTorch may choose in a new process.
+_ATTENTION = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
 #: Kinds of tuples that only a card can run.
 ON_A_CARD = frozenset({"kernel", "collective"})
 
@@ -101,7 +110,8 @@ def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
             if not difference:
                 continue
             other = _with_roles(spec, expected.trained)
-            if other.id != tuple_id and not _difference(expected, trace(other, expected.inference)):
+            rebuilt = trace(other, expected.inference) if other.id != tuple_id else None
+            if rebuilt is not None and not _difference(expected, rebuilt):
                 better[tuple_id] = other
             else:
                 found[tuple_id] = difference
@@ -201,14 +211,14 @@ def _has_values(tensor: TensorSpec) -> bool:
 @contextlib.contextmanager
 def _default_settings() -> Iterator[None]:
     """While active, settings that choose operators or dtypes have the values of a new process."""
-    mha, deterministic = torch.backends.mha, torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    dtype, fast_path = torch.get_default_dtype(), mha.get_fastpath_enabled()
+    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    warn_only, fast_path = torch.is_deterministic_algorithms_warn_only_enabled(), mha.get_fastpath_enabled()
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
     mha.set_fastpath_enabled(True)
     try:
-        yield
+        with sdpa_kernel(_ATTENTION):
+            yield
     finally:
         torch.set_default_dtype(dtype)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

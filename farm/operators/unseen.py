@@ -28,9 +28,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from farm.errors import CaptureError, line_of_user
+from farm.errors import UnseenOperators, line_of_user
 from farm.models.building import replaced
-from farm.operators.encoding import costs_something
+from farm.operators.encoding import costs_something, tensors_in
 
 NOT_COMPILED = (
     "Measure the whole model compiled, with --compile. Or measure it uncompiled: leave out torch.compile, or set "
@@ -41,10 +41,6 @@ _EVAL_FRAME = "torch._dynamo.eval_frame"
 _Call = Callable[..., Any]
 
 
-class NotSeen(CaptureError):
-    """A part of the model runs where a capture does not see it. Another capture would not see it either."""
-
-
 class Unseen:
     """Notices calls of one pass, made by the thread that creates this object."""
 
@@ -52,13 +48,13 @@ class Unseen:
         self.thread = threading.get_ident()
         self.active = False
         self.modes: Sequence[TorchDispatchMode] = ()  # those of the fake pass
-        self.refusal: NotSeen | None = None
+        self.refusal: UnseenOperators | None = None
         self._lock = threading.RLock()  # fake tensors are not made for several threads
         self._dispatching = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While active, notices. Raises `NotSeen` at the end, also instead of another error."""
+        """While active, notices. Raises `UnseenOperators` at the end, also instead of another error."""
         self.active, self.modes = True, _get_current_dispatch_mode_stack()
         try:
             with self._threads(), self._fake_tensors(), self._compiled_functions():
@@ -80,7 +76,7 @@ class Unseen:
         """Notes that the model runs in this thread."""
         if self.active and self.refusal is None:
             place = _place(traceback.extract_stack())
-            self.refusal = NotSeen(
+            self.refusal = UnseenOperators(
                 f"The model calls operators in another thread{place}. A capture sees only those of the thread that "
                 "calls the model.",
                 "Call them one after the other, in the thread that calls the model.",
@@ -94,12 +90,17 @@ class Unseen:
             self.note_thread()
         return out
 
+    def _has_own_fakes(self, arguments: Any) -> bool:
+        """True if there is a fake tensor of this pass among the arguments, not of another one in another thread."""
+        fakes = (tensor for tensor in tensors_in(arguments) if isinstance(tensor, FakeTensor))
+        return any(tensor.fake_mode in self.modes for tensor in fakes)
+
     @contextlib.contextmanager
     def _fake_tensors(self) -> Iterator[None]:
         original = FakeTensor.__dict__["__torch_dispatch__"].__func__
 
         def dispatched(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not (self.active and self.in_other_thread()):
+            if not (self.in_other_thread() and self.active and self._has_own_fakes((args, kwargs))):
                 return original(cls, func, types, args, kwargs)
             with self._lock, contextlib.ExitStack() as stack:
                 if self._dispatching:
@@ -175,7 +176,7 @@ class Unseen:
             compiles = callback not in (None, False) and original(callback) is not None
             if compiles and self.refusal is None and not torch._dynamo.config.disable:
                 place = _place(_frames_of_model())
-                self.refusal = NotSeen(
+                self.refusal = UnseenOperators(
                     f"The model calls a function that torch.compile compiled{place}. Its operators are not those that "
                     "run: the compiler replaces them by its own kernels.",
                     NOT_COMPILED,

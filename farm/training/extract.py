@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import CaptureError, UsageError
+from farm.errors import CaptureError, UnseenOperators, UsageError
 from farm.models import catalog, own
 from farm.models.building import replaced
 from farm.operators import self_check
@@ -24,7 +24,6 @@ from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, pr
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
-from farm.operators.unseen import NotSeen
 from farm.settings import settings
 from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
@@ -126,7 +125,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         try:
             flops, predicted = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
             captured = _checked(predicted, device_type)
-        except NotSeen:
+        except UnseenOperators:
             raise
         except CaptureError as error:
             if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
@@ -148,7 +147,7 @@ def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) ->
     """The FLOPs and the operators of a model. If it reads a value of a large mask, masks are computed."""
     try:
         return model_flops(model, inputs), predict(model, inputs, **about)
-    except NotSeen:
+    except UnseenOperators:
         raise
     except CaptureError:
         pass

@@ -78,6 +78,13 @@ def test_a_setting_of_the_users_program_is_noticed_although_the_check_runs_in_it
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
     assert list(found) == ["TransformerEncoderLayer"]
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        query = VALUES[:, None]
+        found = mismatched(captured(lambda model, values: F.scaled_dot_product_attention(query, query, query)))
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    assert list(found) == ["scaled_dot_product_attention"]
 
 
 def columns(values):

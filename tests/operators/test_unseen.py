@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 import farm
-from farm.errors import CaptureError
+from farm.errors import CaptureError, UnseenOperators
 from farm.operators.capture import capture
 from farm.operators.profiler import verify_on_device
-from farm.operators.unseen import NotSeen
 from farm.training.capture import capture_step
 from farm.training.step import TrainingStep, loss_of
 
@@ -134,7 +133,7 @@ def reads_a_value(model, values):
     ],
 )
 def test_operators_of_another_thread_are_refused(function, grad):
-    with pytest.raises(NotSeen, match=r"in another thread \(.*test_unseen.py, line \d+: .*# here\)") as caught:
+    with pytest.raises(UnseenOperators, match=r"in another thread \(.*test_unseen.py, line \d+: .*# here\)") as caught:
         farm.capture_model(model(function), VALUES, grad=grad)
     assert "in the thread that calls the model" in caught.value.next_step
 
@@ -177,14 +176,14 @@ def test_another_thread_may_call_other_models():
 
 def test_threads_and_pools_are_as_before():
     before = threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit
-    with pytest.raises(NotSeen):
+    with pytest.raises(UnseenOperators):
         capture(model(branches), (VALUES,))
     assert (threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit) == before
     assert torch.equal(Workers.pool.submit(lambda: VALUES + 1).result(), VALUES + 1)
 
 
 def test_a_verification_on_a_device_is_refused():
-    with pytest.raises(NotSeen, match="in another thread"):
+    with pytest.raises(UnseenOperators, match="in another thread"):
         verify_on_device(model(branches), (VALUES,), "cpu")
 
 
@@ -195,7 +194,7 @@ def test_a_training_step_is_refused():
         optimizer="sgd",
         make_loss=lambda output: loss_of(output, causal=False, masked=False, device=torch.device("cpu")),
     )
-    with pytest.raises(NotSeen, match="in another thread"):
+    with pytest.raises(UnseenOperators, match="in another thread"):
         capture_step(step)
 
 
@@ -255,7 +254,9 @@ def with_a_value():
 def test_a_compiled_function_is_refused_and_stays_compiled(make):
     net = model(make())
     before = backend.graphs
-    with pytest.raises(NotSeen, match=r"torch.compile compiled \(.*test_unseen.py, line \d+: .*# here\)") as caught:
+    with pytest.raises(
+        UnseenOperators, match=r"torch.compile compiled \(.*test_unseen.py, line \d+: .*# here\)"
+    ) as caught:
         farm.capture_model(net, VALUES)
     assert "--compile" in caught.value.next_step
     assert backend.graphs == before
