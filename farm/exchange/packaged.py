@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from sqlmodel import Session
 
+from farm.devices.shared_files import make_private
 from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UnsupportedModel, UsageError
-from farm.settings import make_private, settings
+from farm.settings import settings
 from farm.store.database import Database, newest_schema, open_database
 
 Answer = TypeVar("Answer")

@@ -97,11 +97,16 @@ class CallTrace:
     """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a description of each
     output; and the bits of each input that change its values when they are read (conjugated, negated).
 
-    In inference mode PyTorch shows other names for the same operators.
+    In inference mode PyTorch shows other names for the same operators. ``flops`` counts 2 per multiply-add; ``shapes``
+    are those of the outputs, and ``new_bytes`` the size of those that the call created. They give the cost of a call
+    that PyTorch cannot run on meta.
     """
 
     operators: tuple[str, ...]
     outputs: tuple[str, ...]
+    flops: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    new_bytes: int = 0
     input_bits: tuple[str, ...] = ()
     inference: bool = field(default=False, compare=False)
     trained: tuple[bool, ...] = field(default=(), compare=False)  # of each input: a trained parameter, or a view of one

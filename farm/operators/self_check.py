@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,10 +26,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import FarmError
 from farm.operators.capture import Recorder, WatchedOperators
 from farm.operators.captured import CallTrace, CapturedPass
+from farm.operators.deciding_values import check_values, write_values
 from farm.operators.encoding import bits_of_inputs, texts_of_outputs
-from farm.operators.fake_pass import MOST_BYTES, FakeTensors, fake_pass
+from farm.operators.fake_pass import MOST_BYTES, STANDS_FOR_A_CARD, FakeTensors, fake_pass
 from farm.operators.input_values import fill, storage_users, values_for
 from farm.operators.rebuild import Rebuilt, allocate, needed_bytes, rebuild
+from farm.types.deciding import deciding_input
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: An operator that needs values runs on real tensors if they take at most this memory.
@@ -55,13 +58,15 @@ _traces: dict[tuple[str, str, bool, bool], CallTrace | None] = {}
 _MOST_TRACES = 100_000
 
 
-def checked(captured: CapturedPass, device: str, *, corrected: Corrected | None = None) -> CapturedPass:
+def checked(captured: CapturedPass, device_type: str, *, corrected: Corrected | None = None) -> CapturedPass:
     """Returns a capture of fake tensors with its mismatches, and with tuples that describe more calls.
 
     Args:
-        device: that of the fake tensors.
+        device_type: that for which the pass was captured. Without a card, fake tensors of the CPU stand for a card.
         corrected: only of a training step.
     """
+    stands = device_type == "cuda" and captured.device_type == "cpu"
+    device = STANDS_FOR_A_CARD if stands else captured.device_type
     with contextlib.ExitStack() as stack:
         fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
 
@@ -91,7 +96,7 @@ def checked_on(
     were checked before."""
 
     def trace(spec: OperatorTuple, inference: bool) -> CallTrace | None:
-        if spec.id in known:
+        if spec.without_values.id in known:
             return None
         with _inference(inference):
             return _trace_on(device, spec, corrected)
@@ -106,21 +111,24 @@ def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
             expected = captured.traces.get(tuple_id)
             if expected is None or tuple_id in found or spec.kind in ON_A_CARD:
                 continue
-            difference = _difference(expected, trace(spec, expected.inference))
+            difference = _difference(spec, expected, trace(spec, expected.inference))
             if not difference:
                 continue
             other = _with_roles(spec, expected.trained)
             rebuilt = trace(other, expected.inference) if other.id != tuple_id else None
-            if rebuilt is not None and not _difference(expected, rebuilt):
+            if rebuilt is not None and not _difference(other, expected, rebuilt):
                 better[tuple_id] = other
             else:
                 found[tuple_id] = difference
     return _with_tuples(captured, found, better)
 
 
-def _difference(expected: CallTrace, trace: CallTrace | None) -> str:
+def _difference(spec: OperatorTuple, expected: CallTrace, trace: CallTrace | None) -> str:
+    """How a rebuilt operator differs from the call in the model, in words; "" if it does not, or did not run."""
     if trace is None:
         return ""
+    if deciding_input(spec) is not None:  # a tuple describes such values approximately; they may decide output sizes
+        trace = dataclasses.replace(trace, outputs=expected.outputs)
     return expected.difference(trace, "the model", "the operator, rebuilt from its tuple,")
 
 
@@ -151,7 +159,7 @@ def _inference(inference: bool) -> contextlib.AbstractContextManager[Any]:
 
 def _trace_on_fakes(spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None) -> CallTrace | None:
     try:
-        return _traced(Rebuilt(spec, fakes.device, _storages(spec, fakes)), fakes, corrected)
+        return _traced(_rebuilt_on_fakes(spec, fakes), fakes, corrected)
     except FarmError:
         return None
     except Exception:  # it may need values
@@ -173,7 +181,7 @@ def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | 
     if rebuilt.spec.kind == "aten":
         out = rebuilt.run()
         out = out if corrected is None else corrected(rebuilt.target, rebuilt.arguments, out)
-        return CallTrace((rebuilt.spec.operator,), texts_of_outputs(out), bits_of_inputs(rebuilt.tensors))
+        return _trace_of(rebuilt, (rebuilt.spec.operator,), out)
     recorder = Recorder(nn.Module(), rebuilt.device.type, fakes=fakes)
     costly: list[str] = []
 
@@ -185,7 +193,21 @@ def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | 
 
     with WatchedOperators(call):
         out = rebuilt.run()
-    return CallTrace(tuple(costly), texts_of_outputs(out), bits_of_inputs(rebuilt.tensors))
+    return _trace_of(rebuilt, costly, out)
+
+
+def _trace_of(rebuilt: Rebuilt, operators: Iterable[str], out: Any) -> CallTrace:
+    return CallTrace(tuple(operators), texts_of_outputs(out), input_bits=bits_of_inputs(rebuilt.tensors))
+
+
+def _rebuilt_on_fakes(spec: OperatorTuple, fakes: FakeTensors) -> Rebuilt:
+    check_values(spec)
+    rebuilt = Rebuilt(spec, fakes.device, _storages(spec, fakes))
+    given = deciding_input(spec)
+    if given is not None and not isinstance(rebuilt.tensors[given.index], FakeTensor):
+        with _disable_current_modes():
+            write_values(spec, rebuilt.tensors)
+    return rebuilt
 
 
 def _storages(spec: OperatorTuple, fakes: FakeTensors) -> list[torch.Tensor]:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from farm.devices.shared_files import make_private, replacing_file
 from farm.errors import UsageError, writing_to
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
@@ -31,7 +31,7 @@ from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.dataset import Conditions, Dataset, cached_share
 from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
-from farm.settings import make_private, settings
+from farm.settings import settings
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
@@ -202,8 +202,6 @@ def save(stored: StoredPredictor, path: Path) -> None:
     """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor.
     Raises `UsageError` if a file cannot be written."""
     beside = path.with_suffix(".json")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, because `find` searches for *.json
     about = {
         "format": FORMAT,
         "features_version": call_features.VERSION,
@@ -215,18 +213,14 @@ def save(stored: StoredPredictor, path: Path) -> None:
         "calibration": stored.calibration.to_json(),
         "fitted": stored.fitted.about(),
     }
-    try:
-        with writing_to(path):
-            make_private(path.parent)
-            arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
-            np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
+    arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
+    with writing_to(path):
+        make_private(path.parent)
+        with replacing_file(path) as file:
+            np.savez_compressed(file, **arrays, learnt=stored.learned)
             beside.unlink(missing_ok=True)
-            unfinished.replace(path)
-            unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
-            unfinished_json.replace(beside)
-    finally:
-        unfinished.unlink(missing_ok=True)
-        unfinished_json.unlink(missing_ok=True)
+        with replacing_file(beside) as file:
+            file.write(json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:

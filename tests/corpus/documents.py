@@ -12,6 +12,7 @@ documents themselves, write them before and after the change, and compare the fo
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import sys
@@ -75,7 +76,7 @@ def packaged_jobs(session: Session) -> list[str]:
 def job_document(session: Session, job_id: str) -> Document:
     """Return the report of a job as JSON and as text, and its cost by module."""
     built = report.build(session, job_id)
-    console = Console(width=WIDTH, record=True, file=open("/dev/null", "w"), color_system=None)
+    console = Console(width=WIDTH, record=True, file=io.StringIO(), color_system=None)
     console.print(report_tables.report(built))
     words = AGE.sub("", console.export_text()).split()
     document = {"report": built.to_json(), "text": " ".join(words)}
@@ -116,7 +117,7 @@ def write(folder: Path) -> None:
         path = folder / f"{name.replace('timm/', 'timm-')}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1, sort_keys=True, default=str))
-        print(path)
+        sys.stdout.write(f"{path}\n")
 
 
 if __name__ == "__main__":
