@@ -84,5 +84,7 @@ def operators(model: Model, *, batch: int | None = None, given: VariantFields, a
         default = f" (the default batch on {_KINDS[kind]})" if kind else ""
         card = f", kernels of {listed.card_model}" if listed.card_model else ""
         show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{card}{default}"))
+    for label, reason in listed.mismatches.items():
+        say(f"→ {label} is not measured: {reason}.")
     if listed.refusal is not None:
         raise listed.refusal

@@ -11,6 +11,7 @@
     │   ├── Ambiguous              a name matches several; choose one
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be extracted        exit 1
+    │   ├── UnseenOperators        a part runs where no capture sees it
     │   └── UnsupportedTensor      it computes with a special tensor
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
@@ -123,6 +124,10 @@ class CaptureError(FarmError):
     """The operator calls of a model could not be captured."""
 
 
+class UnseenOperators(CaptureError):
+    """A part of the model runs where no capture sees it, such as in another thread."""
+
+
 class UnsupportedTensor(CaptureError):
     """The model computes with a tensor that is more than dtype and strides: sparse, nested, quantised, ..."""
 
@@ -166,6 +171,7 @@ class Unmeasurable(FarmError):
         "rejected",  # the worker did not accept the tuple
         "not_capturable",  # it cannot be recorded as a CUDA graph
         "not_available",  # the card does not support the protocol
+        "not_positive",  # the measured time is zero or negative
         "attempts_exhausted",  # every attempt ended without a result
         "card_left",  # its card was gone, and the job had no other open items
     )
@@ -284,12 +290,18 @@ def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
     first_line = (error_text(error).splitlines() or [""])[0]
     text = f"{type(error).__name__}: {first_line[:MOST_CHARACTERS]}"
+    line = line_of_user(traceback.extract_tb(error.__traceback__))
+    return f"{text} ({line})" if line else text
+
+
+def line_of_user(frames: traceback.StackSummary) -> str:
+    """Return `/home/a/net.py, line 5: ...`, the innermost line of the user's code; "" if there is none."""
     here = os.path.dirname(os.path.dirname(__file__))
     others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame in reversed(frames):
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
-            return f"{text} ({frame.filename}, line {frame.lineno}: {frame.line})"
-    return text
+            return f"{frame.filename}, line {frame.lineno}: {frame.line}"
+    return ""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from farm.api.notebook import table
-from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused, told
+from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused, told
 from farm.models.catalog import shape_of, titled_by
 from farm.models.user_code import captured_code
 from farm.types.deciding import lacks_values
@@ -57,6 +57,12 @@ class CapturedModel:
     def counts(self) -> Mapping[str, int]:
         """Number of calls in one pass, by tuple id."""
         return self.extraction.capture.counts
+
+    @property
+    def mismatches(self) -> Mapping[str, str]:
+        """Why a tuple is not measured, by tuple id: its operator, called alone, runs something else than in the model.
+        Usually empty."""
+        return self.extraction.capture.mismatches
 
     @property
     def flops(self) -> int:
@@ -151,20 +157,22 @@ def _extraction(
 def _captured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device_type: str, grad: bool
 ) -> CapturedPass:
+    import torch
+
+    from farm.operators import self_check
     from farm.operators.capture import capture, predict
 
     about: Any = {"device_type": device_type, "grad_enabled": grad}
     try:
-        taken = predict(model, args, kwargs, **about)
-    except UnsupportedTensor:
+        taken = self_check.checked(predict(model, args, kwargs, **about), device_type)
+    except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
         if device_type == "meta":
             raise
-        copied = _copy_of(model, error)
-    else:
-        return _with_values(taken, model, args, kwargs, about)
-    return capture(copied, args, kwargs, **about)
+        taken = capture(_copy_of(model, error), args, kwargs, **about)
+        return self_check.checked_on(torch.device(device_type), taken)
+    return _with_values(taken, model, args, kwargs, about)
 
 
 def _with_values(

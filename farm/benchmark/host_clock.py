@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import itertools
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -197,14 +198,19 @@ def fastest_us(rounds: Sequence[TimedRound]) -> float:
 def _marked(marks: list[float]) -> Iterator[None]:
     """Append the CPU time of this thread to `marks` at each call of a module, and at each launch of a C++ kernel.
 
-    Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself.
+    Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself. Other threads have other
+    clocks, so their calls are no marks.
     """
-    original = torch.nn.Module.__call__
+    original, thread = torch.nn.Module.__call__, threading.get_ident()
+
+    def mark() -> None:
+        if threading.get_ident() == thread:
+            marks.append(time.thread_time())
 
     def call(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        marks.append(time.thread_time())
+        mark()
         return original(module, *arguments, **keywords)
 
-    launched = replaced(kernels, "at_launch", lambda: marks.append(time.thread_time()))
+    launched = replaced(kernels, "at_launch", mark)
     with replaced(torch.nn.Module, "__call__", call), launched:
         yield

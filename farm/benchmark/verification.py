@@ -37,7 +37,7 @@ from farm.benchmark.passes import as_launched, build_variant, compiled_pass, num
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
-from farm.operators import profiler
+from farm.operators import profiler, self_check
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import costs_of
@@ -96,6 +96,7 @@ def verify(
                 record, not_captured = None, error_text(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
+            found = _checked(found, predicted or {}, device)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
@@ -108,6 +109,7 @@ def verify(
         launch="graph" if record is not None else "eager",
         not_captured=not_captured,
         tuple_kernels=tuple_kernels,
+        mismatches=found.capture.mismatches or None,
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
@@ -118,6 +120,17 @@ def verify(
     if variant.compile:
         observed["compiled"] = compiled_pass(subject, device).facts()
     return observed, findings
+
+
+def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
+    """Check the captured tuples on this device. A CPU runs what was predicted, so only others are checked there."""
+    from farm.training.capture import as_computed
+
+    corrected = functools.partial(as_computed, on_card=False)
+    known = predicted if device.type == "cpu" else ()
+    check = functools.partial(self_check.checked_on, device, corrected=corrected, known=known)
+    eager = found.eager and dataclasses.replace(found.eager, capture=check(found.eager.capture))
+    return dataclasses.replace(found, capture=check(found.capture), eager=eager)
 
 
 def _verify_rank(

@@ -66,6 +66,7 @@ class MissingTuple:
     predicted_mj: float | None = None
     known: bool | None = None  # True if its operator type has a reading
     far: bool | None = None  # True if no reading is similar, so its interval is wide
+    mismatch: str = ""  # why it cannot be measured alone as the model runs it
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,12 @@ class Estimate:
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")
+        unlike = {one.operator_id for one in self.missing if one.mismatch}
         order = self.narrowing or tuple(one.operator_id for one in self.missing)
+        order = tuple(operator_id for operator_id in order if operator_id not in unlike)
+        if not order:
+            text = "The tuples without a reading cannot be measured alone as the model runs them."
+            raise UsageError(text, "Omit --measure and --budget, and measure the whole model.")
         affordable = max(1, int(seconds / self.measuring_rest_s * len(self.missing))) if seconds else len(order)
         return order[: min(most or len(order), affordable)]
 
@@ -381,10 +387,13 @@ def _from_readings(
     measuring_s = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
     total_weight = math.fsum(weight.values())
     rest = [one for one in needed if one.operator_id not in selected.rows]
-    missing = [
-        MissingTuple(one.operator_id, one.short_name, one.label, one.all_calls, weight[one.operator_id] / total_weight)
-        for one in rest
-    ]
+    missing = []
+    for one in rest:
+        share = weight[one.operator_id] / total_weight
+        about = one.operator_id, one.short_name, one.label, one.all_calls, share
+        missing.append(MissingTuple(*about, mismatch=one.mismatch))
+        if one.mismatch:
+            notes.append(f"{one.label} ({percent(share)} of the estimated cost) has no reading: {one.mismatch}.")
     return Estimate(
         variant=variant,
         card_model=card_model,

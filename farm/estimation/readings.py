@@ -5,6 +5,7 @@ Readings of different methods or software are never mixed: an estimate uses the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from farm.exchange.filters import NO_READINGS
 from farm.operators.roofline import Roofline, median_fingerprint, roofline_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
-from farm.store.content import DOUBTFUL, classes, sound_readings, stored_software
+from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
 from farm.store.database import among, fetch_values, in_batches
 from farm.types.format import plural
 from farm.types.label import label_of
@@ -89,8 +90,12 @@ def tuples_of(
 
 def needed_of(extracted: Extraction) -> list[NeededTuple]:
     """Return the tuples of an extraction, all with the data class of the protocol."""
-    costs, counts = extracted.costs, extracted.capture.counts
-    return [needed_tuple(spec, costs[id_], counts[id_]) for id_, spec in extracted.capture.tuples.items()]
+    costs, counts, mismatches = extracted.costs, extracted.capture.counts, extracted.capture.mismatches
+    found = []
+    for id_, spec in extracted.capture.tuples.items():
+        needed = needed_tuple(spec, costs[id_], counts[id_])
+        found.append(dataclasses.replace(needed, mismatch=mismatches.get(id_, "")))
+    return found
 
 
 def needed_tuple(spec: OperatorTuple, cost: Cost, calls: int = 1) -> NeededTuple:
@@ -117,12 +122,13 @@ def stored_tuples(
     for (operator_id, data), number in classes(session, stored, "copied" if variant.compile else "seen").items():
         calls[operator_id][data] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
-    rows = fetch_values(session, [OPERATOR[name] for name in columns], calls)
-    return [
-        NeededTuple(id_, row.short_name, row.label, row.flops, row.bytes_moved, number, row.spec, row.output_shapes)
-        for id_, number in calls.items()
-        for row in (rows[id_],)
-    ]
+    rows, unlike = fetch_values(session, [OPERATOR[name] for name in columns], calls), mismatches(session, stored)
+    found = []
+    for id_, of_data in calls.items():
+        row, mismatch = rows[id_], unlike.get(id_, "")
+        about = row.short_name, row.label, row.flops, row.bytes_moved, of_data, row.spec, row.output_shapes
+        found.append(NeededTuple(id_, *about, mismatch=mismatch))
+    return found
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ def select_for_model(
     estimated cost of all its calls) has a reading. The data class of `protocol` is ignored. `torch`: a version, or its
     beginning."""
     data_of = protocols_like(session, protocol)
-    subjects = [*(one.operator_id for one in needed), variant.id]
+    subjects = [*(one.operator_id for one in needed if not one.mismatch), variant.id]
     sets = newest_readings(session, subjects, card_model, list(data_of), torch)
     if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
         return None

@@ -400,8 +400,9 @@ def _reading(row: Row, origin: str) -> Checked:
     subject = _variant(row) if of_model else row["operator_spec"]
     if subject is None or subject.id != row["subject_id"]:
         raise ValueError(f"subject_id {row['subject_id'][:40]!r} is not the hash of the row's description")
-    if not row["time_us"]:
-        raise ValueError("time_us is zero")
+    for name in ("time_us", "power_w", "energy_mj"):
+        if row[name] is not None and row[name] <= 0:
+            raise ValueError(f"{name} is not positive")
     software = _record(Software, tuple(row[name] for name in names_of(Software)))
     protocol = _record(Protocol, tuple(row[column.name] for column in PROTOCOL))
     card = {name: row[f"card_{name}"] for name in ("id", "model", "kind", "memory_bytes", "fingerprint")}

@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 
-from farm.errors import Unreadable
+from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups, item_state
 from farm.store import tables
 from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies, software_of_groups
@@ -332,8 +332,16 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
 
     Deferred items with the same key close too if the reading is precise enough for them; otherwise they wait again.
     If the claim's token is no longer valid, only the item's count `repeated` grows. If the item was cancelled during
-    the measurement, the reading is stored and the item stays cancelled.
+    the measurement, the reading is stored and the item stays cancelled. If the time of the reading is not positive,
+    the item closes with this reason.
     """
+    try:
+        return _complete(database, claimed, reading, card_id, software_id)
+    except Unmeasurable as error:
+        return fail(database, claimed, error.reason, error.message)
+
+
+def _complete(database: Database, claimed: Claim, reading: Reading, card_id: str, software_id: str) -> Closed:
     packed = reading.trace.pack() if reading.trace is not None else None  # before the transaction, which blocks others
     with database.write() as session:
         item, deferred = _held(session, claimed)

@@ -32,6 +32,7 @@ from farm.store.content import (
     find_capture,
     find_readings,
     lacking_values,
+    mismatches,
     software_of_groups,
     store_protocol,
 )
@@ -351,8 +352,8 @@ def _operators(
 ) -> list[tuple[Any, str, int]]:
     """Return (operator, protocol id, calls) for each measurement that has no item in the job yet.
 
-    A tuple with two value profiles has two protocols. Each operator is a named tuple of the columns that planning
-    needs, without the spec.
+    A tuple with two value profiles has two protocols. A tuple that is not what the model runs is not measured. Each
+    operator is a named tuple of the columns that planning needs, without the spec.
     """
 
     @functools.cache
@@ -361,7 +362,9 @@ def _operators(
         return store_protocol(session, protocol.with_placement(placement) if placement else protocol)
 
     if capture_id is not None:
-        pairs = classes(session, capture_id, request.protocol.data)
+        unlike = mismatches(session, capture_id)
+        called = classes(session, capture_id, request.protocol.data)
+        pairs = {pair: calls for pair, calls in called.items() if pair[0] not in unlike}
     else:
         pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
     first = dict(reversed(pairs))  # tuple id -> data of its first call

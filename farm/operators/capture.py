@@ -14,9 +14,9 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import threading
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, error_text, told
+from farm.errors import CaptureError, UnseenOperators, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
 from farm.operators import deciding_values, encoding
@@ -38,7 +38,8 @@ from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, Captu
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
 from farm.operators.encoding import DescribedCall, Layout, NotEncodable, TensorTable, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
-from farm.types.tuple import OperatorTuple, canonical_stride
+from farm.operators.unseen import NOT_COMPILED, Unseen
+from farm.types.tuple import OperatorTuple
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
 #: among its arguments (such as caches; not a leaf module's own). Each tensor comes with True if the call wrote to it.
@@ -59,11 +60,14 @@ class Recorder:
         self.around = around or (lambda number: contextlib.nullcontext())
         self.path = ""  # path of the module that runs
         self.paths = {id(module): name for name, module in model.named_modules()}
+        self.unseen = Unseen()
         self.tuples: dict[str, OperatorTuple] = {}
         self.calls: list[CapturedCall] = []
         self.slots: list[int | None] = []
         self.gaps: list[str] = []
         self.overlaps: list[str] = []
+        self.traces: dict[str, CallTrace] = {}  # of the first call of each tuple
+        self.mismatches: dict[str, str] = {}
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
         self._knows = fakes.knows if fakes else lambda tensor: True
@@ -134,6 +138,29 @@ class Recorder:
         for number in dict.fromkeys((*call.reads, *call.writes)):
             self.storages.uses[number].append(call.index)
 
+    def module_elsewhere(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Runs a module that another thread calls; if it is one of the model, the capture ends with an error."""
+        if id(module) in self.paths:
+            self.unseen.note_thread()
+        return original(module, *args, **kwargs)
+
+    def note_trace(self, given: DescribedCall, operators: Iterable[str], out: Any, flops: int) -> None:
+        """Records what a call ran and returned. All calls of a tuple must agree, since it has one reading."""
+        trace = CallTrace(
+            tuple(operators),
+            encoding.texts_of_outputs(out),
+            flops,
+            shapes_of(out),
+            new_bytes(out, given.storages),
+            encoding.bits_of_inputs(given.tensors),
+            torch.is_inference_mode_enabled(),
+            encoding.are_trained(given.tensors),
+        )
+        first = self.traces.setdefault(given.spec.id, trace)
+        difference = first.difference(trace, "one call", "another call with equal arguments")
+        if difference:
+            self.mismatches.setdefault(given.spec.id, difference)
+
     def captured_pass(self, **more: Any) -> CapturedPass:
         """Returns the recorded pass. ``more`` gives the fields of `CapturedPass` that this class does not record."""
         stored = zip(self.storages.tensors, self.storages.uses, strict=True)
@@ -145,6 +172,8 @@ class Recorder:
             overlaps=tuple(self.overlaps),
             device_type=self.device_type,
             slots=tuple(self.slots),
+            traces=self.traces,
+            mismatches=self.mismatches,
             integers=self.storages.integers,
             **more,
         )
@@ -191,6 +220,22 @@ class WatchedFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, args, kwargs or {})
+
+    @contextlib.contextmanager
+    def hidden_from_modules(self) -> Iterator[None]:
+        """While active, modules of `torch.nn` that ask for function modes do not find this one. They would choose other
+        operators: `nn.TransformerEncoder` would not make a nested tensor of its input."""
+        original = torch.overrides.has_torch_function
+
+        def has_torch_function(arguments: Any) -> bool:
+            asks = sys._getframe(1).f_globals.get("__name__", "")
+            if not asks.startswith("torch.nn.modules.") or torch.overrides._get_current_function_mode() is not self:
+                return original(arguments)
+            with torch.overrides._pop_mode_temporarily():
+                return original(arguments)
+
+        with replaced(torch.overrides, "has_torch_function", has_torch_function):
+            yield
 
 
 class WatchedOperators(TorchDispatchMode):
@@ -311,7 +356,11 @@ def _captured(
 ) -> CapturedPass:
     _refuse_opaque(model)
     try:
-        with torch.set_grad_enabled(grad_enabled), WatchedOperators(recorder.call_aten), recorder.watching_calls():
+        operators = WatchedOperators(recorder.call_aten)
+        modes = recorder.unseen.watching(), torch.set_grad_enabled(grad_enabled), operators, recorder.watching_calls()
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
             model(*args, **(kwargs or {}))
     except CaptureError:
         raise
@@ -321,21 +370,16 @@ def _captured(
             f"The model raised{where}: {told(error)}",
             "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
         ) from error
-    return recorder.captured_pass(
-        grad_enabled=grad_enabled, training=model.training, operators=recorder.operators, traces=recorder.traces
-    )
+    return recorder.captured_pass(grad_enabled=grad_enabled, training=model.training, operators=recorder.operators)
 
 
 def _refuse_opaque(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        scripted = isinstance(module, torch.jit.ScriptModule)
-        compiled = type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None
-        if scripted or compiled:
-            kind = "scripted" if scripted else "compiled"
-            raise CaptureError(
-                f"The module '{path or type(module).__name__}' is {kind}, so its operators cannot be captured.",
-                "Use the model without torch.compile and torch.jit.",
-            )
+        text = f"The module '{path or type(module).__name__}' is {{}}, so its operators cannot be captured."
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnseenOperators(text.format("scripted"), "Use the model without torch.jit.")
+        if type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None:
+            raise UnseenOperators(text.format("compiled"), NOT_COMPILED)
 
 
 @dataclass(slots=True)
@@ -357,10 +401,8 @@ class ForwardRecorder(Recorder):
     ) -> None:
         super().__init__(model, device_type, fakes=repeated.fakes if repeated else None)
         self.watch, self.repeated = watch, repeated
-        self.thread = threading.get_ident()
         self.open_calls: list[_OpenCall] = []
         self.operators: Counter[str] = Counter()
-        self.traces: dict[str, CallTrace] = {}
         self.roles: dict[int, str] = {}
         self.leaves: dict[int, dict[str, Any] | None] = {}
         for module in model.modules():
@@ -370,11 +412,14 @@ class ForwardRecorder(Recorder):
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
-        with watched_modules(self.call_module), WatchedFunctions(self.call_function):
+        functions = WatchedFunctions(self.call_function)
+        with watched_modules(self.call_module), functions, functions.hidden_from_modules():
             yield
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self.open_calls or threading.get_ident() != self.thread:
+        if self.unseen.in_other_thread():
+            return self.module_elsewhere(original, module, args, kwargs)
+        if self.open_calls:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
         known = id(module) in self.leaves  # False if the model created it during the pass
@@ -391,15 +436,21 @@ class ForwardRecorder(Recorder):
                 given = describe() if repeated is not None else None
                 found, out = self._run(call, given, functools.partial(original, module, *args, **kwargs))
                 if call.costly and (given := given or describe()):
-                    self._close(call, given, out)
+                    self._close(call, given, out, repeated=found)
                     if repeated is not None and not found:
                         repeated.learn(given, call.costly, call.written, out)
         self.path = outer  # only on success: after an error the path says where it was raised
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.open_calls or threading.get_ident() != self.thread:
+        if self.open_calls:
             return func(*args, **kwargs)
+        if func is torch._nested_tensor_from_mask:
+            raise UnseenOperators(
+                f"The module '{self.path}' makes a nested tensor of its input, because it gets a padding mask. An "
+                "operator tuple cannot describe nested tensors.",
+                "Build nn.TransformerEncoder with enable_nested_tensor=False.",
+            )
         name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(inspect.unwrap(func))  # if it is replaced
         run = functools.partial(self.placed, func, args, kwargs)
         called = name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
@@ -409,7 +460,7 @@ class ForwardRecorder(Recorder):
                 given = self._describe(call, name, args, kwargs)
             found, out = self._run(call, given, run)
             if found and given is not None:
-                self._close(call, given, out)
+                self._close(call, given, out, repeated=True)
             elif call.costly:
                 if call.values_read and name not in RETURNS_TO_HOST:
                     (args, kwargs), given = self._split_off_reads(call, args, kwargs), None
@@ -530,16 +581,10 @@ class ForwardRecorder(Recorder):
             self._gap(call, error_text(error))
             return None
 
-    def _close(self, call: _OpenCall, given: DescribedCall, out: Any) -> None:
+    def _close(self, call: _OpenCall, given: DescribedCall, out: Any, *, repeated: bool = False) -> None:
         spec, stored, index = given.spec, self.storages, len(self.calls)
-        if spec.id not in self.traces:
-            texts = []
-            for tensor in tensors_in(out):
-                shape = tuple(tensor.shape)
-                stride = canonical_stride(shape, tuple(tensor.stride())) or "contiguous"
-                texts.append(f"{shape} {stride} {tensor.dtype}")
-            produced = new_bytes(out, given.storages)
-            self.traces[spec.id] = CallTrace(tuple(call.costly), tuple(texts), call.flops, shapes_of(out), produced)
+        if not repeated:
+            self.note_trace(given, call.costly, out, call.flops)
         before = len(stored.tensors)
         shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
         behind = {stored.add(tensor, "", one.role): tensor for tensor, _, one in shown}

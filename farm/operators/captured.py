@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +21,7 @@ from farm.types.tuple import OperatorTuple, parse
 if TYPE_CHECKING:
     import torch
 
+MOST_TOLD = 3  # operators or outputs in the text of a difference
 ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activation", "temporary")
 
 
@@ -93,10 +94,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """The aten operators of one call that run a kernel, in order, and a description of each output.
+    """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a description of each
+    output; and the bits of each input that change its values when they are read (conjugated, negated).
 
-    ``flops`` counts 2 per multiply-add; ``shapes`` are those of the outputs, and ``new_bytes`` the size of those that
-    the call created. They give the cost of a call that PyTorch cannot run on meta.
+    In inference mode PyTorch shows other names for the same operators. ``flops`` counts 2 per multiply-add; ``shapes``
+    are those of the outputs, and ``new_bytes`` the size of those that the call created. They give the cost of a call
+    that PyTorch cannot run on meta.
     """
 
     operators: tuple[str, ...]
@@ -104,6 +107,38 @@ class CallTrace:
     flops: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
     new_bytes: int = 0
+    input_bits: tuple[str, ...] = ()
+    inference: bool = field(default=False, compare=False)
+    trained: tuple[bool, ...] = field(default=(), compare=False)  # of each input: a trained parameter, or a view of one
+
+    def difference(self, other: CallTrace, this: str, that: str) -> str:
+        """The first difference from another trace, in words; "" if there is none. ``this``, ``that``: what has them."""
+        for verb, mine, others in (
+            ("runs", _without_numbers(self.operators), _without_numbers(other.operators)),
+            ("returns", self.outputs, other.outputs),
+            ("reads", self.input_bits, other.input_bits),
+        ):
+            if mine != others:
+                texts = _told_apart(mine, others)
+                return f"{this} {verb} {texts[0]}; {that} {verb} {texts[1]}"
+        return ""
+
+
+def _without_numbers(operators: Iterable[str]) -> list[str]:
+    """The operators without those that make a tensor of a number: without a card, fakes cannot tell its device."""
+    return [name for name in operators if name != "aten.scalar_tensor.default"]
+
+
+def _told_apart(these: Sequence[str], those: Sequence[str]) -> tuple[str, str]:
+    """What two sequences have from their first difference on, as texts of a few entries."""
+    same = 0
+    while same < min(len(these), len(those)) and these[same] == those[same]:
+        same += 1
+    texts = []
+    for entries in (these[same:], those[same:]):
+        more = f" and {len(entries) - MOST_TOLD} more" if len(entries) > MOST_TOLD else ""
+        texts.append(", ".join(entries[:MOST_TOLD]) + more or "nothing")
+    return texts[0], texts[1]
 
 
 @dataclass(frozen=True)
@@ -121,11 +156,12 @@ class CapturedPass:
     tensors: tuple[CapturedTensor, ...]
     gaps: tuple[str, ...] = ()  # messages about aten operators without an owner: where each ran, and the reason
     overlaps: tuple[str, ...] = ()  # the same for aten operators with two owners
+    mismatches: Mapping[str, str] = field(default_factory=dict)  # tuple id -> how it differs from the call that ran
     device_type: str = "cpu"
     grad_enabled: bool = False
     training: bool = False
     operators: Counter[str] = field(default_factory=Counter)  # calls of each aten operator that runs a kernel
-    traces: dict[str, CallTrace] = field(default_factory=dict)  # by tuple id: of its first call; {} for a training step
+    traces: dict[str, CallTrace] = field(default_factory=dict, compare=False)  # by tuple id: of its first call
     slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
     launches: tuple[Launch, ...] = field(default=(), compare=False, repr=False)

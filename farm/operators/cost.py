@@ -26,6 +26,7 @@ from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild, written_inputs
+from farm.operators.unseen import Unseen
 from farm.types.deciding import deciding_input
 from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
@@ -220,7 +221,11 @@ def model_flops(
     """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With ``computed``, the model runs
     on its real tensors; otherwise on meta or fake tensors, which compute nothing. Raises `CaptureError` if the model
     raises an error."""
-    named = kwargs or {}
+    with Unseen().watching():
+        return _model_flops(model, args, kwargs or {}, computed, made)
+
+
+def _model_flops(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any], computed: bool, made: int) -> int:
     try:
         if computed:
             with _no_fused_path():
@@ -228,7 +233,7 @@ def model_flops(
         if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
                 return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
-        with fake_pass(model, args, kwargs, "cpu", made=made) as (_, fake_args, fake_kwargs), _no_fused_path():
+        with fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs), _no_fused_path():
             # Fake parameters: the counter adds hooks to inputs that require gradients.
             for parameter in model.parameters():
                 parameter.requires_grad_(False)

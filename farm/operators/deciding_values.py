@@ -235,7 +235,7 @@ def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> Ca
 
     calls = []
     tuples: dict[str, OperatorTuple] = {}
-    traces = {}
+    traces, mismatches = {}, {}
     for call in captured.calls:
         spec = captured.tuples[call.tuple_id]
         matches = waiting[call.module_path, spec.id] if spec.id in wanted else []
@@ -244,5 +244,8 @@ def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> Ca
         tuples.setdefault(spec.id, spec)
         if call.tuple_id in captured.traces:
             traces[spec.id] = captured.traces[call.tuple_id]
+        if call.tuple_id in captured.mismatches:
+            mismatches[spec.id] = captured.mismatches[call.tuple_id]
         calls.append(dataclasses.replace(call, tuple_id=spec.id))
-    return dataclasses.replace(captured, tuples=tuples, calls=tuple(calls), traces=traces)
+    of_calls = {"calls": tuple(calls), "traces": traces, "mismatches": mismatches}
+    return dataclasses.replace(captured, tuples=tuples, **of_calls)

@@ -14,8 +14,9 @@ import inspect
 import json
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from farm.types.tuple import (
     MOST_INTEGERS,
     OperatorTuple,
     TensorSpec,
+    canonical_stride,
     table_named,
 )
 
@@ -263,6 +265,40 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(entry)
 
 
+def texts_of_outputs(out: Any) -> tuple[str, ...]:
+    """Shape, stride, dtype and layout of each tensor in an output: what the next operator depends on."""
+    return tuple(map(_text_of_output, tensors_in(out)))
+
+
+def bits_of_inputs(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
+    """The layout bits of each tensor; () if no tensor has any."""
+    bits = tuple(_bits(tensor) or "plain" for tensor in tensors)
+    return bits if any(text != "plain" for text in bits) else ()
+
+
+def are_trained(tensors: Iterable[torch.Tensor]) -> tuple[bool, ...]:
+    """For each tensor, whether it is a parameter that requires gradients, or a view of one. Such a view requires them
+    also under ``no_grad``, and PyTorch chooses by it how it multiplies."""
+    return tuple(map(_is_trained, tensors))
+
+
+def _is_trained(tensor: torch.Tensor) -> bool:
+    base = tensor if tensor._base is None else tensor._base
+    return tensor.requires_grad and base.is_leaf
+
+
+def _bits(tensor: torch.Tensor) -> str:
+    return " ".join(bits_of(tensor)) if special_kind(tensor) is None else ""
+
+
+def _text_of_output(tensor: torch.Tensor) -> str:
+    shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return f"{shape} {tensor.layout}{' nested' if tensor.is_nested else ''} {dtype}"
+    stride = canonical_stride(shape, tuple(map(int, tensor.stride()))) or "contiguous"
+    return f"{shape} {stride} {dtype} {_bits(tensor)}".strip()
+
+
 def tensor_spec(layout: Layout) -> TensorSpec:
     """The description of a tensor with this layout."""
     role, name, shape, dtype, stride, storage, offset, bits = layout
@@ -302,6 +338,7 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     return any(storage_key(tensor) not in inputs for tensor in outputs)
 
 
+_TORCH = str(Path(torch.__file__).parent)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps the value under the new name.
@@ -401,8 +438,14 @@ def _twin(leaf: Any, parameters: str) -> nn.Module:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """True if the module has hooks or its own ``forward``, so it may compute something else than its class."""
-    return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__
+    """True if the module has hooks or its own ``forward``, or if another package replaced that of its class: it may
+    compute something else than PyTorch's class."""
+    return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__ or _is_replaced(type(module))
+
+
+def _is_replaced(leaf: type[nn.Module]) -> bool:
+    code = getattr(leaf.forward, "__code__", None)
+    return code is not None and not code.co_filename.startswith(_TORCH)
 
 
 def _is_equal(module: nn.Module, twin: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,6 +57,7 @@ PLACED = frozenset({_DEVICE, torch.tensor, torch.as_tensor, torch.Tensor.new_ten
 _OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
 _OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_IS_LEFT_ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default
 #: Operators that accept a boolean mask as an index; it selects the places that it marks.
 _INDEXING = frozenset(
     {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
@@ -316,6 +317,8 @@ class _RealIntegers(TorchDispatchMode):
         moved = func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device
         if moved and storage_key(real[0]) in self.fakes.on_card and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
             return real[0]  # it is there already, but says "cpu"
+        if func is _IS_LEFT_ALIGNED:
+            return _is_left_aligned(*args)
         if func in _PACKING and type(args[0]) is FakeTensor and type(args[1]) is not FakeTensor:
             return self._run_packing(func, args, kwargs)
         product = _grouped_product(func, args, kwargs)
@@ -409,6 +412,14 @@ class _RealIntegers(TorchDispatchMode):
                 self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
         originals = {id(one): tensor for tensor, one in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
+
+
+def _is_left_aligned(values: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether a mask hides only the ends of sequences. PyTorch computes a wrong answer on fake tensors."""
+    if type(mask) is FakeTensor:
+        raise DataDependentOutputException(_IS_LEFT_ALIGNED)
+    with torch._C._DisableTorchDispatch():
+        return bool(_IS_LEFT_ALIGNED(torch.empty(values.shape), mask))
 
 
 #: Shape, stride and dtype of a tensor with a storage of its own.

@@ -61,17 +61,17 @@ class Rebuilt:
                 # of its operand.
                 view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
             self.tensors.append(view)
-        self._target = _target(spec, self.tensors, device)
-        self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
+        self.target = _target(spec, self.tensors, device)
+        self.arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
         self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
 
     def run(self) -> Any:
         """Calls the operator once, in the caller's grad mode."""
-        return self._target(*self._arguments, **self._keywords)
+        return self.target(*self.arguments, **self._keywords)
 
     def run_on(self, activation: torch.Tensor) -> Any:
         """Calls the operator with another tensor as its first argument, for chains of equal layers."""
-        return self._target(activation, *self._arguments[1:], **self._keywords)
+        return self.target(activation, *self.arguments[1:], **self._keywords)
 
     def memory(self, index: int) -> torch.Tensor:
         """The storage of a tensor; it contains each element once, whatever the tensor's strides."""
@@ -80,7 +80,7 @@ class Rebuilt:
     @property
     def inputs(self) -> list[torch.Tensor]:
         """All tensors that a call passes, also those of the host that belong to the arguments."""
-        return [*self.tensors, *tensors_in((self._arguments, self._keywords))]
+        return [*self.tensors, *tensors_in((self.arguments, self._keywords))]
 
     @property
     def weights(self) -> list[torch.Tensor]:
@@ -162,7 +162,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         text = f"{label_of(spec)} needs {needed} bytes, more memory than any card has."
         raise Unmeasurable("rejected", text, "Choose a smaller batch or smaller sizes.")
-    storages = _allocate(spec, device)
+    storages = allocate(spec, device)
     if filled and device.type != "meta":
         generator = torch.Generator(device=device).manual_seed(seed)
         written = written_inputs(spec)
@@ -190,7 +190,7 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         return collectives.written(spec)
     try:
         meta = torch.device("meta")
-        trial = Rebuilt(spec, meta, _allocate(spec, meta))
+        trial = Rebuilt(spec, meta, allocate(spec, meta))
         before = [tensor._version for tensor in trial.tensors]
         with torch.no_grad():
             trial.run()
@@ -238,8 +238,14 @@ def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
     return tensor.offset == 0 and len(storage_users(spec)[tensor.storage]) == 1
 
 
-def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
-    """Allocates each storage: in its tensor's layout if that is alone, otherwise flat in its first tensor's dtype."""
+#: Makes a tensor with a storage of its own: shape, strides, dtype.
+Make = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+def allocate(spec: OperatorTuple, device: torch.device, make: Make | None = None) -> list[torch.Tensor]:
+    """Allocates each storage: in its tensor's layout if that is alone, otherwise flat in its first tensor's dtype.
+    ``make``: by default uninitialized memory on the device."""
+    make = make or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device))
     made = []
     for storage, size_bytes in sorted(storage_bytes(spec).items()):
         users = [spec.tensors[index] for index in storage_users(spec)[storage]]
@@ -247,11 +253,11 @@ def _allocate(spec: OperatorTuple, device: torch.device) -> list[torch.Tensor]:
         if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
             made.append(torch.empty(first.shape, dtype=dtype, pin_memory=True))  # host and card both read it
         elif _is_alone(spec, first):
-            made.append(torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device))
+            made.append(make(first.shape, first.strides, dtype))
         else:
             widest = max(user.itemsize_bytes for user in users)
             elements = -(-size_bytes // widest) * widest // first.itemsize_bytes
-            made.append(torch.empty(elements, dtype=dtype, device=device))
+            made.append(make((elements,), (1,), dtype))
     return made
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlmodel import Session, col, select
@@ -54,6 +54,7 @@ class Operators:
     gaps: tuple[str, ...] = ()
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
     card_model: str = ""  # only of a compiled model: the card model for which its kernels were generated
+    mismatches: Mapping[str, str] = field(default_factory=dict)  # label -> why the tuple is not measured
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,6 +65,7 @@ class Operators:
             "model_flops": self.model_flops,
             "bytes_moved": sum(row.count * row.bytes_per_call for row in self.rows),
             "gaps": list(self.gaps),
+            "mismatches": dict(self.mismatches),
             "operators": [vars(row) for row in self.rows],
         }
 
@@ -76,7 +78,9 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     extracted = extract(variant)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
-    return Operators(variant, _rows(needed_of(extracted), peaks), extracted.model_flops, gaps, refusal)
+    needed = needed_of(extracted)
+    mismatches = {one.label: one.mismatch for one in needed if one.mismatch}
+    return Operators(variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches)
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:

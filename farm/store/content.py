@@ -189,7 +189,14 @@ def store_extraction(session: Session, variant: Variant, extraction: Extraction,
     store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
     costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
     store_variant(session, variant, **costs)
+    if taken.mismatches:
+        capture.verification = Verification(mismatches=taken.mismatches).to_json()
     return store_capture(session, taken.calls, capture)
+
+
+def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
+    """Return tuple id -> why its reading would not be that of the model's calls, for the tuples of a capture."""
+    return Verification.from_json(session.get_one(tables.Capture, capture_id).verification).mismatches or {}
 
 
 def reading_row(reading: Reading) -> dict[str, Any]:
@@ -207,7 +214,9 @@ def reading_row(reading: Reading) -> dict[str, Any]:
 def add_reading(
     session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str
 ) -> tables.ReadingRow:
-    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_* and *_id."""
+    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_* and *_id. Raises
+    `Unmeasurable` if its time is not positive."""
+    reading = reading.plausible()
     row = tables.ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
@@ -380,7 +389,8 @@ def store_observed(
         found = _labelled(session, found)
         if not is_same and predicted.origin == "observed" and found.matches:
             found = _with_other_values(found)
-        verification = dataclasses.replace(found, card=card_id, read_at_s=read_clock_s(session))
+        unlike = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
+        verification = dataclasses.replace(found, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike)
         predicted.verification = verification.to_json()
         if observed is None or is_same:
             return None

@@ -33,8 +33,9 @@ from farm.operators import collectives
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
-from farm.operators.cost import flop_counter
+from farm.operators.cost import flop_counter, operator_flops
 from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
+from farm.operators.unseen import Unseen
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
@@ -56,10 +57,10 @@ def capture_step(
     ``warmed_up``, the first step has already run, and FLOPs are not counted. ``about``: of a `Recorder`; ``around``
     returns the context to enter around each aten operator. Raises `CaptureError` if the step raises an error, or
     changes the model's structure."""
-    flops = None
+    flops, unseen = None, Unseen()
     parameters = {name for name, _ in step.model.named_parameters()}
     try:
-        with torch.autograd.set_multithreading_enabled(False):
+        with unseen.watching(), torch.autograd.set_multithreading_enabled(False):
             if not warmed_up:
                 with flop_counter() as counter:
                     step.run()
@@ -67,6 +68,7 @@ def capture_step(
             step.count_from_one()
             before = _structure(step.model)
             recorder = StepRecorder(step, device_type, **about)
+            recorder.unseen = unseen
             with recorder.watching_step():
                 step.run(recorder.stage)
         after = _structure(step.model)
@@ -145,6 +147,8 @@ class StepRecorder(Recorder):
         self.node, self.first_node = node, self.first_node or node
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.unseen.in_other_thread():
+            return self.module_elsewhere(original, module, args, kwargs)
         if self.open is not None:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
@@ -256,7 +260,7 @@ class StepRecorder(Recorder):
                 out = func(*args, **kwargs)
             self.in_attention = False
             self.views_special(func, out)
-            out = _as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
+            out = as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
             # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
             # A card gets numbers beside a mask, but not for an assignment, as in a split embedding; fakes get both.
@@ -268,7 +272,7 @@ class StepRecorder(Recorder):
             if func is _ATTENTION:
                 self._record(func, args, kwargs, out)
             elif within := collectives.inside(func, args, kwargs, out):
-                self._record(*within, None)
+                self._record(*within, None, returned=False)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
             elif not counter and user not in ("__setitem__", "Embedding") and costs(func, args, kwargs, out):
@@ -299,7 +303,7 @@ class StepRecorder(Recorder):
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True) -> None:
         kind = "function" if func is _ATTENTION else "aten"
         name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
         found = self._part()
@@ -312,12 +316,15 @@ class StepRecorder(Recorder):
         roles = {one: "" if place is None else stored.tensors[place].role for one, place in places.items()}
         table = TensorTable({one: role_in_tuple(role) for one, role in roles.items()})
         try:
-            spec = self.describe(name, kind, args, kwargs, table).spec
+            described = self.describe(name, kind, args, kwargs, table)
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
+        if returned:
+            flops = operator_flops(func, args, kwargs, out) if kind == "aten" else 0
+            self.note_trace(described, (name,), out, flops)
         changed = () if kind == "function" else written_tensors(func, args, kwargs)
-        self._add(spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
+        self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(
         self,
@@ -392,7 +399,7 @@ _WEIGHT_OF = {
 }
 
 
-def _as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
+def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
     """Corrects the dtype or layout of a fake output to match a device; returns real outputs unchanged.
 
     Under autocast the statistics of a normalization have the dtype of its weights; those of a layer norm on a card are

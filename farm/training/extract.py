@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +15,24 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused
+from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
 from farm.models.building import replaced
 from farm.models.tensor_kinds import bytes_of, special_tensors
 from farm.models.user_code import captured_code
+from farm.operators import self_check
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.settings import settings
-from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
+from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
 
+MEASURABLE_ALONE = "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
 MOST_PLACES = 3  # places listed per reason
 MOST_MASK_BYTES = 2**28  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
@@ -62,6 +65,11 @@ class Extraction:
             if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
                 step = "Remove torch.autocast from the model, and choose one dtype for all of it: --dtype bfloat16."
             return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
+        mismatches = self.capture.mismatches
+        if mismatches and mismatches.keys() >= self.capture.tuples.keys():
+            reasons = "; ".join(dict.fromkeys(mismatches.values()))
+            text = f"No operator of {name} can be measured alone as the model runs it: {reasons}."
+            return CaptureError(text, MEASURABLE_ALONE)
         if not self.capture.calls:
             text = f"{name} has no operators to measure: no call on its example input computes or copies data."
             return CaptureError(text, "Give an example input that the model computes with.")
@@ -106,7 +114,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
         if variant.step:
             return _step_extraction(variant, device_type)
         if variant.cards > 1:
-            captured = _extract_split(variant, device_type, grad=grad)
+            captured = _checked(_extract_split(variant, device_type, grad=grad), device_type)
             costs = costs_of(captured)
             # PyTorch's counter cannot count one rank's part.
             return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
@@ -116,7 +124,7 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
 
 
 def _step_extraction(variant: Variant, device_type: str) -> Extraction:
-    step = extract_step(variant, device_type=device_type)
+    step = _checked(extract_step(variant, device_type=device_type), device_type)
     assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
     peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
     return Extraction(step, costs_of(step), step.flops, peak_bytes)
@@ -126,8 +134,9 @@ def _extract_forward(variant: Variant, device_type: str, *, grad: bool) -> tuple
     """The operators and the FLOPs of a forward pass, without values if possible."""
     model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
     try:
-        return _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
-    except UnsupportedTensor:
+        captured, flops = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
+        return _checked(captured, device_type), flops
+    except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
         if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
@@ -135,8 +144,10 @@ def _extract_forward(variant: Variant, device_type: str, *, grad: bool) -> tuple
         _check_may_run(model, error)
     try:
         model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
-        return capture(model, inputs, grad_enabled=grad), model_flops(model, inputs, computed=True)
-    except UnsupportedTensor:
+        captured = capture(model, inputs, grad_enabled=grad)
+        flops = model_flops(model, inputs, computed=True)
+        return self_check.checked_on(torch.device("cpu"), captured), flops
+    except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
         raise CaptureError(error.message, f"{error.next_step}{catalog.hint_about_inputs(variant)}") from error
@@ -157,11 +168,17 @@ def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) ->
     """The operators and the FLOPs of a model. If it reads a value of a large mask, masks are computed."""
     try:
         return predict(model, inputs, **about), model_flops(model, inputs)
-    except UnsupportedTensor:
+    except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError:
         captured = predict(model, inputs, made=MOST_MASK_BYTES, **about)
         return captured, model_flops(model, inputs, made=MOST_MASK_BYTES)
+
+
+def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
+    """The capture of a pass on fake tensors with its mismatches."""
+    stands = device_type == "cuda" and captured.device_type == "cpu"
+    return self_check.checked(captured, device_type, corrected=functools.partial(as_computed, on_card=stands))
 
 
 def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, Self, cast, get_args, get_type_hints
 
-from farm.errors import Unreadable
+from farm.errors import Unmeasurable, Unreadable
 from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
@@ -369,13 +369,37 @@ class Reading:
             values["energy_mj"] = self.energy_mj - other.energy_mj
             half_widths_mj = self.energy_half_width_mj or 0.0, other.energy_half_width_mj or 0.0
             values["energy_half_width_mj"] = math.hypot(*half_widths_mj)
-            values["power_w"] = values["energy_mj"] / values["time_us"] * 1e3
+            values["power_w"] = values["energy_mj"] / values["time_us"] * 1e3 if values["time_us"] > 0 else 0.0
         if (burst := details.burst) is not None and burst.time_us:
             energy_mj = None if burst.energy_mj is None else burst.energy_mj - (other.energy_mj or 0.0)
             burst = dataclasses.replace(burst, time_us=burst.time_us - other.time_us, energy_mj=energy_mj)
             details = dataclasses.replace(details, burst=burst)
         flags = tuple(sorted({*self.flags, *other.flags}))
         return dataclasses.replace(self, **values, details=details, flags=flags)
+
+    def plausible(self) -> Self:
+        """Return the reading without powers and energies that are not positive. The flag `no_energy` replaces them.
+        Further figures in its details that are not positive are left out, with the reason. Raises `Unmeasurable` if a
+        time of the reading is not positive."""
+        for name in ("time_us", "time_median_us", "time_trimmed_us"):
+            value = getattr(self, name)
+            if value <= 0:
+                text = f"The measured time of a pass is not positive: {name} is {value:.6g}."
+                raise Unmeasurable("not_positive", text, "Measure it again, with a longer window.")
+        found, why = self, "the measured figures are not positive"
+        burst, replay, eager_us = self.details.burst, self.details.in_order, self.details.eager_time_us
+        if burst is not None and _is_not_positive(burst.time_us, burst.power_w, burst.energy_mj):
+            found = found.noting(burst=None)
+        if replay is not None and _is_not_positive(replay.time_us, replay.energy_mj):
+            found = found.noting(in_order=None, in_order_missing=why)
+        if _is_not_positive(eager_us):
+            found = found.noting(eager_time_us=None, eager_time_missing=why)
+        if _is_not_positive(self.power_w, self.energy_mj):
+            absent: dict[str, Any] = dict.fromkeys(
+                ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
+            )
+            found = dataclasses.replace(found, **absent).flagged("no_energy")
+        return found
 
     def flagged(self, *flags: str) -> Self:
         """Return a copy of the reading with more flags. The flags are sorted."""
@@ -397,6 +421,10 @@ class Reading:
             "trace": Trace.unpack(base64.b64decode(packed)) if packed else None,
         }
         return cls(**{**data, **parsed})
+
+
+def _is_not_positive(*values: float | None) -> bool:
+    return any(value is not None and value <= 0 for value in values)
 
 
 def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
@@ -519,6 +547,7 @@ class Verification(_Stored):
     observer_effect: tuple[str, ...] | None = None  # differences of the observed from the unobserved pass, in words
     missing: Mapping[str, int] | None = None  # tuple id -> predicted calls that did not occur
     unexpected: Mapping[str, int] | None = None  # tuple id -> calls that were not predicted
+    mismatches: Mapping[str, str] | None = None  # tuple id -> how its rebuilt operator differs from the model's call
     gaps: tuple[str, ...] | None = None  # in the observed capture, in words
     overlaps: tuple[str, ...] | None = None
     unobserved_kernels: int | None = None  # number of kernels launched in the unobserved pass

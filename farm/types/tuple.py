@@ -280,6 +280,7 @@ class NeededTuple:
     calls: Mapping[str, int]  # how often the model calls it in each class of data ("" if unknown)
     spec: Mapping[str, Any]  # its description (`OperatorTuple.to_json`)
     outputs: Sequence[Sequence[int]] | None = None  # their shapes
+    mismatch: str = ""  # why a reading of the tuple is not that of the model's calls (`farm.operators.self_check`)
 
     @property
     def all_calls(self) -> int:

@@ -126,11 +126,13 @@ class Evidence:
         scope = (self.round and self.round.operators) or self.job.request.get("operators", ["all"])
         by_subject = _preferred(item for item in self.items if item.role == "tuple")
         protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
+        unlike = self.seen.mismatches or {}
         parts = []
         for (operator_id, data), count in number.items():
             operator = operators[operator_id]
             item = by_subject.get((operator_id, protocol_ids[data]))
-            row = self.readings.get(item.reading_id or "") if item else None
+            mismatch = unlike.get(operator_id, "")
+            row = self.readings.get(item.reading_id or "") if item and not mismatch else None
             view = ReadingView.of(row).on_cards(cards) if row else None
             if row and view and (note := canary_of(row.details)) and _place(row.card_id, note) in self.changed:
                 view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
@@ -142,10 +144,10 @@ class Evidence:
                     data=data,
                     count=count,
                     reading=view,
-                    reason="" if row else self._reason(operator_id, item, in_scope),
+                    reason="" if row else mismatch or self._reason(operator_id, item, in_scope),
                     card_id=row.card_id if row else item.card_id if item else "",
                     in_scope=in_scope,
-                    reused=bool(item and item.reused),
+                    reused=bool(row and item and item.reused),
                 )
             )
         return parts

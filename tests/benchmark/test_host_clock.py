@@ -8,6 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -47,6 +48,22 @@ def test_time_in_which_the_core_does_other_work_is_no_part_of_a_pass() -> None:
     one.visit(0)
     assert one.rounds[0].took_s < 0.025
     assert one.waited_share > 0.5
+
+
+def test_calls_of_modules_in_another_thread_make_no_time_negative() -> None:
+    """Each thread has a clock of its own, and that of a new thread begins at zero."""
+    layer = torch.nn.Linear(8, 8)
+
+    def work() -> None:
+        thread = threading.Thread(target=lambda: layer(torch.randn(4, 8)))
+        thread.start()
+        thread.join()
+        layer(torch.randn(4, 8))
+
+    one = timer(work)
+    one.visit(0)
+    assert all(section_s >= 0 for found in one.rounds for section_s in found.sections_s)
+    assert {len(found.sections_s) for found in one.rounds} == {2}
 
 
 def test_subjects_are_timed_in_turn_and_the_whole_three_times_in_each() -> None:

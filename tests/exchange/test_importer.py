@@ -162,7 +162,7 @@ def mangled(folder, target, table="readings", metadata=None, **changes):
         ("card_kind", "abacus", "'cuda', 'cpu' or 'simulated', not 'abacus'"),
         ("time_us", float("nan"), "finite number"),
         ("time_us", -1.0, "greater than or equal to 0, not '-1.0'"),
-        ("time_us", 0.0, "time_us is zero"),
+        ("time_us", 0.0, "time_us is not positive"),
         ("time_us", None, "valid number"),
         ("flops", -1, "greater than or equal to 0"),
         ("launch", "rocket", "rocket"),

@@ -51,6 +51,30 @@ def test_a_completed_item_asks_for_its_aggregation_and_is_not_measured_again(any
     assert only(any_database, item.job_id).state == ItemState.DONE
 
 
+@pytest.mark.parametrize("figure", ["time_us", "time_median_us", "time_trimmed_us"])
+@pytest.mark.parametrize("value", [-28_000.0, 0.0])
+def test_a_time_that_is_not_positive_is_a_reason_and_no_reading(any_database, card, figure, value):
+    item = only(any_database, plan(any_database, [card]))
+    wrong = dataclasses.replace(READING, **{figure: value})
+    closed = complete(any_database, claim(any_database, item), card, reading=wrong)
+    assert (closed.accepted, closed.rounds) == (True, ((item.job_id, 1),))
+    item = only(any_database, item.job_id)
+    assert (item.state, item.reason, item.reading_id) == (ItemState.FAILED, "not_positive", None)
+    assert f"{figure} is {value:.6g}" in item.message
+    assert readings(any_database) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"energy_mj": -3.0}, {"energy_mj": 0.0, "power_w": 0.0}])
+def test_an_energy_that_is_not_positive_is_absent_and_flagged(any_database, card, wrong):
+    item = only(any_database, plan(any_database, [card]))
+    found = dataclasses.replace(READING, **wrong)
+    assert complete(any_database, claim(any_database, item), card, reading=found).accepted
+    with any_database.read() as session:
+        row = session.exec(select(tables.ReadingRow)).one()
+    assert (row.time_us, row.energy_mj, row.energy_half_width_mj, row.power_w) == (10.0, None, None, None)
+    assert row.flags == ["no_energy"]
+
+
 def test_the_lease_lets_another_in_and_the_token_keeps_the_late_one_out(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     late = claim(any_database, item, lease_s=-1)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from farm.errors import Unreadable
+from farm.errors import Unmeasurable, Unreadable
 from farm.types.reading import (
     Burst,
     CanaryNote,
@@ -18,6 +18,7 @@ from farm.types.reading import (
     of_ranks,
 )
 
+NOT_POSITIVE = "the measured figures are not positive"
 STORED = {
     "method": 4,
     "copies": 9,
@@ -65,6 +66,36 @@ def test_details_of_another_version_are_read_as_far_as_they_are_known():
     assert details.canary is None, "a canary without a time is none"
     assert details.to_json()["humidity_percent"] == 40
     assert Details.from_json(None) == Details.from_json({}) == Details()
+
+
+PLAIN = Reading(10.0, 0.1, 10.0, 10.0, 100, 0.5, 0.1, power_w=100.0, energy_mj=1.0)
+
+
+@pytest.mark.parametrize(
+    ("noted", "left"),
+    [
+        ({"burst": Burst(-1.0)}, {}),
+        ({"burst": Burst(9.0, energy_mj=0.0)}, {}),
+        ({"eager_time_us": 0.0}, {"eager_time_missing": NOT_POSITIVE}),
+        ({"in_order": InOrder(9.0, 0.1, -2.0, 0.1)}, {"in_order_missing": NOT_POSITIVE}),
+    ],
+)
+def test_further_figures_that_are_not_positive_are_left_out_with_the_reason(noted, left):
+    found = PLAIN.noting(**noted).plausible()
+    assert found.details.to_json() == left
+    assert (found.time_us, found.energy_mj, found.flags) == (10.0, 1.0, ())
+
+
+def test_what_is_positive_stays():
+    found = PLAIN.noting(burst=Burst(9.0, energy_mj=1.0), eager_time_us=20.0)
+    assert found.plausible() == found
+
+
+def test_a_pass_that_takes_no_longer_than_the_copies_in_it_has_no_time():
+    copies = Reading(10.0, 0.1, 10.0, 10.0, 100, 0.5, 0.1, power_w=90.0, energy_mj=0.9)
+    with pytest.raises(Unmeasurable, match="time_us is 0") as caught:
+        PLAIN.without(copies).plausible()
+    assert caught.value.reason == "not_positive"
 
 
 def test_a_verification_is_written_as_it_was_read():
