@@ -98,12 +98,11 @@ def main() -> None:
         return plan(options)
     from farm.devices.host import discover
     from farm.settings import settings
-    from farm.store.database import Database
+    from farm.store.upgrades import writable_database
 
     settings.cache_clear()
     wanted = {int(index) for index in options.cards.split(",") if index}
-    database = Database(settings().database)
-    database.upgrade()
+    database = writable_database()
     if options.budget_s > 0:
         cards = [card for card in discover(settings()) if not card.refusal and (not wanted or card.index in wanted)]
     else:
@@ -185,11 +184,10 @@ def plan(options: argparse.Namespace) -> None:
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes
-    from farm.store.database import Database
+    from farm.store.upgrades import writable_database
 
     settings.cache_clear()
-    database = Database(settings().database)
-    database.upgrade()
+    database = writable_database()
     there: set[tuple[str, str]] = set()
     total_s = 0.0
     print(f"{'variant':34} {'calls':>6} {'tuples':>7} {'parts':>6} {'new':>5} {'card s':>7} {'sum s':>7}")

@@ -3,9 +3,9 @@
 Existing rows stay. The script adds valid readings of real cards by the current method, without rough ones (except those
 of collectives), from each database, with their jobs, captures and verdicts, without traces. It does not change the
 databases. Adding the same database again changes nothing, so run the script after every measurement. All verdicts are
-computed again from their readings. At the end the script writes the compressed database of all packaged readings. Run
-it without a database after a change of the database's schema, and with ``--verdicts`` after a change of the verdicts'
-arithmetic.
+computed again from their readings. At the end the script writes the compressed database of all packaged readings and
+the checksums of all packaged files. Run it without a database after a change of the database's schema, and with
+``--verdicts`` after a change of the verdicts' arithmetic.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
 from farm.store.database import Database
+from farm.store.package_files import write_checksums
 from farm.store.tables import ImportedVerdict, Job, VerdictRow
 from farm.types.collective import COLLECTIVES
 from farm.types.reading import METHOD
@@ -85,6 +86,7 @@ def compress() -> Path:
     """Write the compressed database of all packaged exports, and remove that of earlier exports."""
     import pyarrow
 
+    write_checksums()  # the exports may be new
     files = packaged_files()
     target = compressed_database(files)
     for old in FOLDER.glob("packaged-*.db.zst"):
@@ -96,6 +98,7 @@ def compress() -> Path:
             connection.exec_driver_sql(f"VACUUM INTO '{small}'")
         database.close()
         target.write_bytes(pyarrow.Codec("zstd", compression_level=19).compress(small.read_bytes(), asbytes=True))
+    write_checksums()
     return target
 
 

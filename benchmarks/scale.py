@@ -66,7 +66,7 @@ def fresh_database(postgres: bool) -> Iterator[Database]:
             url = f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/farm.db"
         database = Database(url)
         stack.callback(database.close)
-        database.upgrade()
+        database.create_or_check()
         yield database
 
 

@@ -264,7 +264,7 @@ def alone(url: str, items: int) -> float:
 
     cores = os.cpu_count() or 1
     database = Database(url)
-    database.upgrade()
+    database.create_or_check()
     (card,) = register(database, 0)
     job_id = plan(database, [card], number=items)
     ids = [item.id for item in items_of(database, job_id)]

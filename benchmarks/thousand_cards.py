@@ -194,7 +194,7 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         configure(Settings())
         database = Database(url)
         stack.callback(database.close)
-        database.upgrade()
+        database.create_or_check()
         job_id = prepare(database, cards, int(cards * ((options.warm_up_s + options.seconds) / options.item_s + 8)))
         finished_before(database, options.finished)
         with database.engine.connect() as connection:

@@ -72,7 +72,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     from farm.devices.host import discover
     from farm.requests.card_selection import by_model
     from farm.settings import settings
-    from farm.store.database import Database
+    from farm.store.upgrades import writable_database
     from tasks.embedded import EmbeddedFarm
 
     usable = [card for card in discover(settings()) if not card.refusal]
@@ -80,8 +80,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     deadline_s = began_s + options.budget_s
     per_card = options.per_card or max(2, int((options.budget_s - 2 * START_S) / 3 / ITEM_S))
     everyone = [card.id for card in cards]
-    database = Database(settings().database)
-    database.upgrade()
+    database = writable_database()
     with EmbeddedFarm(settings(), database, cards) as farm:
         runs = Runs(farm, deadline_s)
         operator_ids = runs.store(options.batch)

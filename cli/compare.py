@@ -98,7 +98,7 @@ def _paired(
     chosen = output.chosen_own_cards(card or [])[0]
     paired = paired_rounds(a, b, chosen, rounds)
     output.say_differences(variants_of(paired.sides.values()))
-    with output.upgraded_database() as database:
+    with output.writable_database() as database:
 
         def measured(number: int, a_job: str, b_job: str) -> None:
             with database.read() as session:

@@ -14,7 +14,7 @@ from cli import tables
 from cli.options import AsJson
 from cli.output import answer
 from cli.tables import Text
-from farm.safe_text import shown_url
+from farm.safe_text import shown_url, without_secrets
 from farm.types.format import plural
 
 if TYPE_CHECKING:
@@ -83,4 +83,6 @@ def _shown(name: str, value: Any) -> Any:
     """The value without passwords."""
     if name == "flower_basic_auth":
         return "***" if value else ""
-    return shown_url(value) if value and name in ("broker_url", "database_url", "database") else value
+    if value and name in ("broker_url", "database_url", "database"):
+        return shown_url(value)
+    return without_secrets(value) if isinstance(value, str) else value

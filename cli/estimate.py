@@ -142,7 +142,7 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
         )
     chosen = found.to_measure(options.measure, options.budget)
     labels = {one.operator_id: one.label for one in found.missing}
-    with output.upgraded_database() as database:
+    with output.writable_database() as database:
         say(f"Measuring {len(chosen)} tuples on {own[0]}: {', '.join(labels[id_] for id_ in chosen[:3])} ...")
         specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(own[0].kind)
         measure_tuples(specs, database=database, card=own[0].id, protocol=protocol)

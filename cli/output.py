@@ -220,14 +220,16 @@ def open_database() -> Database:
 
 
 @contextlib.contextmanager
-def upgraded_database() -> Iterator[Database]:
-    """The database of the settings, with this program's schema; created if it does not exist."""
-    from farm.settings import settings
-    from farm.store.database import Database
+def writable_database(*, may_upgrade: bool = False) -> Iterator[Database]:
+    """The database of the settings; see `farm.store.upgrades.writable_database`.
 
-    database = Database(settings().database)
+    Args:
+        may_upgrade: allows the upgrade of an embedded database. Its note is printed with --quiet, too.
+    """
+    from farm.store.upgrades import writable_database
+
+    database = writable_database(_tell if may_upgrade else None)
     try:
-        database.upgrade()
         yield database
     finally:
         database.close()

@@ -50,28 +50,32 @@ def export(
     )
     if as_json:
         files = {table: {"file": str(path), "rows": rows} for table, (path, rows) in written.files.items()}
-        emit_json({"files": files, "dictionary": str(written.dictionary)})
+        lacking = [vars(one) for one in written.left_out]
+        emit_json({"files": files, "dictionary": str(written.dictionary), "left_out": lacking})
         return
     for table, (path, rows) in written.files.items():
         emit(f"{path}  {rows} {plural(table[:-1], rows)}")
     emit(f"{written.dictionary}  meaning of the columns")
     if not written.files["readings"][1]:
         say(f"No readings match {selected}." if selected else "The database has no readings yet.")
+    for one in written.left_out:
+        say(f"Left out: {one}.")
 
 
 def import_(paths: list[Path], origin: str = "", as_json: AsJson = False) -> None:
     """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""
     from farm.exchange.importer import import_export
     from farm.exchange.packaged import export_at
-    from farm.settings import settings
-    from farm.store.database import Database
 
-    database = Database(settings().database)
-    database.upgrade() if database.missing else database.check_schema()
-    imported = [entry for path in paths for entry in import_export(database, export_at(path), origin=origin)]
+    with output.writable_database() as database:
+        imported = [entry for path in paths for entry in import_export(database, export_at(path), origin=origin)]
     if as_json:
-        rows = [{"file": str(one.path), "table": one.table, "rows": one.rows, "new": one.new} for one in imported]
+        rows = [{**vars(one), "file": str(one.path)} for one in imported]
+        for row in rows:
+            del row["path"]
         emit_json({"imported": rows})
         return
     for one in imported:
         emit(f"{one.path}  {one.rows} {plural(one.table[:-1], one.rows)}, {one.new} new")
+        if one.left_out:
+            say(f"{one.path} was left out: {one.left_out}.")

@@ -119,7 +119,7 @@ def _run(options: CliOptions, ending: Ending) -> None:
         there = output.open_database() if is_there(settings().database) else None
         follow.preview(submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json)
         return
-    with output.upgraded_database() as database:
+    with output.writable_database(may_upgrade=True) as database:
         if left := submissions.still_to_do(database, planned):
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)

@@ -16,6 +16,7 @@
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
+    ├── DamagedPackage             a file of the installation is damaged   exit 1
     ├── Unmeasurable               an item ends with a reason in its row   (not an exit)
     │   └── HostBusy               not now: the item waits again            (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
@@ -143,6 +144,19 @@ class Unreadable(FarmError):
     """A database row has a value that the farm never writes: another program or a disk error changed the row."""
 
 
+class DamagedPackage(FarmError):
+    """A data file of the installed package is damaged or missing."""
+
+    @classmethod
+    def of(cls, path: object, problem: str) -> DamagedPackage:
+        """``problem``: the end of a sentence, such as "cannot be read"."""
+        return cls(
+            f"The file '{path}' of the installed package {problem}.",
+            "Install the package again: `pip install --force-reinstall --no-deps operator-farm`, or `git checkout` the "
+            "file in a clone.",
+        )
+
+
 class Unmeasurable(FarmError):
     """One item could not be measured. ``reason`` is one of `REASONS` and is stored with the item.
 
@@ -253,6 +267,15 @@ def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[
         yield
     except OSError as error:
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", next_step) from error
+
+
+@contextlib.contextmanager
+def reading_package(path: object) -> Iterator[None]:
+    """A context for reading and decoding a data file of the package. Raises `DamagedPackage` if that fails."""
+    try:
+        yield
+    except Exception as error:
+        raise DamagedPackage.of(path, "cannot be read") from error
 
 
 def error_text(error: BaseException) -> str:

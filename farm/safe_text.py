@@ -11,15 +11,21 @@ import re
 from urllib.parse import quote, quote_plus, unquote
 
 UNREADABLE_URL = "<a URL that cannot be read>"
-_SQLITE_FILE = re.compile(r"sqlite(?:\+\w+)?:///[^?]*")
+# A path with an account before it is a URL of a server with a wrong scheme.
+_SQLITE_FILE = re.compile(r"(?!.*:.*:.*@)sqlite(?:\+\w+)?:///[^?]*")
 # The password ends at the last @ before the path. A URL with another @ may have a part of its password behind the host.
 _URL = re.compile(
-    r"(?P<scheme>[A-Za-z][\w+.-]*)://(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^/?#]*))?@)?"
-    r"(?P<place>(?:[\w.%-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?(?:/[\w.~%/+-]*)?)(?:\?[^@#]*)?"
+    r"(?P<scheme>[A-Za-z][A-Za-z\d.+-]*)://"
+    r"(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^/?#]*))?@)?"
+    r"(?P<host>[\w.%-]*|\[[0-9A-Fa-f:.]+\])(?P<port>:\d{0,5})?(?P<path>/[^?#]*)?"
+    r"(?:\?[^@#]*)?"
 )
+_USER = re.compile(r"[\w.~-]*")
+#: A database or a path, decoded. Other characters may separate a password.
+_PATH = re.compile(r"[\w.~/+-]*")
 #: Options of a URL whose values are no secrets, and schemes.
-_PLAIN_TEXT = """application_name connect_timeout db dbname host hostaddr mode options port ssl_ca_certs ssl_cert_reqs
-    ssl_certfile ssl_check_hostname ssl_keyfile sslcert sslkey sslmode sslrootcert timeout uri user
+_PLAIN_TEXT = """application_name connect_timeout db dbname farm host hostaddr mode options port ssl_ca_certs
+    ssl_cert_reqs ssl_certfile ssl_check_hostname ssl_keyfile sslcert sslkey sslmode sslrootcert timeout uri user
     http postgres postgresql redis rediss socket sqlite unix"""
 _PLAIN_WORDS = frozenset(_PLAIN_TEXT.split())
 _OPTION = re.compile(r"([\w.-]+)\s*=\s*('[^']*'|[^&]*?)(?=&|\Z|\s+\w+\s*=|\s*\Z)")
@@ -31,17 +37,36 @@ def shown_url(url: str) -> str:
     """The harmless parts of a URL: scheme, user, host, port, and database or path; a fixed text if they are unclear.
 
     The user of a broker's URL is hidden if the URL has no password: in ``redis://word@host``, `word` is often the
-    password, because a person omitted the colon before it.
+    password, because a person omitted the colon before it. A user with other characters than those of a name is
+    hidden, because one of them may stand for the colon.
     """
-    if found := _SQLITE_FILE.match(url):
-        return found[0]
-    if not (found := _URL.fullmatch(url)):
+    sqlite = _SQLITE_FILE.match(url)
+    if sqlite:
+        return sqlite[0]
+    found = _URL.fullmatch(url)
+    if not found or not _is_clear(found["host"], found["path"] or ""):
         return UNREADABLE_URL
+    place = found["host"] + (found["port"] or "") + (found["path"] or "")
+    return f"{found['scheme']}://{_shown_account(found)}{place}"
+
+
+def _is_clear(host: str, path: str) -> bool:
+    """True if a host and a path, decoded, have no characters that may separate a password."""
+    decoded = unquote(host)
+    if "%" in host and not decoded.startswith("/"):  # only the folder of a socket needs codes
+        return False
+    is_address = host.startswith("[")
+    return bool((is_address or _PATH.fullmatch(decoded)) and _PATH.fullmatch(unquote(path)))
+
+
+def _shown_account(found: re.Match[str]) -> str:
     user, password = found["user"], found["password"]
-    if user and not password and found["scheme"].startswith("redis"):
+    if user is None:
+        return ""
+    is_name = _USER.fullmatch(user) and (password or found["scheme"].lower().startswith("postgres"))
+    if user and not is_name:
         user = "***"
-    account = "" if user is None else f"{user}:***@" if password else f"{user}@"
-    return f"{found['scheme']}://{account}{found['place']}"
+    return f"{user}:***@" if password else f"{user}@"
 
 
 def keep_secret(value: str) -> None:
@@ -50,23 +75,32 @@ def keep_secret(value: str) -> None:
     What `shown_url` shows is not hidden. A URL that cannot be read has its password between the first colon and the
     last @.
     """
-    shown, words = shown_url(value), set()
+    shown, words = shown_url(value), set[str]()
     for part in re.split(r"[;,](?=[A-Za-z+]+://)", value):
-        _, has_scheme, rest = part.rpartition("://")
-        options = _OPTION.findall(part.partition("?")[2] if has_scheme else part)
-        words |= {text.strip("'") for name, text in options if name not in _PLAIN_WORDS}
-        account, at, _ = rest.rpartition("@")
-        if not at and shown == UNREADABLE_URL and not options:  # the password may stand in the place of the host
-            account = rest
-        user, colon, password = account.partition(":")
-        words.add(password if colon else user)
+        for text in (part, unquote(part)):  # a person may have encoded the colon or the @, too
+            words |= _secret_words(text, shown)
     words |= {piece for word in words for text in (word, unquote(word)) for piece in re.split(r"\W+", text)}
-    for word in words - _PLAIN_WORDS | {value}:
+    whole = {value}
+    if shown == UNREADABLE_URL:
+        whole.add(value.rpartition("://")[2].partition("/")[0])  # a client may name it as the host
+    for word in words - _PLAIN_WORDS | whole:
         for form in (word, unquote(word), quote(word, safe=""), quote_plus(word)):
-            if len(form) >= _SHORTEST_SECRET and (form == value or form not in shown):
+            if len(form) >= _SHORTEST_SECRET and (form in whole or form not in shown):
                 _secrets.update((form, repr(form)[1:-1], json.dumps(form)[1:-1], printable(form)))
     _secrets.discard(shown)
     _pattern_of_secrets.cache_clear()
+
+
+def _secret_words(url: str, shown: str) -> set[str]:
+    """The password, or what may be one, and the values of the options of a URL, of which `shown` is shown."""
+    _, has_scheme, rest = url.rpartition("://")
+    options = _OPTION.findall(url.partition("?")[2] if has_scheme else url)
+    words = {text.strip("'") for name, text in options if name not in _PLAIN_WORDS}
+    account, at, _ = rest.rpartition("@")
+    if not at and shown == UNREADABLE_URL and not options:  # the password may stand in the place of the host
+        account = rest
+    user, colon, password = account.partition(":")
+    return words | {password if colon else user}
 
 
 @functools.cache

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy
+from celery.exceptions import Ignore
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import cards, future_times, groups, item_state, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.outage import SteadyAnswers
+from farm.jobs.outage import Outage, SteadyAnswers
 from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
@@ -51,6 +52,7 @@ LONGEST_PAUSE_S = 300.0
 
 WORKING = (CardState.IDLE, CardState.BUSY)
 
+_outage = Outage(log, "A round is not closed")
 _raised: Counter[str] = Counter()  # round -> failed aggregations in this process
 _requested: dict[tuple[str, int], tuple[int, float]] = {}  # round -> (requests by this process, time of the next one)
 
@@ -67,7 +69,20 @@ def aggregate(round_id: str) -> dict[str, str]:
     result of closing it (`Closing`) and the job's outcome.
 
     The task has one argument: Celery runs an errback with more arguments inside the worker that saw the failure.
+
+    If the database or the broker does not work, the outage is logged once and the message is dropped: the reconciler
+    publishes another one. Celery would log a traceback for each message.
     """
+    try:
+        found = _aggregate(round_id)
+    except FarmUnavailable as error:
+        _outage.note(error)
+        raise Ignore from error
+    _outage.over()
+    return found
+
+
+def _aggregate(round_id: str) -> dict[str, str]:
     job_id, _, number = round_id.partition("/")
     current = settings()
     with database().read() as session:

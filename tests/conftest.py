@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import gc
 import os
@@ -173,10 +172,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
 
 
 def _database_made_once(folder: Path, files: Sequence[Path], _cache: Path) -> Database:
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # otherwise two processes could create it at the same time
-        return _database_of(files, folder)
+    return _database_of(files, folder)
 
 
 @pytest.fixture(scope="session")

@@ -300,7 +300,7 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
         configure(Settings(broker_url=site.broker.url))
         site.database = Database(site.postgres.url(DATABASE))
         stack.callback(site.database.close)
-        site.database.upgrade()
+        site.database.create_or_check()
         settings = {
             "FARM_DATABASE_URL": site.postgres.url_over_tcp(DATABASE) if middle else site.postgres.url(DATABASE),
             "FARM_SIMULATED_ITEM_S": str(item_s),

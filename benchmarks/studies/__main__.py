@@ -80,7 +80,7 @@ def _verb(study: Study) -> Callable[..., None]:
             if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
         )
         options = StudyOptions(request.variant, quick, tuples, neighbours)
-        with output.upgraded_database() as database:
+        with output.writable_database() as database:
             made = results.perform(study, database, chosen, options, say)
         _output(made, png, as_json)
 

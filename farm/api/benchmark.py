@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from farm.errors import UsageError
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
-from farm.store.database import Database
+from farm.store.upgrades import writable_database
 from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME
 from farm.types.protocol import Protocol, Subject
@@ -51,6 +52,7 @@ def measure_benchmark(
 
     Raises:
         UsageError, NoSuchCard: the target is neither a module nor a function, or there is no such card.
+        SchemaMismatch, DatabaseUnreachable: the database cannot store the reading; nothing was measured.
         CardBusy: another process measures on the card.
         Unmeasurable: the target raises an error, or the card lacks memory.
     """
@@ -69,12 +71,10 @@ def measure_benchmark(
     variant = dataclasses.replace(variant, version=(revision or "")[:12])  # other code is another subject
     subject = Subject("variant", variant.id, variant.to_json())
     captured: Any = SimpleNamespace(variant=variant, model=model, args=inputs, kwargs={})  # without its operators
-    with CardLock(chosen.id, settings().lock_dir):
-        reading = measure_whole(captured, chosen, subject, how, until).noting(revision=revision)
-    database = Database(settings().database)
-    database.upgrade()
-    with database.write() as session:
-        store_variant(session, variant)
-    keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)
-    database.close()
+    with contextlib.closing(writable_database()) as database:  # before the measurement: it may refuse
+        with CardLock(chosen.id, settings().lock_dir):
+            reading = measure_whole(captured, chosen, subject, how, until).noting(revision=revision)
+        with database.write() as session:
+            store_variant(session, variant)
+        keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)
     return Benchmark(name, *(getattr(reading, one) for one in names_of(Benchmark)[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from farm.operators.captured import CapturedPass
     from farm.training.extract import Extraction
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -158,7 +161,6 @@ def _captured(
 
     from farm.operators import self_check
     from farm.operators.capture import capture, predict
-    from farm.operators.deciding_values import with_values
 
     about: Any = {"device_type": device_type, "grad_enabled": grad}
     try:
@@ -168,13 +170,29 @@ def _captured(
     except CaptureError as error:
         if device_type == "meta":
             raise
-        taken = capture(_copy_of(model, error), args, kwargs, **about)
-        return self_check.checked_on(torch.device(device_type), taken)
+        copied = _copy_of(model, error)
+    else:
+        return _with_values(taken, model, args, kwargs, about)
+    there = _device_type([*model.parameters(), *model.buffers(), *args, *kwargs.values()])
+    return self_check.checked_on(torch.device(there), capture(copied, args, kwargs, **about))
 
-    if device_type == "meta" or not any(map(lacks_values, taken.tuples.values())):
+
+def _with_values(
+    taken: CapturedPass, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], about: dict[str, Any]
+) -> CapturedPass:
+    """A capture with the values that decide how much work its calls do. If they are unknown, a copy runs with values;
+    they stay unknown if that is not possible."""
+    from farm.operators.capture import capture
+    from farm.operators.deciding_values import with_values
+
+    if about["device_type"] == "meta" or not any(map(lacks_values, taken.tuples.values())):
         return taken
-    copied = _copy_of(model, CaptureError("The work of some calls depends on values.", "Give the model on a CPU."))
-    return with_values(taken, lambda: capture(copied, args, kwargs, **about))
+    try:
+        copied = copy.deepcopy(model)
+        return with_values(taken, lambda: capture(copied, args, kwargs, **about))
+    except Exception:  # a lock, a file, a generator; or it runs on fake tensors only
+        _log.debug("The values that decide the work of calls are unknown", exc_info=True)
+        return taken
 
 
 def _copy_of(model: nn.Module, error: CaptureError) -> nn.Module:

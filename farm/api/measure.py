@@ -109,6 +109,7 @@ def measure_tuples(
     Raises:
         TupleRejected: a value is not a valid operator tuple.
         NoSuchCard, UsageError: there is no such card, or it does not support the protocol.
+        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
         CardBusy: a worker or another command holds the card.
         CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its health check.
         Unmeasurable: a tuple cannot be measured. Readings of earlier tuples remain in the database.
@@ -116,6 +117,8 @@ def measure_tuples(
     from farm.operators.cost import cost
 
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
+    if database is not None:
+        database.check_stores()
     chosen = own_card(card)
     how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
     found = []
@@ -166,9 +169,11 @@ def measure_model(
     Raises:
         UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is invalid.
         CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
+        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
     """
     if not isinstance(model, CapturedModel | Variant | str):
         raise no_model(model)
+    database.check_stores()
     chosen = own_card(card)
     captured = model if isinstance(model, CapturedModel) else None
     if captured is not None and compile:

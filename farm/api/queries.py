@@ -41,7 +41,7 @@ from farm.types.tuple import OperatorTuple
 
 
 def open_database(where: str | Path | None = None) -> Database:
-    """Open a database of the farm. A missing or empty SQLite file gets its tables; other databases are not changed.
+    """Open a database of the farm. A missing or empty database gets its tables; others are not changed.
 
     Args:
         where: a URL (``postgresql://...``, ``sqlite:////...``) or the path of a SQLite file. Default: the
@@ -56,9 +56,7 @@ def open_database(where: str | Path | None = None) -> Database:
     if isinstance(where, Path) or "://" not in url:
         url = f"sqlite:///{Path(url).expanduser().absolute()}"
     database = Database(url)
-    if database.missing or (database.engine.dialect.name == "sqlite" and database.schema_version() is None):
-        database.upgrade()
-    database.check_schema()
+    database.create_or_check()
     return database
 
 
@@ -219,7 +217,9 @@ def import_readings(source: str | Path, *, database: Database, origin: str = "")
 
     Raises:
         UsageError: a file is not an export, or damaged; then nothing is written.
+        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
     """
+    database.check_stores()
     return import_export(database, export_at(Path(source)), origin=origin)
 
 

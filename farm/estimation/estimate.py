@@ -273,6 +273,10 @@ def _no_readings(request: Request, where: str, why: str) -> NoReadings:
     )
 
 
+def _without_stop(note: str) -> str:
+    return note.removesuffix(".")
+
+
 def estimate(
     session: Session,
     variant: Variant,
@@ -296,7 +300,7 @@ def estimate(
         predictor: predicts tuples without a reading; None: they are left out. If the predictor names its software, the
             model needs no reading at all.
         unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
-        notes: notes about the predictor; used only if tuples are missing.
+        notes: notes about the predictor, such as why it cannot be read; used only if tuples are missing.
         needed: the tuples of the model; None: see `tuples_of`.
     """
     kind, roofline = peaks_of(session, card_model, variant.computes_in, protocol.tf32)
@@ -315,7 +319,7 @@ def estimate(
     else:
         where = card_model + f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         data = "copied" if variant.compile else default_data(kind, not (variant.step or variant.cards > 1))
-        why = unfilled + (f". Left out: {doubtful}" if doubtful else "")
+        why = ". ".join([unfilled, *([f"Left out: {doubtful}"] if doubtful else []), *map(_without_stop, notes)])
         raise _no_readings(Request(variant=variant, protocol=protocol.with_data(data)), where, why)
     found = _from_readings(variant, card_model, protocol, software, needed, weight, selected)
     notes = (*(notes if found.missing else ()), *found.notes)

@@ -18,7 +18,7 @@ from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
 from farm.estimation.estimate import Estimate, estimate
 from farm.estimation.generation import Generation, generation
 from farm.estimation.readings import card_model_named, peaks_of
-from farm.exchange.packaged import database_of, first_answer, packaged_database, packaged_files
+from farm.exchange.packaged import database_of, export_at, first_answer, packaged_database, packaged_files
 from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, TrainingRow, datasets, measured_models, stored_card_model
@@ -210,7 +210,7 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
     if own.covered_tuples >= before.covered_tuples:
         return False
     for path in packaged_files():
-        import_export(database, path)
+        import_export(database, export_at(path))
     return True
 
 

@@ -109,7 +109,7 @@ def stored_tuples(
 ) -> list[NeededTuple]:
     """Return the tuples of a stored capture of a model, preferably with the same launch; [] if there is none."""
     imported = CAPTURE.origin.like(tables.IMPORTED + "%")
-    kernels = [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed")] if variant.compile else []
+    kernels = [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")] if variant.compile else []
     stored = session.scalars(
         sqlalchemy.select(CAPTURE.id)
         .where(CAPTURE.variant_id == variant.id, CAPTURE.device_type == device_type, CAPTURE.grad.is_(False))

@@ -22,6 +22,7 @@ from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, select_readings
+from farm.exchange.left_out import LeftOut, left_out
 from farm.safe_text import FORMULA, cell
 
 if TYPE_CHECKING:
@@ -34,10 +35,11 @@ METADATA = b"operator_farm"  # metadata key that marks a Parquet file as an expo
 
 @dataclass(frozen=True)
 class Exported:
-    """The written files: table -> (file, rows)."""
+    """The written files: table -> (file, rows). ``left_out``: the rows that they do not contain, and why."""
 
     files: Mapping[str, tuple[Path, int]]
     dictionary: Path
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def export(
@@ -80,7 +82,8 @@ def export(
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
         with replacing_file(dictionary) as file:
             file.write(as_markdown().encode())
-    return Exported(files, dictionary)
+    written = {table: rows for table, (_, rows) in files.items()}
+    return Exported(files, dictionary, left_out(session, filters, written))
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:

@@ -31,11 +31,11 @@ from farm.exchange.tidy import ORIGIN, capture_key
 from farm.jobs import item_state
 from farm.safe_text import printable
 from farm.store import content, tables
-from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, READING
+from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
 from farm.store.database import Database, among, fetch_values, read_clock_s
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Variant, content_id
-from farm.types.reading import Trace
+from farm.types.reading import Trace, Verification
 from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple
 
@@ -65,12 +65,14 @@ class ImportRefused(UsageError):
 
 @dataclass(frozen=True)
 class Imported:
-    """The number of rows of one file, and how many of them were new to the database."""
+    """The number of rows of one file, and how many of them were new to the database. ``left_out``: why the file was
+    not imported."""
 
     path: Path
     table: str
     rows: int
     new: int
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,17 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
         )
     files.sort(key=lambda file: list(_IMPORTS).index(file.table))
     about = files[0].about
-    if not any(file.table == "captures" for file in files):  # calls without their capture cannot be stored
+    left_out: list[Imported] = []
+    if not any(file.table == "captures" for file in files):
+        why = "calls need the table of their captures, captures.parquet of the same export"
+        calls = [file for file in files if file.table == "calls"]
+        left_out = [Imported(file.path, file.table, file.parquet.metadata.num_rows, 0, why) for file in calls]
         files = [file for file in files if file.table != "calls"]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_rare_garbage_collection())
         checked = [(file, stack.enter_context(_spooled(_checked(file, origin)))) for file in files]
         _store_origin(database, origin, path, about)
-        return [_write(database, file, batches) for file, batches in checked]
+        return [*(_write(database, file, batches) for file, batches in checked), *left_out]
 
 
 @contextlib.contextmanager
@@ -364,6 +370,11 @@ class Checked:
     def store_variant(self, session: Session) -> None:
         costs = {"flops": self.cost.flops, "model_flops": self.model_flops or 0, "bytes_moved": self.cost.bytes}
         content.store_variant(session, self.subject, **costs)
+        found = session.get_one(tables.ModelVariant, self.subject.id)
+        before = {name: getattr(found, name) for name in costs}
+        merged = {name: _agreed(before[name], cost) for name, cost in costs.items()}
+        if merged != before and not _is_own(session, found.id):
+            found.sqlmodel_update(merged)
 
 
 def _variant(row: Row) -> Variant:
@@ -414,14 +425,15 @@ def _capture(row: Row, origin: str) -> Checked:
     kernels_of = [row["compiled_for"]] if row["compiled_for"] else []
     if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"], *kernels_of]):
         raise ValueError("capture_id is not the hash of the row's description")
+    farm = row["origin"] or origin
     found = {
         "variant_id": variant.id,
         **same,
         "card_model": row["compiled_for"],
         "compiled": row["compiled"],
-        "origin": tables.IMPORTED + row["captured"],
+        "origin": tables.imported_origin(row["captured"], farm),
         "card_id": row["card_id"] or None,
-        "verification": {**row["verification"], ORIGIN: row["origin"] or origin},
+        "verification": {**row["verification"], ORIGIN: farm},
         "created_at_s": row["created_at_s"],
     }
     return Checked(found, variant, Cost(row["flops"], row["bytes_moved"]), row["model_flops"])
@@ -432,7 +444,8 @@ def _call(row: Row, origin: str) -> Checked:
     if spec.id != row["operator_id"]:
         raise ValueError("operator_id is not the hash of operator_spec")
     same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
-    return Checked({**_columns(row, same), "data": row["seen"]}, spec, _cost(row), refers_to=row["capture_id"])
+    capture = row["capture_id"], row["origin"] or origin
+    return Checked({**_columns(row, same), "data": row["seen"]}, spec, _cost(row), refers_to=capture)
 
 
 def _cost(row: Row) -> Cost:
@@ -488,6 +501,47 @@ def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
     return set(ids).difference(there for (there,) in among(session, sqlalchemy.select(column), column, ids))
 
 
+def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> None:
+    """Store operators. If exports of two versions have different costs of one, the order of imports has no influence.
+    The costs of operators that this farm captured or measured do not change."""
+    columns = [OPERATOR[name] for name in ("id", "flops", "bytes_moved", "output_shapes")]
+    known = fetch_values(session, columns, (spec.id for spec in costs))
+    content.store_operators(session, {spec: cost for spec, cost in costs.items() if spec.id not in known})
+    for spec, cost in costs.items():
+        if spec.id not in known:
+            continue
+        before = known[spec.id]
+        merged = {
+            "flops": _agreed(before.flops, cost.flops),
+            "bytes_moved": _agreed(before.bytes_moved, cost.bytes),
+            "output_shapes": _shapes(cost) if before.output_shapes is None else before.output_shapes,
+        }
+        is_changed = any(getattr(before, name) != value for name, value in merged.items())
+        if is_changed and not _is_own(session, spec.id):
+            session.execute(sqlalchemy.update(tables.Operator).where(OPERATOR.id == spec.id).values(**merged))
+
+
+def _agreed(first: int, second: int) -> int:
+    """Return the smaller of two costs that are known: later versions count less that is not moved. 0: unknown."""
+    return min(first, second) if first and second else first or second
+
+
+def _shapes(cost: Cost) -> list[list[int]] | None:
+    return None if cost.output_shapes is None else [list(shape) for shape in cost.output_shapes]
+
+
+def _is_own(session: Session, subject_id: str) -> bool:
+    """True if this farm has captured or measured an operator or a variant."""
+    own = CAPTURE.origin.in_(content.OWN_CAPTURES)
+    calling = sqlalchemy.select(CAPTURE.id).join(tables.Call, CALL.capture_id == CAPTURE.id)
+    queries = (
+        sqlalchemy.select(READING.id).where(READING.subject_id == subject_id, READING.origin == ""),
+        sqlalchemy.select(CAPTURE.id).where(CAPTURE.variant_id == subject_id, own),
+        calling.where(CALL.operator_id == subject_id, own),
+    )
+    return any(session.execute(query.limit(1)).first() is not None for query in queries)
+
+
 def _write_readings(session: Session, records: Sequence[Checked]) -> int:
     missing = _missing(session, READING.id, [record.row["id"] for record in records])
     new = {record.row["id"]: record for record in records if record.row["id"] in missing}.values()
@@ -496,7 +550,7 @@ def _write_readings(session: Session, records: Sequence[Checked]) -> int:
     for protocol in dict.fromkeys(record.refers_to[1] for record in new):
         content.store_protocol(session, protocol)
     content.insert_new(session, tables.CardRow, list({one.row["card_id"]: one.refers_to[2] for one in new}.values()))
-    content.store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
+    _store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
     for record in {one.subject: one for one in new if isinstance(one.subject, Variant)}.values():
         record.store_variant(session)
     content.insert_new(session, tables.ReadingRow, [record.row for record in new])
@@ -504,27 +558,53 @@ def _write_readings(session: Session, records: Sequence[Checked]) -> int:
 
 
 def _write_captures(session: Session, records: Sequence[Checked]) -> int:
-    """Write the captures that the database does not have yet (imported or its own). Return their number. A capture
-    refers to its card only if the database has the card."""
+    """Write the captures that the database does not have yet. Return their number. A capture refers to its card only if
+    the database has the card."""
     new = 0
     unknown = _missing(session, CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
     for record in records:
-        row = record.row
         record.store_variant(session)
-        same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
-        origins = (row["origin"], row["origin"].removeprefix(tables.IMPORTED))
-        if session.scalar(sqlalchemy.select(CAPTURE.id).where(*same, CAPTURE.origin.in_(origins))) is None:
+        row = record.row
+        known = _same_capture(session, row)
+        if known is None:
             session.add(tables.Capture(**{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}))
             session.flush()
             new += 1
+        elif _verified_at_s(row["verification"]) > _verified_at_s(known.verification):
+            known.verification = row["verification"]
     return new
 
 
+def _same_capture(session: Session, row: Row) -> tables.Capture | None:
+    """Return the capture that was imported from the same farm before, or the one of this farm that was exported."""
+    same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
+    captured = tables.captured_as(row["origin"])
+    for found in session.scalars(sqlalchemy.select(tables.Capture).where(*same)):
+        if tables.captured_as(found.origin) != captured:
+            continue
+        if _farm_of(found) == row["verification"][ORIGIN]:
+            return found
+        if found.origin == captured and (found.verification or {}) == _without_farm(row["verification"]):
+            return found
+    return None
+
+
+def _farm_of(capture: tables.Capture) -> str:
+    """Return the farm from which a capture was imported; "" for a capture of this farm."""
+    return tables.farm_of_origin(capture.origin) or (capture.verification or {}).get(ORIGIN, "")
+
+
+def _without_farm(verification: Row) -> dict[str, Any]:
+    return {name: value for name, value in verification.items() if name != ORIGIN}
+
+
+def _verified_at_s(verification: Row | None) -> float:
+    return Verification.from_json(verification).read_at_s or 0.0
+
+
 def _write_calls(session: Session, records: Sequence[Checked]) -> int:
-    content.store_operators(session, {one.subject: one.cost for one in records})
-    columns = (CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
-    imported = session.execute(sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED)))
-    ids = {capture_key(row): row.id for row in imported}
+    _store_operators(session, {one.subject: one.cost for one in records})
+    ids = _imported_captures(session)
     own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]
     keys = sqlalchemy.select(CALL.capture_id, CALL.call_index)
     there = set(map(tuple, among(session, keys, CALL.capture_id, (row["capture_id"] for row in own))))
@@ -534,18 +614,39 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
     return len(rows)
 
 
+def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
+    """Return (capture id of exports, farm) -> id in this database."""
+    columns = (CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
+    imported = session.execute(sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED))).all()
+    farms = {row.id: tables.farm_of_origin(row.origin) for row in imported}
+    for id_ in [id_ for id_, farm in farms.items() if not farm]:  # imported by an older version
+        farms[id_] = _farm_of(session.get_one(tables.Capture, id_))
+    return {(capture_key(row), farms[row.id]): row.id for row in imported}
+
+
 def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     new = 0
     for row in rows:
         rounds = set(session.scalars(sqlalchemy.select(IMPORTED.round).where(IMPORTED.job_id == row["job_id"])))
-        if row["round"] in rounds or (not rounds and session.get(tables.Job, row["job_id"]) is not None):
+        if row["round"] in rounds:
+            _choose_capture(session, row)
+            continue
+        if not rounds and session.get(tables.Job, row["job_id"]) is not None:  # a job of this farm
             continue
         session.add(tables.ImportedVerdict(**row))
         session.flush()
         new += 1
         if row["row"].get("made_of"):
-            _write_job(session, row["row"])
+            _write_job(session, row)
     return new
+
+
+def _choose_capture(session: Session, row: Row) -> None:
+    """Choose the capture of an imported round again: an older version may have dropped the capture of its farm."""
+    found = session.get(tables.Round, (row["job_id"], row["round"]))
+    captured = _known_capture(session, row["row"], row["origin"])
+    if found is not None and captured is not None:
+        found.capture_id = captured
 
 
 def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
@@ -568,12 +669,13 @@ def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
 # ---------------------------------------------------------------------------------------- the job of a verdict
 
 
-def _write_job(session: Session, row: Row) -> None:
+def _write_job(session: Session, verdict: Row) -> None:
     """Write the job of an imported verdict, as an ended job. Reports and pages show it like a job of this farm.
 
     Its `request_id` stays empty, so no request of this farm counts as done. If rows of the job are missing from the
     export (an export of a selection), no job is written.
     """
+    row: Row = verdict["row"]
     try:
         request = Request.from_json(json.loads(row["request"]))
     except Unreadable:
@@ -585,7 +687,7 @@ def _write_job(session: Session, row: Row) -> None:
     made_of = json.loads(row["made_of"])
     of_item = ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")
     readings = fetch_values(session, [READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of])
-    captured = _known_capture(session, row)
+    captured = _known_capture(session, row, verdict["origin"])
     if any(entry[0] not in readings for entry in made_of) or (row["capture_id"] and captured is None):
         return
     job_id, at_s = row["job_id"], row["created_at_s"]
@@ -629,11 +731,13 @@ def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str
         session.execute(sqlalchemy.insert(tables.Item.__table__), list(items.values()))  # type: ignore[attr-defined]
 
 
-def _known_capture(session: Session, row: Row) -> int | None:
-    """Return the id of the verdict's capture in this database, preferably an imported one."""
-    query = sqlalchemy.select(*CAPTURE).where(CAPTURE.variant_id == row["variant_id"])
-    same = [found for found in session.execute(query) if capture_key(found) == row["capture_id"]]
-    return min(same, key=lambda found: not found.origin.startswith(tables.IMPORTED)).id if same else None
+def _known_capture(session: Session, row: Row, farm: str) -> int | None:
+    """Return the id of a verdict's capture in this database: preferably that of the verdict's farm, then one of this
+    farm. The order of imports has no influence."""
+    query = sqlalchemy.select(tables.Capture).where(CAPTURE.variant_id == row["variant_id"])
+    same = [found for found in session.scalars(query) if capture_key(found) == row["capture_id"]]
+    best = min(same, key=lambda found: (_farm_of(found) != farm, _farm_of(found)), default=None)
+    return None if best is None else best.id
 
 
 #: Table -> (row checker, writer). The tables are written in this order: a table comes before those that refer to it.

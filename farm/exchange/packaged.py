@@ -6,23 +6,24 @@ database. The package has this file compressed; if the exports or the schema dif
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from sqlmodel import Session
 
-from farm.devices.shared_files import make_private
 from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UnsupportedModel, UsageError
+from farm.exchange.copies import DatabaseCopy, unpack
 from farm.settings import settings
 from farm.store.database import Database, newest_schema, open_database
+from farm.store.package_files import DATA, check_package_files
 
 Answer = TypeVar("Answer")
 
-FOLDER = Path(__file__).parent.parent / "data"
+FOLDER = DATA
 
 
 def packaged_files(folder: Path = FOLDER) -> list[Path]:
@@ -33,8 +34,11 @@ def packaged_files(folder: Path = FOLDER) -> list[Path]:
 
 
 def export_at(path: Path) -> Path:
-    """Return the path of an export: `path` if it exists, else the packaged export with this name."""
-    return path if path.exists() else packaged_named(str(path)) or path
+    """Return the path of an export: `path` if it exists, else the packaged export with this name. Raises
+    `DamagedPackage` if a file of it belongs to the package and is damaged."""
+    export = path if path.exists() else packaged_named(str(path)) or path
+    check_package_files(_tables([export.resolve()]))
+    return export
 
 
 def _tables(exports: Sequence[Path]) -> Iterator[Path]:
@@ -57,38 +61,32 @@ def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
 
 
 def database_of(files: Sequence[Path], cache: Path) -> Database:
-    """Open a database with the contents of these exports. Create it in folder `cache` if it is missing. Raises
-    `ImportRefused` if a file is not an export."""
-    from farm.exchange.importer import import_export
+    """Open a database with the contents of these exports, for reading.
 
+    Folder `cache` has a copy for the next time; see `farm.exchange.copies`. Raises `ImportRefused` if a file is not an
+    export, and `DamagedPackage` if it is a damaged file of the package.
+    """
     about = hashlib.sha256(newest_schema().encode())
     for file in _tables(files):
         about.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
-    made = cache / f"exports-{about.hexdigest()[:16]}.db"
-    if not made.exists():
-        make_private(cache)
-        unfinished = cache / f".{made.name}.{os.getpid()}"
-        database = Database(f"sqlite:///{unfinished}")
-        try:
-            if (ready := compressed_database(files)).is_file():
-                import pyarrow
+    path = cache / f"exports-{about.hexdigest()[:16]}.db"
+    return DatabaseCopy(path, functools.partial(_write_database, files)).open()
 
-                with pyarrow.input_stream(ready, compression="zstd") as stream, unfinished.open("wb") as out:
-                    shutil.copyfileobj(stream, out)
-            else:
-                database.upgrade()
-                for path in files:
-                    import_export(database, path)
-            with database.engine.connect() as connection:  # one file, without a write-ahead log
-                connection.exec_driver_sql("COMMIT")
-                connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
-            database.close()
-            unfinished.replace(made)
-        finally:
-            database.close()
-            for left in cache.glob(f"{unfinished.name}*"):
-                left.unlink(missing_ok=True)
-    return Database(f"sqlite:///{made}")
+
+def _write_database(files: Sequence[Path], target: Path) -> None:
+    """Write a database with the contents of exports: from the package, if it has one, else by importing them."""
+    from farm.exchange.importer import import_export
+
+    check_package_files(_tables(files))
+    packed = compressed_database(files)
+    if packed.is_file():
+        check_package_files([packed])
+        unpack(packed, target)
+        return
+    with contextlib.closing(Database(f"sqlite:///{target}")) as database:
+        database.create_or_check()
+        for path in files:
+            import_export(database, path)
 
 
 def packaged_database() -> Database:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
+from farm.devices.device import sound_fingerprint
 from farm.exchange import columns as declared
 from farm.exchange.columns import Column
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING, ROUND, VARIANT, columns_of
+from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, JOB, OPERATOR, READING, ROUND, VARIANT, columns_of
 from farm.store.database import among, by_key
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
@@ -127,7 +128,7 @@ class _References:
         self.cards = {row.id: card_values(row) for row in self._all(tables.CardRow)}
         self._peaks = {id_: card["card_fingerprint"] for id_, card in self.cards.items()}
         for card in self.cards.values():
-            card["card_fingerprint"] = json.dumps(card["card_fingerprint"] or {})
+            card["card_fingerprint"] = json.dumps(sound_fingerprint(card["card_fingerprint"]))
         self._subjects: dict[str, dict[str, Any]] = {}
         self._rooflines: dict[tuple[str, str, str | None], Roofline] = {}
         self._kernels = _kernels(session)
@@ -218,7 +219,7 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
     )
     for row in session.execute(query.order_by(CAPTURE.id)).all():
         if wanted is None or row.id in wanted:
-            captured = row.origin.removeprefix(tables.IMPORTED)
+            captured = tables.captured_as(row.origin)
             same = ("device_type", "grad", "torch", "launch", "variant_id", *of_variant)
             columns = {
                 "capture_id": capture_key(row),
@@ -231,7 +232,7 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
 
 def capture_key(row: Any) -> str:
     """Return the id of a capture, which is the same on every farm. `row` is a row of the table of captures."""
-    captured = row.origin.removeprefix(tables.IMPORTED)
+    captured = tables.captured_as(row.origin)
     about = (row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured)
     return content_id([*about, row.card_model] if row.card_model else list(about))
 
@@ -266,19 +267,46 @@ def calls(session: Session, selection: Selection) -> Batches:
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
-    """Yield the verdicts of jobs that accepted a selected reading; imported verdicts without a job only if all readings
-    are selected. Cancelled jobs are left out, because they ended before they had all readings."""
-    wanted: set[str] | None = None
-    if selection.conditions or selection.subject_ids is not None:
-        accepted = sqlalchemy.select(ITEM.job_id).join(tables.ReadingRow, READING.id == ITEM.reading_id)
-        queries = (accepted.where(*conditions).distinct() for conditions in selection.where())
-        wanted = {job_id for query in queries for job_id in session.scalars(query)}
+    """Yield the verdicts of jobs that accepted a selected reading. An imported verdict without a job needs a selected
+    reading, too. Cancelled jobs are left out, because they ended before they had all readings."""
+    wanted = _jobs_of(session, selection) if selection.conditions or selection.subject_ids is not None else None
     yield from _own_verdicts(session, wanted)
     imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
     for row in session.scalars(imported):
         if wanted is None or row.job_id in wanted:
             empty = dict.fromkeys(column.name for column in declared.VERDICTS)
             yield _one(**{**empty, **row.row, "origin": row.origin})
+
+
+def _jobs_of(session: Session, selection: Selection) -> set[str]:
+    """Return the ids of the jobs, also of other farms, that accepted a selected reading."""
+    accepted = sqlalchemy.select(ITEM.job_id).join(tables.ReadingRow, READING.id == ITEM.reading_id)
+    imported = imported_without_job(session)
+    readings_of = {reading_id for ids in imported.values() for reading_id in ids}
+    wanted, selected = set[str](), set[str]()
+    for conditions in selection.where():
+        wanted.update(session.scalars(accepted.where(*conditions).distinct()))
+        found = among(session, sqlalchemy.select(READING.id).where(*conditions), READING.id, readings_of)
+        selected.update(id_ for (id_,) in found)
+    return wanted | {job_id for job_id, ids in imported.items() if not selected.isdisjoint(ids)}
+
+
+def imported_without_job(session: Session, *, without_readings: bool = False) -> dict[str, set[str]]:
+    """Return job id -> ids of the readings that the verdict is made of, for the imported verdicts without a job.
+
+    A verdict has no job if its export had only a part of its readings. ``without_readings``: only the verdicts of which
+    the database has no reading.
+    """
+    query = sqlalchemy.select(tables.ImportedVerdict).where(IMPORTED.job_id.not_in(sqlalchemy.select(JOB.id)))
+    found: dict[str, set[str]] = {}
+    for row in session.scalars(query):
+        made_of = json.loads(row.row.get("made_of") or "[]")
+        found.setdefault(row.job_id, set()).update(entry[0] for entry in made_of)
+    if not without_readings:
+        return found
+    all_ids = {reading_id for ids in found.values() for reading_id in ids}
+    there = {id_ for (id_,) in among(session, sqlalchemy.select(READING.id), READING.id, all_ids)}
+    return {job_id: ids for job_id, ids in found.items() if there.isdisjoint(ids)}
 
 
 def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:

@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
-from farm.devices.device import FINGERPRINT_VERSION, Card
+from farm.devices.device import FINGERPRINT_VERSION, Card, sound_fingerprint
 from farm.devices.host import cpu_card, discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.jobs.item_state import has_message
@@ -370,12 +370,14 @@ def _counts(session: Session, *which: Any) -> dict[tuple[str, str], int]:
 
 
 def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
-    """True if the card has no fingerprint from this driver. Simulated cards need none."""
+    """True if the card has no sound fingerprint from this driver. Simulated cards need none."""
     with database.read() as session:
         card = session.get(CardRow, card_id)
         if card is None or card.kind == "simulated":
             return False
-        return (card.fingerprint.get("version"), card.fingerprint.get("driver")) != (FINGERPRINT_VERSION, driver)
+        found = sound_fingerprint(card.fingerprint)
+    is_current = (found.get("version"), found.get("driver")) == (FINGERPRINT_VERSION, driver)
+    return not is_current or found.get("copy_bytes_per_s", 0) <= 0
 
 
 def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:

@@ -398,7 +398,7 @@ def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterat
     for them."""
     temporary = tempfile.TemporaryDirectory(prefix="farm-dry-run-")
     with temporary as folder, closing(Database(f"sqlite:///{Path(folder, 'farm.db')}")) as scratch:
-        scratch.upgrade()
+        scratch.create_or_check()
         yield DryRun(database, scratch, own)
 
 

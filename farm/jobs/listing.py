@@ -16,6 +16,7 @@ import sqlalchemy
 from sqlalchemy.orm import defer
 from sqlmodel import Session, and_, case, col, func, or_, select
 
+from farm.devices.device import sound_fingerprint
 from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
@@ -129,7 +130,7 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "worker": view.card.worker,
             "capabilities": list(view.card.capabilities),
             "links": view.card.links or {},
-            "fingerprint": dict(view.card.fingerprint),
+            "fingerprint": sound_fingerprint(view.card.fingerprint),
         }
         for view in cards.views(session, heartbeat_s, hourly=True, silent=True)
     ]

@@ -17,7 +17,6 @@ import operator
 import os
 import re
 import shutil
-import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from farm.devices.shared_files import why_not_own
 from farm.errors import CaptureError, UsageError, error_text
 from farm.models.building import replaced
 from farm.operators import kernels
+from farm.operators.compiler_cache import cached_files, remove_damaged
 from farm.settings import settings
 
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
@@ -159,6 +159,7 @@ class CompiledModel:
         except _refusals() as error:
             why = f"torch.compile cannot compile the model: {first_reason(error).removesuffix('.')}."
             raise CaptureError(f"{why}\n{error_text(error).strip()[:1500]}", _NEXT_STEP) from error
+        remove_damaged(settings().compiler_cache_dir)  # lists the new files
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
 
     @contextlib.contextmanager
@@ -427,8 +428,8 @@ def first_reason(error: BaseException) -> str:
 
 
 def prepare_folder() -> Path:
-    """Create the folder of the compiler's cache, remove its oldest files above the size limit, and select it. Raises
-    `UsageError` if the folder cannot be created, or another user can change its files."""
+    """Create the folder of the compiler's cache, remove its damaged files and the oldest ones above the size limit, and
+    select it. Raises `UsageError` if the folder cannot be created, or another user can change its files."""
     folder = settings().compiler_cache_dir
     try:
         problem = why_not_own(folder)
@@ -441,6 +442,7 @@ def prepare_folder() -> Path:
             f"{problem}.",
             f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
         )
+    remove_damaged(folder)
     limit_size(folder, round(settings().compiler_cache_gib * 2**30))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
@@ -449,12 +451,8 @@ def prepare_folder() -> Path:
 
 def limit_size(folder: Path, limit_bytes: int) -> None:
     """Remove the files that were used longest ago until the folder has at most ``limit_bytes``."""
-    files = []
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    found = cached_files(folder)
+    files = [(max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in found]
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
         if total <= limit_bytes:

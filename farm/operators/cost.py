@@ -24,7 +24,6 @@ from farm.operators.captured import CapturedPass
 from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.grouped_products import of_any_dtype
 from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.operators.unseen import Unseen
@@ -109,7 +108,7 @@ def _cost_on_meta(spec: OperatorTuple) -> Cost:
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
-    with torch.no_grad(), MetaRules(), of_any_dtype(), flop_counter() as counter:
+    with torch.no_grad(), MetaRules(), flop_counter() as counter:
         if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it returns written arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
             if spec.operator.endswith(".out"):

@@ -40,7 +40,6 @@ from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, re
 from farm.operators.allow_list import LEAF_CLASSES
 from farm.operators.collectives import local_part
 from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
-from farm.operators.grouped_products import of_any_dtype
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
@@ -85,7 +84,7 @@ def fake_pass(
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with fakes.swapped_into(model), of_any_dtype():
+        with fakes.swapped_into(model):
             replaced = fakes.tree(args), fakes.tree(kwargs or {})
             with fakes.mode, _RealIntegers(fakes, made):
                 yield fakes, *replaced

@@ -1,38 +1,17 @@
 """Products of groups of rows (`torch._grouped_mm`) where PyTorch multiplies the groups one after the other.
 
 Hopper and Blackwell have one kernel for all groups, in bfloat16. For other dtypes, on other cards and on a CPU, PyTorch
-reads the ends of the groups on the host and runs one product for each group. No CUDA graph can record that, and PyTorch
-has no shapes for other dtypes than bfloat16.
+reads the ends of the groups on the host and runs one product for each group. No CUDA graph can record that.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-import torch._meta_registrations as shapes
-
-from farm.models.building import replaced
 
 ALIGNMENT_BYTES = 16  # of the rows of the output
 _ONE_KERNEL = (9, 10)  # major compute capability of cards with a kernel for all groups
-
-
-@contextlib.contextmanager
-def of_any_dtype() -> Iterator[None]:
-    """While active, products of groups of any dtype run on meta and on fake tensors."""
-    known: Any = shapes._meta_grouped_mm_common
-
-    def output(left: torch.Tensor, right: torch.Tensor, **more: Any) -> torch.Tensor:
-        if more.get("scale_a") is None and left.dtype == right.dtype != torch.bfloat16:
-            return _output(left, right, more.get("offs"))
-        found: torch.Tensor = known(left, right, **more)
-        return found
-
-    with replaced(shapes, "_meta_grouped_mm_common", output):
-        yield
 
 
 def needs_host(left: torch.Tensor) -> bool:

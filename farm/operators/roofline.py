@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farm.devices.device import sound_fingerprint
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -86,7 +88,7 @@ def roofline_of(
         dtype: of the model's activations.
     """
     peaks = data_sheet(card_kind, card_model)
-    measured = fingerprint or {}
+    measured = sound_fingerprint(fingerprint)
     key = dtype if dtype in ("float16", "bfloat16") else "tf32" if tf32 else "float32"
     rate = peaks.half if key == dtype != "float32" else peaks.tf32 if tf32 else peaks.float32
     return Roofline(

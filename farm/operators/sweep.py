@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.errors import UnknownOperator, UsageError, did_you_mean
+from farm.errors import UnknownOperator, UsageError, did_you_mean, reading_package
 from farm.types.collective import COLLECTIVES, REDUCTIONS
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple, parse
@@ -89,7 +89,8 @@ RECIPES = dict(_recipes())
 
 def calibration_tuples() -> list[OperatorTuple]:
     """Return the operator tuples whose readings calibrate predictions for a card, the most useful one first."""
-    return [parse(spec) for spec in json.loads(_CALIBRATION_FILE.read_text(encoding="utf-8"))]
+    with reading_package(_CALIBRATION_FILE):
+        return [parse(spec) for spec in json.loads(_CALIBRATION_FILE.read_text(encoding="utf-8"))]
 
 
 def check_names(sweep: Sweep) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
+from farm.devices.device import sound_fingerprint
 from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.operators.roofline import Roofline, median_fingerprint
@@ -88,7 +89,7 @@ def job_page(session: Session, report: Report) -> JobPage:
         tree=charts.modules(modules, report.title),
         roofline=charts.roofline(report, peaks),
         peaks=peaks,
-        peaks_measured=bool(fingerprints and (fingerprints[0] or {}).get("copy_bytes_per_s")),
+        peaks_measured=bool(fingerprints and sound_fingerprint(fingerprints[0]).get("copy_bytes_per_s")),
         distributions=charts.distributions(report, readings),
         owner_groups=grouped(report.owners),
         parts_shown=[part for part in OF_OWNERS if any(row.part == part for row in report.owners)],
@@ -298,7 +299,7 @@ def _cards(session: Session) -> list[Row]:
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}
-        peaks = median_fingerprint(card.fingerprint for card in cards)
+        peaks = median_fingerprint(sound_fingerprint(card.fingerprint) for card in cards)
         rows.append(row | {name: peaks.get(name) for name in _PEAKS})
     return rows
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.devices.shared_files import make_private, replacing_file
-from farm.errors import UsageError, writing_to
+from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
 from farm.prediction.calibration import Calibration
@@ -32,6 +34,7 @@ from farm.prediction.dataset import Conditions, Dataset, cached_share
 from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
 from farm.settings import settings
+from farm.store.package_files import DATA, check_package_files
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
@@ -178,8 +181,9 @@ def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 
 FORMAT = 3
-PACKAGED = Path(__file__).parent.parent / "data" / "predictors"
+PACKAGED = DATA / "predictors"
 MOST_BYTES = 64 << 20  # of one file, and of its unpacked arrays
+_DAMAGED = (zipfile.BadZipFile, zlib.error)
 REFIT = "Fit the predictor again: farm predict fit."
 
 
@@ -199,8 +203,8 @@ def file_name(conditions: Conditions) -> str:
 
 
 def save(stored: StoredPredictor, path: Path) -> None:
-    """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor.
-    Raises `UsageError` if a file cannot be written."""
+    """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor. Its
+    checksum covers both files. Raises `UsageError` if a file cannot be written."""
     beside = path.with_suffix(".json")
     about = {
         "format": FORMAT,
@@ -216,11 +220,23 @@ def save(stored: StoredPredictor, path: Path) -> None:
     arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
     with writing_to(path):
         make_private(path.parent)
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays, learnt=stored.learned)
+        about["checksum"] = _checksum(about, packed.getvalue())
+        # A reader that finds only one of the two new files sees that they do not belong together.
         with replacing_file(path) as file:
-            np.savez_compressed(file, **arrays, learnt=stored.learned)
+            file.write(packed.getvalue())
             beside.unlink(missing_ok=True)
         with replacing_file(beside) as file:
             file.write(json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _checksum(about: Mapping[str, Any], arrays: bytes) -> str:
+    """Return the SHA-256 of a description, without its checksum, and of the contents of the file of the arrays."""
+    described = {name: value for name, value in about.items() if name != "checksum"}
+    text = json.dumps(json.loads(json.dumps(described)), sort_keys=True)
+    of_arrays = hashlib.sha256(arrays).hexdigest()
+    return hashlib.sha256(f"{text}\n{of_arrays}".encode()).hexdigest()
 
 
 def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -231,15 +247,19 @@ def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def load(path: Path) -> StoredPredictor:
-    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not a predictor, or its
-    features have another version."""
+    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not a predictor or
+    damaged, or its features have another version."""
     about = _about(path.with_suffix(".json"))
     version = about.get("features_version")
     if (about.get("format"), version) != (FORMAT, call_features.VERSION):
         what = f"The predictor '{path}' uses version {version} of the features and format {about.get('format')}"
         this = f"this program has version {call_features.VERSION} and format {FORMAT}"
         raise UsageError(f"{what}; {this}.", REFIT)
+    _check_package(path)
     try:
+        # Predictors of earlier versions have no checksum.
+        if "checksum" in about and about["checksum"] != _checksum(about, path.read_bytes()):
+            raise ValueError("the file is damaged: it differs from its checksum")
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
                 raise ValueError(f"its arrays are larger than {MOST_BYTES} bytes")
@@ -255,11 +275,20 @@ def load(path: Path) -> StoredPredictor:
             arrays["learnt"],
             path,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_DAMAGED) as error:
         raise UsageError(f"'{path}' is not a predictor: {type(error).__name__}: {error}", REFIT) from error
 
 
+def _check_package(path: Path) -> None:
+    """Raise `UsageError` if a file is damaged that belongs to the package."""
+    try:
+        check_package_files([path])
+    except DamagedPackage as error:
+        raise UsageError(error.message, error.next_step) from error
+
+
 def _about(path: Path) -> dict[str, Any]:
+    _check_package(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"the file is larger than {MOST_BYTES} bytes")
@@ -269,7 +298,7 @@ def _about(path: Path) -> dict[str, Any]:
         return about
     except OSError as error:
         raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farm.devices.device import sound_fingerprint
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
 from farm.prediction.kernel_rules import KernelPlan, Products, constants
 
@@ -38,7 +39,7 @@ class CardModel:
 
 def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] = ()) -> CardModel:
     """Build a card model from the median of the fingerprints of its cards; the data sheet supplies what they lack."""
-    prints = [one for one in fingerprints if one]
+    prints = [one for one in map(sound_fingerprint, fingerprints) if one]
     sheet = data_sheet(kind, model)
 
     def middle(name: str, otherwise: float) -> float:

@@ -217,7 +217,7 @@ def build(session: Session, job_id: str) -> Report:
         preliminary=preliminary,
         rounds=_rounds(evidence, verdicts),
         readings=_counts(evidence, totals_s, within_s),
-        capture_origin=capture.origin.removeprefix(tables.IMPORTED) if capture else "",
+        capture_origin=tables.captured_as(capture.origin) if capture else "",
         verification=replace(
             seen, tuple_kernels=None, in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None
         ),

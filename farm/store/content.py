@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
 
 
+#: The origins of captures of this farm.
+OWN_CAPTURES = ("observed", "predicted")
+
+
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
     """Insert the rows whose key is not in the table yet. Rows are inserted in the order of their ids. Otherwise two
     writers of the same rows could deadlock."""
@@ -151,7 +155,7 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
     """Return the id of the capture with the variant, device type, grad mode, torch version and launch of ``like``.
     Prefer an observed capture to a predicted one. Imported captures are not used. None if there is no capture."""
     same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
-    own = col(tables.Capture.origin).in_(("observed", "predicted"))
+    own = col(tables.Capture.origin).in_(OWN_CAPTURES)
     return session.exec(select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))).first()
 
 

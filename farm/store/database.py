@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy
 from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, exc, inspect, make_url, text
@@ -83,10 +84,14 @@ class Database:
     """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not answer, is
     read-only or refuses its user, or its file is damaged."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | URL, *, read_only: bool = False) -> None:
+        """``read_only``: of a SQLite file that no program changes: open it without locks and without a log."""
         self.url = make_url_or_explain(url)
         keep_secret(url if isinstance(url, str) else self.url.render_as_string(hide_password=False))
-        self.engine = _engine(self.url)
+        self.engine = _read_only_engine(self.url) if read_only else _engine(self.url)
+        self._restoring = f"Delete the file {self.url.database}: the next command makes it again."
+        if not read_only:
+            self._restoring = "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
         self._is_sqlite = self.url.get_backend_name() == "sqlite"
 
     @contextlib.contextmanager
@@ -137,7 +142,7 @@ class Database:
                 step = "Give the user the rights to read and write all tables, or correct FARM_DATABASE_URL."
             elif "not a database" in said or "malformed" in said:  # SQLite's NOTADB and CORRUPT
                 problem = f"cannot be read: {line}."
-                step = "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
+                step = self._restoring
             else:
                 raise
             raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
@@ -158,13 +163,13 @@ class Database:
     def _readable_schema(self) -> str | None:
         """Return the schema version; None if the database is empty. Raises `SchemaMismatch` if the schema is newer than
         this program or too old, or if another program owns the tables."""
+        with self._explained(), self.engine.connect() as connection:
+            if _is_empty(connection):  # first: another process may create the tables, and their version, at any time
+                return None
         version, known = self.schema_version(), known_schemas()
         if version in known:
             return version
         if version is None:
-            with self._explained(), self.engine.connect() as connection:
-                if not set(inspect(connection).get_table_names()) - {VERSION_TABLE}:
-                    return None
             raise SchemaMismatch(
                 f"The database {self} has tables of another program.",
                 "Set FARM_DATABASE_URL to a database for the farm alone. Nothing was changed.",
@@ -206,25 +211,52 @@ class Database:
                 names = [column.name for column in table.__table__.columns]  # type: ignore[union-attr]
                 session.execute(sqlalchemy.insert(table).from_select(names, none))
 
+    def older_schema(self) -> str | None:
+        """Return the schema version if `upgrade` would migrate the database, else None. Raises as `upgrade`."""
+        version = None if self.missing else self._readable_schema()
+        return None if version == newest_schema() else version
+
+    def create_or_check(self) -> None:
+        """Create the tables if the database is missing or empty; otherwise check its schema.
+
+        Every command and function that stores something begins with this or `check_stores`. It migrates nothing: other
+        programs may use the database. Raises `SchemaMismatch` if the schema is older or newer, or another program owns
+        the tables.
+        """
+        if self.missing or self._readable_schema() is None:
+            self._create()
+        self.check_schema()
+
+    def check_stores(self) -> None:
+        """Check, before something is measured, that it can be stored: `create_or_check`, then `check_writes`."""
+        self.create_or_check()
+        self.check_writes()
+
+    def _create(self) -> None:
+        """Create the tables, unless another process has just created them."""
+        self._make_folder()
+        with self._explained(), self._alone() as connection:
+            if _is_empty(connection):
+                _create_tables(connection)
+
     def upgrade(self) -> None:
-        """Create the tables in an empty database, or migrate an older schema to the newest. Raises `SchemaMismatch`,
-        and changes nothing, if the schema is newer or too old, or another program owns the tables."""
-        if self._is_sqlite:
-            make_private(Path(self.url.database).parent)
+        """Create the tables in an empty database, or migrate an older schema to the newest.
+
+        Only `farm db upgrade` and `farm.store.upgrades` may call this. Raises `SchemaMismatch`, and changes nothing,
+        if the schema is newer or too old, or another program owns the tables.
+        """
+        self._make_folder()
         if self._readable_schema() == newest_schema():
             return
-        from alembic import command
-        from alembic.config import Config
-
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
         with self._explained(), self._alone() as connection:
-            config.attributes["connection"] = connection
-            if inspect(connection).has_table(VERSION_TABLE):
-                command.upgrade(config, "head")
+            if _is_empty(connection):
+                _create_tables(connection)
             else:
-                SQLModel.metadata.create_all(connection)
-                command.stamp(config, "head")
+                _migrate(connection)
+
+    def _make_folder(self) -> None:
+        if self._is_sqlite:
+            make_private(Path(self.url.database).parent)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
@@ -256,6 +288,32 @@ class Database:
         return shown_url(self.url.render_as_string())
 
 
+def _is_empty(connection: Connection) -> bool:
+    return not set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+
+
+def _create_tables(connection: Connection) -> None:
+    from alembic import command
+
+    SQLModel.metadata.create_all(connection)
+    command.stamp(_migration_settings(connection), "head")
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+
+    command.upgrade(_migration_settings(connection), "head")
+
+
+def _migration_settings(connection: Connection) -> Any:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    return config
+
+
 def open_database() -> Database:
     """Open the database of the settings. Raises the errors of `Database.check_schema`."""
     database = Database(settings().database)
@@ -278,6 +336,10 @@ def make_url_or_explain(url: str | URL) -> Any:
         # A part of the password: a connection error would show it as the host.
         if "@" in (parsed.host or "") or ("://" in account and "?" in account and isinstance(url, str)):
             raise ValueError("@ or ? in the password")
+        if parsed.get_backend_name() == "sqlite" and ":" in account.partition("://")[2]:
+            raise ValueError("a server's account in the place of a path")
+        if "%" in (parsed.host or ""):
+            raise ValueError("an encoded : or @ before the host")
     except (exc.ArgumentError, ValueError):
         raise SettingsError(
             "The database URL is malformed.",
@@ -363,6 +425,18 @@ def _explained_driver(url: Any) -> Iterator[None]:
             f"The Python driver for {url.drivername} is not installed.",
             "Install it with `pip install 'operator-farm[postgresql]'`.",
         ) from error
+
+
+def _read_only_engine(url: Any) -> Engine:
+    """An engine for a SQLite file that nobody changes."""
+    file = f"file:{quote(url.database)}?immutable=1"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(file, uri=True, check_same_thread=False, isolation_level=None)
+
+    engine = create_engine(url, json_deserializer=_from_json, creator=connect)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
 
 
 def _unknown_option(program: str) -> SettingsError:

@@ -41,6 +41,23 @@ class ItemState(StrEnum):
 
 #: The origin of an imported capture begins with this text. Jobs of this farm do not use imported captures.
 IMPORTED = "imported "
+_OF_FARM = " of "
+
+
+def imported_origin(captured: str, farm: str) -> str:
+    """The origin of a capture of another farm. Farms verify a capture on different cards, so each keeps its own."""
+    return f"{IMPORTED}{captured}{_OF_FARM}{farm}"
+
+
+def captured_as(origin: str) -> str:
+    """Return "predicted" or "observed", from the origin of a capture."""
+    return origin.removeprefix(IMPORTED).partition(_OF_FARM)[0]
+
+
+def farm_of_origin(origin: str) -> str:
+    """Return the farm of an imported capture; "" if it is of this farm, or was imported by an older version."""
+    return origin.removeprefix(IMPORTED).partition(_OF_FARM)[2]
+
 
 OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)
 CLOSED = (ItemState.DONE, ItemState.FAILED, ItemState.CANCELLED)
@@ -181,7 +198,7 @@ class Capture(Row, table=True):
     grad: bool = False
     torch: str = ""
     launch: str = "eager"
-    origin: str = "predicted"  # predicted | observed; of another farm: `IMPORTED` + one of these
+    origin: str = "predicted"  # predicted | observed; of another farm: `imported_origin`
     card_id: str | None = Field(default=None, foreign_key="card.id")
     verification: dict[str, Any] = _json(dict)
     card_model: str = ""  # only of a compiled variant: the card model for which its kernels were generated

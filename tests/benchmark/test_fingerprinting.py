@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from benchmarks.card_agreement import pooled, w_per_c
 from farm.benchmark import fingerprinting
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
-from farm.devices.device import FINGERPRINT_VERSION
+from farm.devices.device import FINGERPRINT_VERSION, sound_fingerprint
 from farm.devices.host import cpu_card
 from farm.jobs.cards import keep_fingerprint, needs_fingerprint
 from farm.operators.roofline import roofline_of
@@ -98,7 +100,23 @@ def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # typ
         session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200"))
         session.add(tables.CardRow(id="SIM-1", kind="simulated", model="simulated card"))
     assert needs_fingerprint(database, "GPU-1", "580")
-    keep_fingerprint(database, "GPU-1", {"version": FINGERPRINT_VERSION, "driver": "580"})
+    sound = {"version": FINGERPRINT_VERSION, "driver": "580", "copy_bytes_per_s": 4e12}
+    keep_fingerprint(database, "GPU-1", sound)
     assert not needs_fingerprint(database, "GPU-1", "580")
     assert needs_fingerprint(database, "GPU-1", "590")
     assert not needs_fingerprint(database, "SIM-1", "580")
+    for damaged in ({**sound, "copy_bytes_per_s": "4e12"}, {**sound, "copy_bytes_per_s": 0}, [1], None):
+        with database.write() as session:
+            damaged_text = {"fingerprint": json.dumps(damaged), "id": "GPU-1"}
+            session.execute(text("UPDATE card SET fingerprint = :fingerprint WHERE id = :id"), damaged_text)
+        assert needs_fingerprint(database, "GPU-1", "580"), damaged
+
+
+def test_damaged_entries_of_a_fingerprint_are_not_used() -> None:
+    rates = {"float32": 51e12}
+    stored = {"copy_bytes_per_s": "4e12", "matmul_flops_per_s": rates, "power_instant": {"lag_s": 1.0}, "w_per_c": 3}
+    assert sound_fingerprint(stored) == {"matmul_flops_per_s": rates}
+    assert sound_fingerprint("{") == {}
+    sheet = roofline_of("cuda", "NVIDIA H200")
+    assert roofline_of("cuda", "NVIDIA H200", stored).bytes_per_s == sheet.bytes_per_s
+    assert roofline_of("cuda", "NVIDIA H200", {"matmul_flops_per_s": [1]}) == sheet

@@ -32,6 +32,12 @@ DATABASES = [
     "postgresql://127.0.0.1:1/farm?pwd=Zq7xA%20Zq7xB",
     "mysql://farm:Zq7xA@127.0.0.1:1/farm",
     "sqlite:////nonexistent/farm.db?pasword=Zq7xA",
+    "sqlite:///farm:Zq7xA@127.0.0.1:1/farm",
+    "farm;Zq7xA@127.0.0.1",
+    "postgresql://farm;Zq7xA@127.0.0.1:1/farm",
+    "postgresql://farm%3AZq7xA%40127.0.0.1:1/farm",
+    "postgresql://127.0.0.1:1/farm&password=Zq7xA",
+    "'postgresql://farm:Zq7xA@127.0.0.1:1/farm'",
     "Zq7xA",
 ]
 BROKERS = [
@@ -48,6 +54,31 @@ BROKERS = [
     "redis://127.0.0.1:1/0?pasword=Zq7xA",
     "rediss://127.0.0.1:1/0?ssl_password=Zq7xA",
     "redis+socket:///nonexistent/x.sock?sslpassword=Zq7xA",
+    "farm;Zq7xA@127.0.0.1",
+    "redis://farm;Zq7xA@127.0.0.1:1/0",
+    "REDIS://Zq7xA@127.0.0.1:1/0",
+    "redis://farm%3AZq7xA%40127.0.0.1:1/0",
+]
+#: Further typing errors; commands treat them as those above.
+MORE = [
+    "farm:Zq7xA@127.0.0.1:1/farm",
+    "//farm:Zq7xA@127.0.0.1:1/farm",
+    "postgresql:farm:Zq7xA@127.0.0.1:1/farm",
+    "postgresql//farm:Zq7xA@127.0.0.1:1/farm",
+    "postgresql:///farm:Zq7xA@127.0.0.1:1/farm",
+    "postgresql://farm,Zq7xA@127.0.0.1:1/farm",
+    "postgresql://farm=Zq7xA@127.0.0.1:1/farm",
+    "postgresql://farm%3AZq7xA@127.0.0.1:1/farm",
+    "postgresql://farm:Zq7xA%40127.0.0.1:1/farm",
+    "postgresql://127.0.0.1:1/farm%3Fpassword%3DZq7xA",
+    "postgresql://127.0.0.1:1/farm;password=Zq7xA",
+    "postgresql://127.0.0.1:1/farm#Zq7xA",
+    "postgresql://farm:Zq7xA@127.0.0.1:1/farm\n",
+    "redis://farm%3AZq7xA@127.0.0.1:1/0",
+    "redis://127.0.0.1:1/0&password=Zq7xA",
+    "redis://127.0.0.1:1/0#Zq7xA",
+    "valkey://Zq7xA@127.0.0.1:1/0",
+    "':Zq7xA@127.0.0.1:1'",
 ]
 URLS = [*(("FARM_DATABASE_URL", url) for url in DATABASES), *(("FARM_BROKER_URL", url) for url in BROKERS)]
 
@@ -97,7 +128,7 @@ def test_an_unknown_option_is_an_error_of_the_url(farm, monkeypatch, variable, u
 
 
 @pytest.mark.parametrize("formatter", [logs.PlainLines, logs.JsonLines])
-@pytest.mark.parametrize(("variable", "url"), URLS)
+@pytest.mark.parametrize(("variable", "url"), [*URLS, *(("FARM_DATABASE_URL", url) for url in MORE)])
 def test_a_log_shows_no_password(monkeypatch, variable, url, formatter):
     monkeypatch.setenv(variable, url)
     settings.cache_clear()
@@ -112,6 +143,15 @@ def test_a_log_shows_no_password(monkeypatch, variable, url, formatter):
     handler.handle(record)
     assert "Failed with" in stream.getvalue()
     assert not any(half in stream.getvalue() for half in PASSWORD)
+
+
+@pytest.mark.parametrize("url", MORE)
+def test_the_settings_show_no_password(farm, monkeypatch, url):
+    for variable in ("FARM_DATABASE_URL", "FARM_BROKER_URL"):
+        monkeypatch.setenv(variable, url)
+    settings.cache_clear()
+    said = farm("settings")
+    assert (said.code, "Zq7xA" in said.stdout + said.stderr) == (0, False)
 
 
 def test_a_misspelt_setting_shows_no_value(farm, monkeypatch, tmp_path):

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
+from sqlmodel import select
 
 from farm.errors import UnknownOperator, UsageError
 from farm.exchange.columns import FORMAT, TABLES, as_markdown
@@ -16,9 +17,12 @@ from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER
 from farm.safe_text import cell
+from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
+from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
+from tests.report.measured import measured
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -238,3 +242,54 @@ def test_large_values_are_divided_into_row_groups_that_an_import_accepts(
     assert divided.read() == whole.read()
     (readings,) = (one for one in import_export(other_database, tmp_path / "divided") if one.table == "readings")
     assert readings.new == readings.rows == whole.metadata.num_rows
+
+
+def test_an_export_with_filters_says_what_it_leaves_out_and_why(database, tmp_path, farm, monkeypatch):  # noqa: F811
+    measured(database)
+    with database.write() as session:
+        copied(session, "job2", state=tables.JobState.CANCELLED)
+    whole = exported(database, tmp_path / "whole")
+    assert [str(one) for one in whole.left_out] == ["1 verdict: their jobs were cancelled before they had all readings"]
+    convolutions = exported(database, tmp_path / "convolutions", "Conv2d")
+    readings = whole.files["readings"][1] - convolutions.files["readings"][1]
+    assert str(convolutions.left_out[0]) == f"{readings} readings: Conv2d does not select them"
+    assert convolutions.files["verdicts"][1] == 1
+    nothing = exported(database, tmp_path / "nothing", "time_us>1e9")
+    assert [(one.table, one.rows) for one in nothing.left_out] == [
+        ("readings", whole.files["readings"][1]),
+        ("captures", 1),
+        ("calls", whole.files["calls"][1]),
+        ("verdicts", 1),
+        ("verdicts", 1),
+    ]
+    assert nothing.left_out[-1].why == "their jobs have no selected reading"
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    said = farm("export", tmp_path / "again", "Conv2d")
+    assert f"Left out: {readings} readings: Conv2d does not select them.\n" in said.stderr
+    shown = json.loads(farm("export", tmp_path / "again", "Conv2d", "--json").stdout)
+    assert shown["left_out"][0] == {"table": "readings", "rows": readings, "why": "Conv2d does not select them"}
+
+
+def test_a_verdict_without_a_job_goes_with_its_readings(database, other_database, tmp_path):
+    measured(database)
+    exported(database, tmp_path / "part", "Conv2d")
+    import_export(other_database, tmp_path / "part")  # a part of its readings: it has no job here
+    kept = exported(other_database, tmp_path / "card", "card=H200")
+    assert kept.files["verdicts"][1] == 1
+    assert kept.left_out == ()
+    with other_database.write() as session:
+        session.execute(delete(tables.ReadingRow).where(tables.ReadingRow.subject_kind == "operator"))
+        made_of_nothing = session.exec(select(tables.ImportedVerdict)).one()
+        made_of_nothing.row = {**made_of_nothing.row, "job_id": "job1"}
+    lost = exported(other_database, tmp_path / "lost", "subject_kind=operator")
+    assert str(lost.left_out[-1]).startswith("1 verdict: other farms measured them, and the database has none")
+
+
+def copied(session, job_id, **changes):
+    """A second job like the first one, with a verdict."""
+    job = session.get_one(tables.Job, "job1")
+    session.add(tables.Job(**{**job.model_dump(), "id": job_id, "request_id": "", **changes}))
+    session.flush()
+    verdict = session.exec(select(tables.VerdictRow)).one()
+    session.add(tables.VerdictRow(**{**verdict.model_dump(), "id": None, "job_id": job_id}))

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from sqlmodel import select
+from sqlalchemy import delete, text
+from sqlmodel import col, select
 
 from farm.errors import UsageError
 from farm.exchange import importer
@@ -25,7 +27,8 @@ from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
 from farm.store.content import find_capture
-from farm.store.database import read_clock_s
+from farm.store.database import Database, read_clock_s
+from farm.types.reading import InModelTimes, Verification
 from farm.types.request import Request
 from tests.report import filled
 from tests.report.measured import measured
@@ -94,6 +97,14 @@ def test_a_file_of_readings_alone_will_do(database, other_database, tmp_path):
     assert first.sort_by("reading_id").equals(second.sort_by("reading_id"))
     with database.read() as session:
         assert session.exec(select(tables.Origin)).one().name == "the lab's"
+
+
+def test_calls_without_their_captures_are_left_out_with_the_reason(database, other_database, tmp_path):
+    taken = filled.fill(other_database)
+    exported(other_database, tmp_path / "h200")
+    (found,) = import_export(database, tmp_path / "h200" / "calls.parquet")
+    assert (found.rows, found.new) == (len(taken.capture.calls), 0)
+    assert "captures.parquet" in found.left_out
 
 
 def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(database, other_database, tmp_path, monkeypatch):
@@ -442,3 +453,111 @@ def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(da
     assert peak_bytes(60_000) < 1.5 * peak_bytes(12_000)
     with database.read() as session:
         assert session.exec(select(tables.Origin)).all() == []
+
+
+IN_MODEL = {"source": "kernels", "passes": 3, "attributed_share": 1.0}
+
+
+def other_farm(folder, job_id, card, model, time_us):
+    """The export of a farm with a job of the same variant on another card, which verified the same capture."""
+    database = Database(f"sqlite:///{folder}.db")
+    database.create_or_check()
+    measured(database, filled.VARIANT, job_id)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("COMMIT")
+        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+        for table, column in (("card", "id"), ("reading", "card_id"), ("item", "card_id")):
+            connection.execute(text(f"UPDATE {table} SET {column} = replace({column}, 'aaaa', :card)"), {"card": card})
+        for table, column in (("card", "model"), ("reading", "card_model"), ("item", "card_model")):
+            connection.execute(text(f"UPDATE {table} SET {column} = :model"), {"model": model})
+        if card != "aaaa":  # an older version counted more bytes, and knew no shapes of outputs
+            connection.execute(text("UPDATE operator SET bytes_moved = bytes_moved + 1000, output_shapes = NULL"))
+    with database.write() as session:
+        (capture,) = session.exec(select(tables.Capture)).all()
+        (used,) = set(session.exec(select(tables.Item.card_id)).all())
+        calls = Counter(session.exec(select(tables.Call.operator_id)).all())
+        times = {"calls_us": {id_: [time_us] * number for id_, number in calls.items()}, **IN_MODEL}
+        capture.verification = Verification(card=used, read_at_s=1e9, in_model=InModelTimes(**times)).to_json()
+    exported(database, folder)
+    database.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_farms(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("farms")
+    return [
+        other_farm(folder / "h200", "job1", "aaaa", "NVIDIA H200", 10.0),
+        other_farm(folder / "h100", "job2", "cccc", "NVIDIA H100 80GB HBM3", 20.0),
+    ]
+
+
+def reports_of(database):
+    with database.read() as session:
+        found = [build(session, job_id).to_json() for job_id in ("job1", "job2")]
+    for report in found:
+        report.pop("age_s", None)
+    return found
+
+
+def test_exports_that_are_imported_in_either_order_give_the_same_reports(database, other_database, two_farms):
+    for path in two_farms:
+        import_export(database, path)
+    for path in reversed(two_farms):
+        import_export(other_database, path)
+    here, there = reports_of(database), reports_of(other_database)
+    assert here == there
+    times_us = [{row["in_model_us"] for row in report["tuples"]} for report in here]
+    assert times_us == [{10.0}, {20.0}], "each report has the times of its own card"
+    assert {one.new for path in two_farms for one in import_export(database, path)} == {0}
+    assert reports_of(database) == here
+    for imported in (database, other_database):
+        with imported.read() as session:
+            assert None not in session.exec(select(tables.Operator.output_shapes)).all()
+
+
+def test_an_import_changes_no_cost_that_this_farm_counted(database, two_farms):
+    measured(database, filled.VARIANT, "own")
+    with database.write() as session:
+        session.execute(text("UPDATE operator SET bytes_moved = bytes_moved + 5"))
+        before = session.execute(text("SELECT id, bytes_moved FROM operator ORDER BY id")).all()
+    import_export(database, two_farms[0])
+    with database.read() as session:
+        assert session.execute(text("SELECT id, bytes_moved FROM operator ORDER BY id")).all() == before
+
+
+def test_an_import_beside_an_own_capture_keeps_the_times_of_the_other_card(database, two_farms, tmp_path):
+    measured(database, filled.VARIANT, "own")
+    import_export(database, two_farms[1])
+    with database.read() as session:
+        assert {row.in_model_us for row in build(session, "job2").tuples} == {20.0}
+        assert {row.in_model_us for row in build(session, "own").tuples} == {None}
+
+
+def test_what_an_older_version_dropped_is_added_by_another_import(database, two_farms):
+    for path in two_farms:
+        import_export(database, path)
+    with database.write() as session:  # as the older version left it
+        first, second = session.exec(select(tables.Capture).order_by(col(tables.Capture.id))).all()
+        for found in session.exec(select(tables.Round)):
+            found.capture_id = first.id
+        first.origin = "imported predicted"
+        session.flush()
+        session.execute(delete(tables.Capture).where(col(tables.Capture.id) == second.id))
+    assert {row["in_model_us"] for row in reports_of(database)[1]["tuples"]} == {None}
+    import_export(database, two_farms[1])
+    times_us = [{row["in_model_us"] for row in report["tuples"]} for report in reports_of(database)]
+    assert times_us == [{10.0}, {20.0}]
+
+
+def test_a_newer_export_of_the_same_farm_has_the_newer_verification(database, two_farms, tmp_path):
+    import_export(database, two_farms[1])
+    again = other_farm(tmp_path / "h100", "job2", "cccc", "NVIDIA H100 80GB HBM3", 30.0)
+    rows = pq.read_table(again / "captures.parquet").to_pylist()
+    verification = json.loads(rows[0]["verification"])
+    mangled(again, again / "captures.parquet", "captures", verification=json.dumps({**verification, "read_at_s": 2e9}))
+    import_export(database, again)
+    with database.read() as session:
+        assert len(session.exec(select(tables.Capture)).all()) == 1
+        (capture,) = session.exec(select(tables.Capture))
+        assert capture.verification["read_at_s"] == 2e9

@@ -6,7 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from farm.errors import SettingsError, UsageError
+from farm.errors import DamagedPackage, SettingsError, UsageError
+from farm.models import texts
 from farm.models.texts import FOLDER, KINDS, Specials, token_ids, user_text
 from tests.own_text import WORDS, tokenizer_json, write_own_text
 
@@ -216,3 +217,12 @@ def test_without_the_extra_the_line_that_installs_it_is_told(own, tmp_path, monk
     with pytest.raises(SettingsError, match="not installed") as caught:
         own()
     assert "operator-farm[language]" in caught.value.next_step
+
+
+def test_a_damaged_text_of_the_package_is_named(tmp_path, monkeypatch):
+    (tmp_path / "unigram.npz").write_bytes((texts.FOLDER / "unigram.npz").read_bytes()[:20_000])
+    monkeypatch.setattr(texts, "FOLDER", tmp_path)
+    texts._corpus.cache_clear()
+    with pytest.raises(DamagedPackage, match=r"unigram.npz' of the installed package cannot be read") as caught:
+        texts._corpus("unigram")
+    assert "Install the package again" in caught.value.next_step

@@ -176,6 +176,32 @@ def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monke
         stored_predictor.load(tmp_path / "other.npz")
 
 
+def test_files_of_two_predictors_are_not_one_predictor(tmp_path):
+    data = dataset()
+    for name in ("one", "other"):
+        fitted = PREDICTORS["family"].fit(dataset(seed=len(name)))
+        stored_predictor.save(StoredPredictor.of(data, fitted, Calibration()), tmp_path / f"{name}.npz")
+    (tmp_path / "one.npz").replace(tmp_path / "other.npz")
+    with pytest.raises(UsageError, match="differs from its checksum") as caught:
+        stored_predictor.load(tmp_path / "other.npz")
+    assert "farm predict fit" in caught.value.next_step
+
+
+def test_an_archive_with_damaged_data_is_named(tmp_path):
+    data = dataset()
+    path = tmp_path / "h200.npz"
+    stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path)
+    about = json.loads(path.with_suffix(".json").read_text())
+    del about["checksum"]  # as of an earlier version
+    path.with_suffix(".json").write_text(json.dumps(about))
+    assert stored_predictor.load(path).rows == len(data)
+    packed = bytearray(path.read_bytes())
+    packed[60:200] = bytes(140)
+    path.write_bytes(packed)
+    with pytest.raises(UsageError, match="is not a predictor"):
+        stored_predictor.load(path)
+
+
 def test_too_few_families_are_said():
     data = dataset()
     with pytest.raises(UsageError, match="There are readings of 2 model families; an evaluation needs at least 3"):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import redis
+from celery.exceptions import Ignore
 from sqlalchemy import update
 from sqlmodel import select
 
@@ -14,6 +15,7 @@ from farm.jobs.items import Claim
 from farm.jobs.rounds import add_round
 from farm.settings import Settings, settings
 from farm.store import tables
+from farm.store.database import Database
 from tasks import control, queues
 from tasks.app import configure
 from tasks.control import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s, reconcile_now
@@ -333,3 +335,18 @@ def test_no_publisher_is_taken_for_the_planner(any_database, at_broker, planner_
     control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         assert session.get_one(tables.Job, planner_killed).state == "cancelled"
+
+
+def test_messages_about_a_database_that_is_read_only_are_dropped_with_one_line(postgres_database, monkeypatch, caplog):
+    read_only = postgres_database.url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+    database = Database(read_only)
+    monkeypatch.setattr(control, "database", lambda: database)
+    job_id = plan(postgres_database, register(postgres_database, 0), number=1)
+    for _ in range(3):
+        with pytest.raises(Ignore):
+            control.aggregate(f"{job_id}/1")
+    (told,) = [record for record in caplog.records if "A round is not closed" in record.message]
+    assert "is read-only" in told.message
+    assert "Make the database writable" in told.message
+    assert told.exc_info is None
+    database.close()

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError, did_you_mean
+from farm.errors import UsageError, did_you_mean, reading_package
 from farm.types.tokens import SIDES, Tokens, check_size
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def in_rows(rows: list[np.ndarray], length: int, specials: Specials) -> Tokens:
 def _corpus(kind: str) -> _Corpus:
     import numpy as np
 
-    with np.load(FOLDER / f"{kind}.npz", allow_pickle=False) as stored:
+    file = FOLDER / f"{kind}.npz"
+    with reading_package(file), np.load(file, allow_pickle=False) as stored:
         ranks, ends, occurrences = (stored[name].astype(np.int64) for name in ("ranks", "ends", "occurrences"))
     return _Corpus(ranks, ends, len(occurrences), int((occurrences >= COMMON_FROM).sum()))
 

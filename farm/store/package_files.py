@@ -1,0 +1,65 @@
+"""The data files of the installed package, and their checksums in `farm/data/checksums.json`.
+
+A program that uses such a file for the first time checks it. So a file that an interrupted installation or a failing
+disk has damaged is named, with the way to repair it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from farm.errors import DamagedPackage
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+CHECKSUMS = DATA / "checksums.json"
+
+
+def check_package_files(paths: Iterable[Path]) -> None:
+    """Compare files with their checksums; files outside of `farm/data` are not compared. Raises `DamagedPackage`."""
+    for path in paths:
+        if path.is_relative_to(DATA):
+            _check(path)
+
+
+@functools.cache
+def _check(path: Path) -> None:
+    expected = _checksums().get(path.relative_to(DATA).as_posix())
+    try:
+        found = checksum_of(path)
+    except OSError as error:
+        raise DamagedPackage.of(path, f"cannot be read: {error.strerror or error}") from error
+    if found != expected:
+        raise DamagedPackage.of(path, "differs from the file that was published")
+
+
+def checksum_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.cache
+def _checksums() -> dict[str, str]:
+    try:
+        found = json.loads(CHECKSUMS.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedPackage.of(CHECKSUMS, "cannot be read") from error
+    if not isinstance(found, dict):
+        raise DamagedPackage.of(CHECKSUMS, "has no checksums")
+    return found
+
+
+def checked_files() -> list[Path]:
+    """Return the files of `farm/data` that have a checksum: the packaged readings and predictors."""
+    patterns = ("*/*.parquet", "*.db.zst", "predictors/*")
+    return sorted(path for pattern in patterns for path in DATA.glob(pattern))
+
+
+def write_checksums() -> None:
+    """Write the checksums of the present files. Only a maintainer does this, after a change of the files."""
+    found = {path.relative_to(DATA).as_posix(): checksum_of(path) for path in checked_files()}
+    CHECKSUMS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
