@@ -170,9 +170,11 @@ def _captured(
     except CaptureError as error:
         if device_type == "meta":
             raise
-        taken = capture(_copy_of(model, error), args, kwargs, **about)
-        return self_check.checked_on(torch.device(device_type), taken)
-    return _with_values(taken, model, args, kwargs, about)
+        copied = _copy_of(model, error)
+    else:
+        return _with_values(taken, model, args, kwargs, about)
+    there = _device_type([*model.parameters(), *model.buffers(), *args, *kwargs.values()])
+    return self_check.checked_on(torch.device(there), capture(copied, args, kwargs, **about))
 
 
 def _with_values(

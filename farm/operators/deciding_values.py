@@ -247,5 +247,5 @@ def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> Ca
         if call.tuple_id in captured.mismatches:
             mismatches[spec.id] = captured.mismatches[call.tuple_id]
         calls.append(dataclasses.replace(call, tuple_id=spec.id))
-    of_calls = {"calls": tuple(calls), "traces": traces, "mismatches": mismatches}
-    return dataclasses.replace(captured, tuples=tuples, **of_calls)
+    captured = dataclasses.replace(captured, traces=traces, mismatches=mismatches)
+    return dataclasses.replace(captured, tuples=tuples, calls=tuple(calls))
