@@ -6,6 +6,9 @@ import signal
 
 def main() -> None:
     """The console script."""
+    from cli.streams import prepare
+
+    prepare()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # it may be ignored, as in the background of a script
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported nothing needs cleaning up

@@ -90,13 +90,14 @@ def _model(side: str, text: str) -> PartialRequest:
 def _paired(
     a: PartialRequest, b: PartialRequest, gate: Gate, rounds: int, card: list[str] | None, shape: str, ending: Ending
 ) -> None:
-    from cli.run import measure
+    from cli.run import measure, variants_of
     from farm.report.gate import Gate, judge_jobs, round_values
     from tasks.paired import paired_rounds
     from tasks.submissions import Submissions
 
     chosen = output.chosen_own_cards(card or [])[0]
     paired = paired_rounds(a, b, chosen, rounds)
+    output.say_differences(variants_of(paired.sides.values()))
     with output.writable_database() as database:
 
         def measured(number: int, a_job: str, b_job: str) -> None:

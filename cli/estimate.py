@@ -64,6 +64,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     variants = [
         usual_variant(model, kind, batch=size, length=tokens, **options.given) for size in batches for tokens in lengths
     ]
+    output.say_differences(variants)
     if (tokens := options.generate) is not None:
         found = output.first_that_knows(
             lambda session: query.generation(session, variants[0], tokens),

@@ -25,12 +25,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from cli.options import flat, with_compile_mode
 from cli.output import Left, complain, noted, set_quiet
+from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
 from farm import __version__
-from farm.errors import FarmError, Unwritable, did_you_mean
+from farm.errors import FarmError, Unwritable, did_you_mean, error_text
 from farm.safe_text import without_secrets
 from farm.types.fields import A_NUMBER
 
 INTERRUPTED = 130
+MOST_CHARACTERS = 200  # of the name of a file in a message
 HELP_OPTIONS = ("-h", "--help")
 #: Group of the help -> command -> its module in `cli` and an example, in the order in which a new user needs them.
 _GROUPS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
@@ -113,7 +115,7 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
         if ctx is not None and ctx.params.get("debug"):
             import traceback
 
-            typer.echo(without_secrets(traceback.format_exc()), err=True, nl=False)
+            sys.stderr.write(without_secrets(traceback.format_exc()))
         complain(message, next_step)
         return typer.Exit(exit_code)
 
@@ -138,8 +140,22 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError) and error.name:
             step = "Install the farm with its dependencies: `pip install operator-farm`, or `make` in a clone."
             raise failure(f"The package '{error.name}' is not installed.", step, 1) from error
-        message = f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}"
+        if isinstance(error, OSError):
+            raise failure(*_refused(error), 1) from error
+        message = f"an unexpected {type(error).__name__}: {error_text(error).strip() or 'no message'}"
         raise failure(message, "This is a bug in farm. `farm --debug ...` shows the traceback.", 1) from error
+
+
+def _refused(error: OSError) -> tuple[str, str]:
+    """Message and next step for an error of the operating system that no command expects."""
+    if not stdout_is_writable():  # help is not written by this program itself
+        discard_stdout()
+        lost = Unwritable.because(error)
+        return lost.message, lost.next_step
+    name = str(error.filename or "")
+    file = f": '{name[:MOST_CHARACTERS]}'" if name else ""
+    message = f"The operating system refused an operation ({error.strerror or error_text(error)}){file}."
+    return message, "Check names, rights and free space. `farm --debug ...` shows the traceback."
 
 
 def load_help() -> None:
@@ -235,6 +251,7 @@ def farm(
     """
     set_quiet(quiet)
     if (command := context.invoked_subcommand) not in _SERVERS:
+        keep_results_apart()
         context.with_resource(noted(f"farm {command} is working"))
 
 
@@ -258,9 +275,10 @@ def main() -> None:
         raise
     except BrokenPipeError:
         # The reader (such as `head`) has ended. Keep Python from flushing into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         sys.exit(141)
     except OSError as error:  # no verb has started: the help or the version cannot be written
+        discard_stdout()
         lost = Unwritable.because(error)
         complain(lost.message, lost.next_step)
         sys.exit(lost.exit_code)

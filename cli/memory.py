@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from cli.options import SPLIT, AsJson, Declared, Model
-from cli.output import answer, say
+from cli.output import answer, say, say_differences
 
 Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile", *SPLIT))]
 Options = Annotated[dict[str, Any], Declared("memory")]
@@ -16,7 +16,7 @@ def memory(
     *,
     batch: int | None = None,
     given: Fields,
-    dtype: str = "float32",
+    dtype: str | None = None,
     options: Options,
     as_json: AsJson = False,
 ) -> None:
@@ -28,5 +28,6 @@ def memory(
 
     checked = MemoryOptions(**options)
     variant = catalog.variant(model, batch or catalog.usual_batch(model, 32), dtype=dtype, step="training", **given)
+    say_differences([variant])
     found = requested_memory(variant, checked, say)
     answer(as_json, found, lambda: memory_table.table(found))

@@ -43,11 +43,12 @@ def _facts(found: StepMemory) -> Table:
     life, capture = found.life, found.capture
     at = capture.calls[life.peak]
     owners = f"{len(capture.owners)} modules and functions"
+    measured = found.read_calls == len(capture.calls)
     calls = f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, by {owners}"
     operator = f"{capture.tuples[at.tuple_id].operator} in the {found.where(at)}"
     rows = {
         "loss": capture.loss,
-        "step": f"{calls}; about {quantity(life.step_us, TIME)}",
+        "step": f"{calls}; {'about' if measured else 'at least'} {quantity(life.step_us, TIME)}",
         "times": found.clock,
         **({"note": found.predicted} if found.predicted else {}),
         "base": f"{_size(life.base_bytes)} held before and after the step",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli import lists
 from cli.options import AsJson, Model, VariantFields
-from cli.output import answer, emit_json, first_that_knows, say, show
+from cli.output import answer, emit_json, first_that_knows, say, say_differences, show
 
 if TYPE_CHECKING:
     from farm.models.entry import ModelEntry
@@ -70,6 +70,7 @@ def operators(model: Model, *, batch: int | None = None, given: VariantFields, a
 
     kind = kind_of_cards() if batch is None else ""
     variant = usual_variant(model, kind or "cuda", batch=batch, **given)
+    say_differences([variant])
     if variant.compile:
         variant = versioned(variant)
         listed = first_that_knows(lambda session: compiled_operators(session, variant, kind or "cuda"))

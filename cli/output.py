@@ -10,11 +10,10 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-import typer
-
+from cli.streams import discard_stdout, shows
 from farm.errors import Unwritable
 from farm.safe_text import printable, without_secrets
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Card
     from farm.store.database import Database
+    from farm.types.protocol import Variant
 
 
 _ENDLESS = 100_000  # columns; no line is longer
@@ -48,19 +48,29 @@ def writing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        discard_stdout()
         raise Unwritable.because(error) from error
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Write a line. Typer would write UTF-8 to a terminal that has ASCII only."""
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def emit(line: str) -> None:
     """Print a plain line on stdout."""
     with writing():
-        typer.echo(printable(line))
+        _write(printable(line), sys.stdout)
 
 
 def emit_json(data: Any) -> None:
     """Print one JSON document on stdout."""
+    text = printable(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False), keep="\n")
+    if not shows(text):
+        text = json.dumps(data, indent=2, allow_nan=False)
     with writing():
-        typer.echo(printable(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False), keep="\n"))
+        _write(text, sys.stdout)
 
 
 def show(renderable: Any) -> None:
@@ -95,12 +105,23 @@ def say(line: str) -> None:
         _tell(line)
 
 
+def say_differences(variants: Iterable[Variant]) -> None:
+    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each line once."""
+    from farm.models import catalog
+
+    lines = [line for variant in variants for line in catalog.differences(variant)]
+    for line in dict.fromkeys(lines):
+        say(line)
+
+
 def _tell(line: str) -> None:
     line = without_secrets(line)
     if _instead is not None:
         _instead(line)
     else:
-        typer.echo(printable(line, keep="\n").replace("\n", "\n  "), err=True)
+        # A closed or full stderr is no reason to stop.
+        with contextlib.suppress(OSError, ValueError):
+            _write(printable(line, keep="\n").replace("\n", "\n  "), sys.stderr)
 
 
 @contextlib.contextmanager
@@ -130,7 +151,8 @@ class _Note:
             return
         out, said = console(stderr=True), ""
         if out.file.isatty():
-            with out.status(printable(self.text)) as status:
+            spinner = "dots" if shows("⠋") else "line"
+            with out.status(printable(self.text), spinner=spinner) as status:
                 while not self.over.wait(0.2):
                     status.update(printable(self.text))
             return
@@ -169,12 +191,12 @@ def doing(text: str) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
+    from cli.tables import PlainConsole
 
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width: its reader needs complete lines. COLUMNS, which Rich reads, sets a width.
     endless = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
-    return Console(file=stream, width=_ENDLESS if endless else None, highlight=False, quiet=stderr and _quiet)
+    return PlainConsole(file=stream, width=_ENDLESS if endless else None, highlight=False, quiet=stderr and _quiet)
 
 
 def complain(message: str, next_step: str = "") -> None:

@@ -131,6 +131,7 @@ def plan(
         for name in map(catalog.known, models)
         for size in sizes("--batch", batch)
     ]
+    output.say_differences(variants)
     estimates = [estimated(variant, query) for variant in variants]
     if not any(one.total_time for one in estimates):
         raise UsageError(

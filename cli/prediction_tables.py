@@ -70,7 +70,10 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         f"sum of {found.covered_tuples} of {found.tuples} tuples, which have {percent(found.coverage)} of the "
         "estimated cost"
     )
-    figures = _both(interval_at(found.measured_time, level), interval_at(found.measured_energy, level))
+    if number:
+        figures = _both(interval_at(found.measured_time, level), interval_at(found.measured_energy, level))
+    else:  # the sum stands for the whole model, so its interval does, too
+        figures = _both(*found.sum_at(level))
     named = "" if found.complete else f" ({of_level})"  # else the first line names it
     lines["measured"] = f"{figures}{named}: {of_all}" if found.covered_tuples else of_all
     if found.predicted_us is not None and number:

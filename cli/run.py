@@ -18,6 +18,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from farm.devices.device import Card
     from farm.store.database import Database
+    from farm.types.protocol import Variant
     from tasks.submissions import PlannedJob, Submissions
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -109,6 +110,7 @@ def _run(options: CliOptions, ending: Ending) -> None:
     requests = options.requests()
     cards = output.chosen_own_cards(options.card or [])
     planned = plan(requests, cards, target=settings().target)
+    output.say_differences(variants_of(planned))
     if any(one.request.placements != "none" for one in planned):
         for why in filter(None, map(no_slow_memory, cards)):
             raise UsageError(why, "Leave --placements out, or choose another card with --card.")
@@ -121,6 +123,11 @@ def _run(options: CliOptions, ending: Ending) -> None:
         if left := submissions.still_to_do(database, planned):
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
+
+
+def variants_of(planned: Iterable[PlannedJob]) -> list[Variant]:
+    """The model variants of the jobs; a sweep has none."""
+    return [job.request.variant for job in planned if job.request.variant is not None]
 
 
 def measure(
@@ -176,6 +183,7 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
     planned = plan(requests, cards, target=settings().target)
+    output.say_differences(variants_of(planned))
     submissions = Submissions(say)
     if options.dry_run:
         follow.preview(submissions.previews(database, planned), submissions, as_json=options.as_json)

@@ -19,6 +19,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text as RichText
 
+from cli.streams import plain, shows
 from farm.safe_text import printable
 from farm.types.format import NOTHING, count_of, quantity
 
@@ -30,6 +31,7 @@ _WORD = 24  # longer words may be cut, in columns that may be dropped first
 _CLIPPED = 10  # the least width of a text that is cut to one line
 # A line below the head and above a section.
 _BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
+_ASCII_BOX = box.Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
 _OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
 _OUTCOMES |= {"listed": ("lists the kernels", "")}
 _COLOURS = {"cyan": "open busy", "green": "done idle", "dim": "cancelled stopped", "yellow": "starting draining"}
@@ -42,15 +44,22 @@ class Text(RichText):
     """Rich's text without the control characters of titles, labels and ids."""
 
     def __init__(self, text: str = "", style: str | Style = "", **options: Any) -> None:
-        super().__init__(printable(text), style, **options)
+        super().__init__(plain(printable(text)), style, **options)
 
     def append(self, text: RichText | str, style: str | Style | None = None) -> Self:
-        super().append(printable(text) if isinstance(text, str) else text, style)
+        super().append(plain(printable(text)) if isinstance(text, str) else text, style)
         return self
 
     def append_text(self, text: RichText) -> Self:
         super().append_text(text)
         return self
+
+
+class PlainConsole(Console):
+    """Rich's console, without characters that stdout cannot show."""
+
+    def render_str(self, text: str, **options: Any) -> RichText:
+        return super().render_str(plain(text), **options)
 
 
 class ResponsiveTable(Table):
@@ -69,7 +78,7 @@ class ResponsiveTable(Table):
         def least(columns: Sequence[Column], wrapped: int = _WRAPPED, *, cut: bool = False) -> list[int]:
             return [self._least(console, options, column, wrapped, cut=cut) for column in columns]
 
-        texts = [[RichText(str(column.header)), *column.cells] for column in self.columns]
+        texts = [[_heading(column), *column.cells] for column in self.columns]
         natural = [measure_renderables(console, options, of_column).maximum for of_column in texts]
         if room(natural) >= 0:
             yield from super().__rich_console__(console, options)
@@ -89,9 +98,7 @@ class ResponsiveTable(Table):
                 widths[min(growing, key=lambda n: widths[n])] += 1
         table = copy.copy(self)
         table.columns = [
-            dataclasses.replace(
-                column, header=RichText(str(column.header), no_wrap=False), overflow="ellipsis", width=width, _index=n
-            )
+            dataclasses.replace(column, header=_heading(column), overflow="ellipsis", width=width, _index=n)
             for n, (column, width) in enumerate(zip(shown, widths, strict=True))
         ]
         yield from Table.__rich_console__(table, console, options)
@@ -101,7 +108,7 @@ class ResponsiveTable(Table):
     def _least(self, console: Console, options: ConsoleOptions, column: Column, wrapped: int, *, cut: bool) -> int:
         """The least width of a column: its longest word (if `cut`, long words may be cut), or its text if it does not
         wrap. Text does not wrap below the width `wrapped`."""
-        widths = [measure_renderables(console, options, [RichText(str(column.header))]).minimum, 1]
+        widths = [measure_renderables(console, options, [_heading(column)]).minimum, 1]
         for text in column.cells:
             word, line = measure_renderables(console, options, [text])
             if isinstance(text, RichText) and text.overflow == "ellipsis":
@@ -125,6 +132,10 @@ class ResponsiveTable(Table):
         return table
 
 
+def _heading(column: Column) -> RichText:
+    return RichText(plain(str(column.header)), no_wrap=False)
+
+
 def _head(column: Column) -> str:
     return str(column.header).replace("\n", " ")
 
@@ -143,7 +154,8 @@ def ruled(
         drops: heads of the columns that a narrow terminal drops, the least important first.
         total: the cells of a last row below a line.
     """
-    table = ResponsiveTable(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    lines = _BOX if shows("─") else _ASCII_BOX
+    table = ResponsiveTable(box=lines, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     table.drops = drops
     for head in heads:
         right = head.startswith(">")

@@ -11,11 +11,13 @@
     │   ├── Ambiguous              a name matches several; choose one
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be extracted        exit 1
+    │   └── UnsupportedTensor      it computes with a special tensor
     ├── Refused                    one of several cannot be measured       exit 1
     ├── TupleRejected              the JSON is not an operator tuple       exit 1
     ├── Unreadable                 a stored row is damaged                 exit 1
     ├── DamagedPackage             a file of the installation is damaged   exit 1
     ├── Unmeasurable               an item ends with a reason in its row   (not an exit)
+    │   └── HostBusy               not now: the item waits again            (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
@@ -35,12 +37,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 
 from farm.safe_text import without_secrets
+
+MOST_CHARACTERS = 2000  # of the text of another program's exception
 
 
 class FarmError(Exception):
@@ -118,6 +123,10 @@ class CaptureError(FarmError):
     """The operator calls of a model could not be captured."""
 
 
+class UnsupportedTensor(CaptureError):
+    """The model computes with a tensor that is more than dtype and strides: sparse, nested, quantised, ..."""
+
+
 class Refused(FarmError):
     """Some of the requested things cannot be measured. The others were measured."""
 
@@ -171,6 +180,11 @@ class Unmeasurable(FarmError):
         return (type(self), (self.reason, self.message, self.next_step))
 
 
+class HostBusy(Unmeasurable):
+    """This host lacks something now that is no fault of the item: another process holds the lock of what its cards
+    share, or a folder cannot be used. The worker's task puts the item off, and the attempt does not count."""
+
+
 class FarmUnavailable(FarmError):
     exit_code = 3
 
@@ -216,6 +230,8 @@ class Unwritable(FarmError):
 
     @classmethod
     def because(cls, error: OSError) -> Unwritable:
+        if error.errno == errno.EBADF:
+            return cls("The output cannot be written: stdout is closed.", "Leave it open, or write to /dev/null.")
         return cls(
             f"The output cannot be written: {error.strerror or error}.",
             "Free disk space, or write the output to another place.",
@@ -256,15 +272,39 @@ def reading_package(path: object) -> Iterator[None]:
         raise DamagedPackage.of(path, "cannot be read") from error
 
 
+def error_text(error: BaseException) -> str:
+    """The text of an exception. User code raises exceptions whose own text raises: they get a fixed text."""
+    try:
+        return str(error)
+    except (Exception, SystemExit):
+        return "(its text cannot be shown)"
+
+
 def told(error: BaseException) -> str:
     """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
-    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    first_line = (error_text(error).splitlines() or [""])[0]
+    text = f"{type(error).__name__}: {first_line[:MOST_CHARACTERS]}"
     here = os.path.dirname(os.path.dirname(__file__))
     others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
             return f"{text} ({frame.filename}, line {frame.lineno}: {frame.line})"
     return text
+
+
+@contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Turn any other error of this block, such as one of the user's model, into a `CaptureError` that begins with
+    ``what``."""
+    try:
+        yield
+    except FarmError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{what}: {told(error)}",
+            "Check that the model can be built and runs on its input. `farm --debug ...` shows the traceback.",
+        ) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

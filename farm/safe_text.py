@@ -114,6 +114,20 @@ def without_secrets(text: str) -> str:
     return _pattern_of_secrets().sub("***", text) if _secrets else text
 
 
+#: The beginning of a text that a spreadsheet may take as a formula; the last four are wide forms of the first four.
+FORMULA = "^[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
+_FORMULA = re.compile(FORMULA)
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+
+
+def cell(text: str) -> str:
+    """A text for a CSV file. One that a spreadsheet may take as a formula gets an apostrophe in front; a number does
+    not."""
+    if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
 # Control characters (also 8-bit), line ends of all kinds, and characters that change the writing direction.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from farm.errors import SettingsError
@@ -27,6 +27,10 @@ from farm.safe_text import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
+
+MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
+MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at most 4,096 bytes
+MOST_CONFIG_BYTES = 1 << 20  # of the settings file
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,6 +87,15 @@ class Settings(BaseSettings):
                 keep_secret(value)
         return given
 
+    @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
+    @classmethod
+    def _check_names(cls, path: Path) -> Path:
+        """Refuse a path that no file can have: everything that opens a file in it would fail."""
+        lengths = [len(os.fsencode(part)) for part in path.parts]
+        if max(lengths, default=0) > MOST_NAME_BYTES or sum(lengths) > MOST_PATH_BYTES:
+            raise ValueError(f"a name may have at most {MOST_NAME_BYTES} bytes, and a path {MOST_PATH_BYTES:,}")
+        return path
+
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: Any, env_settings: Any, *_: Any, **__: Any
@@ -92,6 +105,9 @@ class Settings(BaseSettings):
             try:
                 if not Path(path).is_file():
                     message = f"FARM_CONFIG names '{path}', which is not a file."
+                    raise SettingsError(message, "Correct or unset FARM_CONFIG.")
+                if Path(path).stat().st_size > MOST_CONFIG_BYTES:
+                    message = f"FARM_CONFIG names '{path}', which is larger than {MOST_CONFIG_BYTES} bytes."
                     raise SettingsError(message, "Correct or unset FARM_CONFIG.")
                 used += (TomlConfigSettingsSource(settings_cls, path),)
             except OSError as error:
@@ -150,14 +166,6 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
         return Settings(**defaults), [_problem(one) for one in wrong]
 
 
-def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed. Raises
-    `OSError` if the folder cannot be created."""
-    if not folder.parent.exists():
-        make_private(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-
-
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
     """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
     If ``parent``, the pid of the expected parent (0: any), has already ended, this process exits."""
@@ -192,4 +200,4 @@ def _explained(error: ValueError) -> SettingsError:
 
 def _problem(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
-    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg']}."
+    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg'].removeprefix('Value error, ')}."

@@ -28,6 +28,7 @@ from farm.safe_text import UNREADABLE_URL, shown_url
 from farm.settings import Settings, settings
 from tasks import message_filter
 from tasks.message_filter import CONTROL_QUEUE
+from tasks.transport import BACKEND_OPTIONS, TRANSPORT_OPTIONS
 
 #: Environment variables that the supervisor sets for a worker process. They are not settings.
 CARD_VARIABLE = "FARM_WORKER_CARD"
@@ -54,7 +55,11 @@ class Loader(AppLoader):  # type: ignore[misc]
 
 
 app = Celery(
-    "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.control"]
+    "farm",
+    loader="tasks.app:Loader",
+    amqp="tasks.message_filter:Amqp",
+    events="tasks.transport:Events",
+    include=["tasks.measure", "tasks.control"],
 )
 _CONSTANT = tomllib.loads(Path(__file__).with_name("celery.toml").read_text("utf-8"))
 app.conf.update(_CONSTANT, task_default_queue=CONTROL_QUEUE)
@@ -83,8 +88,9 @@ def configure(current: Settings) -> None:
             "visibility_timeout": visible_s,
             # kombu searches for abandoned messages once in ten of these intervals.
             "unacked_restore_interval": min(10.0, visible_s / 10),
-            "socket_keepalive": True,
+            **TRANSPORT_OPTIONS,
         },
+        **BACKEND_OPTIONS,
         task_time_limit=hard_s,
     )
     # Celery and kombu cache the backend, the producers and the connections of the earlier settings.

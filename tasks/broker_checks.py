@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +22,7 @@ from farm.store.database import Database
 from farm.types.format import plural
 from tasks.app import app, check_broker
 from tasks.broker_probe import check_broker_works
+from tasks.queues import reconciler_works
 from tasks.servers import broker_program
 
 #: The name of the remote command that returns versions. `tasks.worker` implements it; only workers may import that.
@@ -29,6 +31,8 @@ QUESTION = "farm_versions"
 SUPERVISOR = "supervisor"
 #: How often the workers are pinged. Each ping waits one second for answers.
 PINGS = 3
+#: The longest wait for a sign that the reconciler works. Unit: s.
+LONGEST_WAIT_S = 15.0
 #: The check warns if the broker uses more than this share of its memory.
 NEARLY_FULL = 0.9
 
@@ -133,8 +137,24 @@ def _listeners(current: Settings) -> Iterator[Check]:
     else:
         of_cards, of_control = plural("card worker", len(found) - controls), plural("control worker", controls)
         yield ok("workers", f"{len(found) - controls} {of_cards} and {controls} {of_control} listen to the broker")
+        yield _reconciler(current)
     if found:
         yield from _answers()
+
+
+def _reconciler(current: Settings) -> Check:
+    """Check that a control worker repairs jobs: it may answer, but wait in its repairs, or fail at each of them."""
+    deadline_s = time.monotonic() + min(2 * current.reconcile_s, LONGEST_WAIT_S)
+    while not reconciler_works():
+        if time.monotonic() > deadline_s:  # until then, a control worker may just have started
+            return problem(
+                "reconciler",
+                "control workers listen, but none of them repairs jobs: items of lost cards do not move, and lost "
+                "messages are not published again",
+                "Correct the other problems, then read the logs of the control workers (`journalctl -u farm-worker`).",
+            )
+        time.sleep(0.2)
+    return ok("reconciler", f"a control worker looks for lost messages and cards every {current.reconcile_s:g} s")
 
 
 def _waiting(current: Settings) -> int:

@@ -1,4 +1,4 @@
-"""Celery's consumer, except that it waits for a broker that does not work.
+"""Celery's consumer, except that it waits for a broker that does not work, and gives signs of life.
 
 Celery ends the worker if the broker refuses a command, for example because it is a replica or full; this would end the
 running measurement too. If the broker is down, Celery logs every try. This consumer logs the reason once, with the next
@@ -20,6 +20,7 @@ from farm.jobs.outage import Outage
 from farm.settings import settings
 from tasks.app import broker_unreachable
 from tasks.broker_probe import check_broker_works
+from tasks.watchdog import PULSE
 
 #: The longest pause between two tries. A worker that has to stop notices it after `_STEP_S`. Unit: s.
 LONGEST_PAUSE_S = 5.0
@@ -42,6 +43,14 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         self._failures = 0  # connections that failed although the broker seemed to work
         self._connected_s = 0.0
 
+    def register_with_event_loop(self, hub: Any) -> None:
+        super().register_with_event_loop(hub)
+        hub.on_tick.add(PULSE.beat)
+
+    def stop(self) -> None:
+        PULSE.stop()
+        super().stop()
+
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         self._note(exc)
         super().on_connection_error_after_connected(exc)
@@ -55,26 +64,31 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
             self._pause(min(0.5 * 2**self._failures, LONGEST_PAUSE_S))
         pause_s = _STEP_S
         while True:
+            PULSE.beat()
             maybe_shutdown()
             try:
                 check_broker_works(settings())
+                conn.connect()
+                break
             except BrokerUnreachable as error:
                 self._outage.note(error)
-                self._pause(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            else:
-                break
-        connection = super().ensure_connected(conn)
+            except self.connection_errors as error:
+                self._outage.note(broker_unreachable(settings().broker_url, error))
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self.first_connection_attempt = False
         self._outage.over()
         self._connected_s = time.monotonic()
-        return connection
+        return conn
 
     def _note(self, error: Exception) -> None:
+        PULSE.beat()
         self._failures = self._failures + 1 if time.monotonic() - self._connected_s < LONGEST_PAUSE_S else 1
         self._outage.note(broker_unreachable(settings().broker_url, error))
 
     def _pause(self, pause_s: float) -> None:
         until_s = time.monotonic() + pause_s
         while time.monotonic() < until_s:
+            PULSE.beat()
             maybe_shutdown()
             time.sleep(_STEP_S)

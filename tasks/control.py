@@ -20,14 +20,14 @@ from celery.exceptions import Ignore
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable, Unreadable
-from farm.jobs import cards, groups, item_state, items, jobs
+from farm.jobs import cards, future_times, groups, item_state, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.outage import Outage
+from farm.jobs.outage import Outage, SteadyAnswers
 from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, by_key, database_now
+from farm.store.database import Database, by_key, database_now, long_ago, read_clock_s
 from farm.store.tables import CardState, Item, ItemState, JobState
 from tasks import queues
 from tasks.app import app
@@ -115,11 +115,23 @@ def lost_after_s(current: Settings) -> float:
     return cards.LOST_AFTER_HEARTBEATS * current.heartbeat_s
 
 
-def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> None:
-    """Repair the jobs of one embedded farm ("": the shared farm) after crashes, lost messages and lost cards. Without
-    ``may_move``, which is for some time after an outage of the database, no item moves: all cards look lost until their
-    workers have written a heartbeat again."""
-    views = _views(store, current, farm)
+def reconcile_now(store: Database, current: Settings, farm: str, *, answers: SteadyAnswers | None = None) -> None:
+    """Repair the jobs of one embedded farm ("": the shared farm) after crashes, lost messages and lost cards.
+
+    Args:
+        answers: those of the database. For some time after an outage no item moves: all cards look lost until their
+            workers have written a heartbeat again. None: there was no outage.
+    """
+    awaited = contextlib.nullcontext() if answers is None else answers.awaited()
+    with awaited:
+        with _continuing("correcting times after the clock was set back"):
+            _correct_times(store, current)
+        with store.read() as session:
+            now_s = read_clock_s(session)
+        views = _views(store, current, farm)
+    if answers is not None:
+        answers.clock_was_read(now_s)
+    may_move = answers is None or answers.steady_for_s > lost_after_s(current)
     with _continuing("returning deferred items to waiting"):
         queues.publish_items(store, items.wake_orphans(store, farm=farm))
     if may_move:
@@ -143,6 +155,12 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
             queues.publish_round(store, job_id, number)
     for job_id, number in _due(unfinished, current.reconcile_s):
         queues.publish_aggregate(job_id, number)
+
+
+def _correct_times(store: Database, current: Settings) -> None:
+    corrected = future_times.correct_future_times(store, current.lease_s)
+    if corrected:
+        log.warning("The database's clock was set back: %s times in the future are set to the present", corrected)
 
 
 def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> None:
@@ -189,7 +207,7 @@ def _close_exhausted(store: Database, current: Settings, **which: str | None) ->
 
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
-    stale = col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S
+    stale = col(tables.Round.planning_at_s) < database_now() - PLANNING_PATIENCE_S
     with store.read() as session:  # if a planner was only suspended, it then finds that its job has ended
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
@@ -268,6 +286,7 @@ def _without_holder(farm: str, idle_for_s: float) -> Any:
     """Return a query for ids of open items that are not under a lease and were not published just now. It omits items
     that the publisher of their round has not published yet."""
     this_round = and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round))
+    newest_message_s = func.coalesce(Item.published_at_s, Item.created_at_s)
     return (
         sqlalchemy.select(col(Item.id))
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
@@ -276,7 +295,7 @@ def _without_holder(farm: str, idle_for_s: float) -> Any:
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
             item_state.has_message(),
-            func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
+            long_ago(newest_message_s, idle_for_s),
             col(tables.Job.state) == JobState.OPEN,
             col(tables.Job.farm) == farm,
             or_(col(Item.published_at_s).is_not(None), col(tables.Round.published_at_s).is_not(None)),
@@ -293,12 +312,16 @@ def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, 
 
 
 def _unpublished(session: Session, farm: str, after_s: float, again_s: float) -> list[tuple[str, int]]:
-    """Return (job id, number) of planned rounds, the oldest first, of which a process published a part at least
-    ``again_s`` ago, or is publishing without progress for ``after_s``. While a round is planned, its planner publishes.
+    """Return (job id, number) of rounds with items to publish, the oldest first, of which a process published a part at
+    least ``again_s`` ago, or is publishing without progress for ``after_s``.
+
+    A round that is still being planned counts too: its planner publishes more often, unless it was killed.
     """
-    this, idle_s = tables.Round, database_now() - col(tables.Round.progress_at_s)
-    due = or_(idle_s > after_s, and_(col(this.publisher).is_(None), idle_s > again_s))
-    return _newest_rounds(session, farm, col(this.planned_at_s).is_not(None), col(this.published_at_s).is_(None), due)
+    this_round = tables.Round
+    progress_at_s = col(this_round.progress_at_s)
+    nobody_publishes = and_(col(this_round.publisher).is_(None), long_ago(progress_at_s, again_s))
+    due = or_(long_ago(progress_at_s, after_s), nobody_publishes)
+    return _newest_rounds(session, farm, col(this_round.published_at_s).is_(None), due)
 
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from sqlmodel import col, select
 
 from farm.devices.device import Card
+from farm.devices.host import check_semaphores
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
 from farm.jobs import cards as registry
@@ -78,6 +79,7 @@ class EmbeddedFarm:
         worker serves one of the cards; `BrokerUnreachable` if there is no broker program, or it does not start."""
         if self.supervisor is not None:
             return
+        check_semaphores()
         for card in self.cards:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # the lock is free; the worker locks it later

@@ -20,9 +20,10 @@ from flower.options import options
 from flower.urls import settings as handler_settings
 from tornado.log import enable_pretty_logging
 
+from farm.devices.shared_files import why_not_own
 from farm.errors import UsageError
 from farm.safe_text import without_secrets
-from farm.settings import Settings, make_private
+from farm.settings import Settings
 from tasks.app import app
 
 
@@ -56,7 +57,7 @@ def serve(
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_secrets)
     extract_settings()
-    make_private(current.state_dir)
+    _check_folder(current)
     served = Flower(capp=app, options=options, **handler_settings)
     try:
         listening(served.start_http_server())
@@ -76,6 +77,22 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _check_folder(current: Settings) -> None:
+    """Create the state folder. Raises `UsageError` if other users can change its files: Flower's history can contain
+    code."""
+    folder = current.state_dir
+    try:
+        problem = why_not_own(folder)
+    except OSError as error:
+        text = f"The state folder {folder} cannot be created: {error.strerror or error}."
+        raise UsageError(text, "Set FARM_STATE_DIR to a folder that this user may write to.") from error
+    if problem:
+        raise UsageError(
+            f"Another user can write to the folder of Flower's history, {folder}, which can contain code: {problem}.",
+            f"Run `chmod go-w {folder}`, or set FARM_STATE_DIR to a folder of your own.",
+        )
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:

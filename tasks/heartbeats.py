@@ -2,7 +2,8 @@
 
 Each worker notes in a file that it is alive, and of which items it has messages. The first one in each period renews
 the leases of all workers with a fresh note. A worker whose leases nobody renewed for longer than a period does it
-alone. So a worker that hangs in its turn stops no other worker's leases, nor does a locked row or a lost file.
+alone. So a worker that hangs in its turn stops no other worker's leases, nor does a locked row or a lost file. A worker
+whose main loop stands still (`tasks.watchdog`) notes and renews nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from farm.devices.lock import turn
+from farm.devices.shared_files import PRIVATE, Folder, open_folder
 from farm.errors import FarmError
 from farm.jobs import items
 from farm.jobs.cards import process_started
-from farm.settings import Settings, make_private
+from farm.settings import Settings
 from farm.store.database import Database
+from tasks.watchdog import PULSE, SILENT_AFTER_S
 
-#: Errors if the notes are damaged, or another process has them for long, or the disk is full.
+#: Largest file of notes that is read.
+MOST_BYTES = 16 << 20
+#: Errors if another process has the notes for long, the disk is full, or another user may have made the file.
 _UNUSABLE = (OSError, FarmError, LookupError, TypeError, AttributeError)
 
 
@@ -42,7 +47,10 @@ class HostHeartbeat:
         return self.current.state_dir / f"heartbeats-{hashlib.sha256(self.current.database.encode()).hexdigest()[:12]}"
 
     def beat(self, database: Database, item_ids: Collection[int]) -> None:
-        """Renew the leases of this worker, unless another worker does. ``item_ids``: see `items.renew`."""
+        """Renew the leases of this worker, unless another worker does, or its main loop stands still. ``item_ids``: see
+        `items.renew`."""
+        if PULSE.silent_s >= SILENT_AFTER_S:
+            return
         now_s, lease_s, period_s = time.monotonic(), self.current.lease_s, self.current.beat_s
         first, held, renewed = False, dict[str, Any](), set[str]()
         with contextlib.suppress(*_UNUSABLE), self._notes() as notes:
@@ -68,10 +76,34 @@ class HostHeartbeat:
     @contextlib.contextmanager
     def _notes(self) -> Iterator[dict[str, Any]]:
         """The notes, which are written back at the end. Raises one of `_UNUSABLE` if that is impossible."""
-        with turn("heartbeats", self.current.lock_dir, timeout_s=0.2):
-            notes: dict[str, Any] = {"begun_at_s": -self.current.beat_s, "workers": {}}
-            with contextlib.suppress(FileNotFoundError, ValueError):  # a process may have been killed while it wrote
-                notes = json.loads(self.path.read_text())
+        own_turn = turn("heartbeats", self.current.lock_dir, timeout_s=0.2)
+        with own_turn, open_folder(self.path.parent, create=PRIVATE) as folder:
+            notes = self._read(folder)
             yield notes
-            make_private(self.path.parent)
-            self.path.write_text(json.dumps(notes))
+            folder.write(self.path.name, json.dumps(notes).encode())
+
+    def _read(self, folder: Folder) -> dict[str, Any]:
+        """The notes; without workers if they do not exist or are damaged."""
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
+            found = json.loads(folder.read(self.path.name, MOST_BYTES))
+            if isinstance(found, dict) and _are_notes(found):
+                return found
+        return {"begun_at_s": -self.current.beat_s, "workers": {}}
+
+
+def _are_notes(found: Mapping[str, Any]) -> bool:
+    """True if the values of a file have the types of notes."""
+    workers = found.get("workers")
+    if not isinstance(found.get("begun_at_s"), (int, float)) or not isinstance(workers, dict):
+        return False
+    return all(_is_note(note) for note in workers.values())
+
+
+def _is_note(note: Any) -> bool:
+    if not isinstance(note, dict):
+        return False
+    times = (note.get("at_s"), note.get("renewed_at_s", 0.0))
+    items_of_worker = note.get("items")
+    if not isinstance(items_of_worker, list) or not all(isinstance(time_s, (int, float)) for time_s in times):
+        return False
+    return {"pid", "started"} <= note.keys() and all(type(item_id) is int for item_id in items_of_worker)

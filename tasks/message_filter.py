@@ -19,9 +19,9 @@ from typing import Any
 import kombu
 import kombu.transport
 from celery.app.amqp import AMQP
-from kombu.transport import redis
 
 from farm.safe_text import shown_url, without_secrets
+from tasks import transport
 
 log = logging.getLogger("farm.message_filter")
 
@@ -163,7 +163,7 @@ class Amqp(AMQP):  # type: ignore[misc]
     Connection = Connection
 
 
-class Channel(redis.Channel):  # type: ignore[misc]
+class Channel(transport.Channel):
     def _put(self, queue: str, message: Any, **options: Any) -> None:
         if not (message.get("headers") or {}).get(FRONT):
             super()._put(queue, message, **options)
@@ -186,8 +186,8 @@ class Channel(redis.Channel):  # type: ignore[misc]
             return None
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
-    """kombu's Redis transport with a check of every message to a worker. Events and answers are not checked."""
+class Transport(transport.Transport):
+    """The farm's transport with a check of every message to a worker. Events and answers are not checked."""
 
     Channel = Channel
 

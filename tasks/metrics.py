@@ -13,6 +13,7 @@ import functools
 import logging
 import math
 import operator
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,13 +39,18 @@ from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import OPEN, CardRow, CardState
 from tasks.broker_probe import check_broker_works
-from tasks.queues import queue_depths
+from tasks.queues import queue_depths, reconciler_works
 from tasks.supervisor import state_of_supervisor
 
 log = logging.getLogger("farm.control")
 
 #: Every check asks the broker or the database, and Prometheus scrapes more often than their answers matter. Unit: s.
 CHECK_EVERY_S = 60.0
+
+#: In this time after the start, the first pass of a reconciler has been completed. Unit: s.
+FIRST_PASS_S = 15.0
+#: A client that opens a connection has so long for its request: it may be gone without a notice. Unit: s.
+REQUEST_TIMEOUT_S = 30.0
 
 CARD = ("host", "card", "index", "model")
 
@@ -72,13 +78,19 @@ def serve(current: Settings, *, supervisor: int = 0) -> int | None:
     registry = CollectorRegistry()
     registry.register(FarmCollector(current, supervisor))
     try:
-        start_http_server(current.metrics_port, current.metrics_address, registry)
+        server, _ = start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
         # Another control worker of this host may export metrics already; measuring does not need them.
         log.warning("Metrics cannot be served on %s:%s: %s", current.metrics_address, current.metrics_port, error)
         return None
+    server.RequestHandlerClass.timeout = REQUEST_TIMEOUT_S  # type: ignore[attr-defined]
+    server.handle_error = _log_error  # type: ignore[method-assign, assignment]
     log.info("Metrics on http://%s:%s/metrics", current.metrics_address, current.metrics_port)
     return current.metrics_port
+
+
+def _log_error(_request: Any, client: Any) -> None:
+    log.warning("A request for metrics from %s failed: %s", client[0], sys.exception())
 
 
 class FarmCollector(Collector):
@@ -89,6 +101,7 @@ class FarmCollector(Collector):
         self._supervisor = supervisor
         self._problems: dict[str, int] = {}
         self._checked_s = -math.inf
+        self._began_s = time.monotonic()
         self._checking = threading.Lock()
         self._ended = listing.EndedCounts()
         self._database = Database(current.database)
@@ -124,7 +137,7 @@ class FarmCollector(Collector):
         """Return check -> number of problems that stop the farm. The checks run once in `CHECK_EVERY_S` at most."""
         with self._checking:
             if time.monotonic() - self._checked_s > CHECK_EVERY_S:
-                found = dict.fromkeys(("broker", "cards", "database", "supervisor"), 0)
+                found = dict.fromkeys(("broker", "cards", "database", "reconciler", "supervisor"), 0)
                 try:
                     for check in database_checks(self._settings):
                         found["cards" if check.name.startswith("card") else "database"] += check.level == "problem"
@@ -132,6 +145,8 @@ class FarmCollector(Collector):
                     found["database"] = 1
                 try:
                     check_broker_works(self._settings)
+                    starts = time.monotonic() - self._began_s < FIRST_PASS_S
+                    found["reconciler"] = int(not starts and not reconciler_works())
                 except FarmError:
                     found["broker"] = 1
                 if self._supervisor:

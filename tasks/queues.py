@@ -28,7 +28,7 @@ from farm.errors import FarmError
 from farm.jobs.items import Closed
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, among, database_now, in_batches, lock_items
+from farm.store.database import Database, among, database_now, in_batches, lock_items, long_ago
 from farm.store.tables import Item, ItemState
 from tasks.app import EMBEDDED_VARIABLE, app, broker_unreachable
 from tasks.message_filter import CONTROL_QUEUE, FRONT
@@ -54,6 +54,9 @@ class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
 
 #: Messages per chord. If a publisher dies, it has sent at most this many messages that the database does not know.
 BATCH = 250
+
+#: The keys of the broker that tell which reconciler has the turn, and that one has completed a pass lately.
+TURN_KEY, COMPLETED_KEY = "farm.reconciler", "farm.reconciler.completed"
 
 #: The most messages in the queue of a card, and in all queues. A queue gets more when it is half empty; these are
 #: chosen at random from so many of the card's items.
@@ -96,11 +99,13 @@ def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_
     process published within ``unless_within_s``."""
     rounds: set[tuple[str, int]] = set()
     for batch in in_batches(item_ids):
-        its = col(Item.id).in_(batch)
-        old = [] if unless_within_s is None else [col(Item.published_at_s) < database_now() - unless_within_s]
+        chosen = col(Item.id).in_(batch)
+        conditions = [chosen, _free()]
+        if unless_within_s is not None:
+            conditions.append(long_ago(col(Item.published_at_s), unless_within_s))
         with database.write() as session:
-            rounds.update(session.exec(select(Item.job_id, Item.round).where(its).distinct()))
-            _mark(session, its, _free(), *old)
+            rounds.update(session.exec(select(Item.job_id, Item.round).where(chosen).distinct()))
+            _mark_unsent(session, *conditions)
     for job_id, number in sorted(rounds):
         _publish(database, job_id, number, _send_single)
 
@@ -109,7 +114,14 @@ def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
     """Publish items on several cards (`farm.jobs.groups.due`) in front of the queues of their leading cards."""
     for batch in in_batches(item_ids):
         with database.write() as session:
-            _mark(session, col(Item.id).in_(batch), _free(), published_at_s=database_now())
+            # Before the message: if its claim comes first, it marks the message as used up.
+            _update_items(
+                session,
+                col(Item.id).in_(batch),
+                _free(),
+                published_at_s=database_now(),
+                message_used=False,
+            )
         with _publishing():
             _send_single(_rows(database, batch))
 
@@ -120,7 +132,7 @@ def _publish(
     """Publish the marked items of a job as the only publisher of its newest round. Return the number of messages; None
     if another process publishes the round, which then also sends the marked items."""
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-    stale = col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings())
+    stale = long_ago(col(tables.Round.progress_at_s), stale_after_s(settings()))
     free = or_(col(tables.Round.publisher).is_(None), stale)
     with database.write() as session:
         # If another process marks items from now on, the query in `_leave` finds them.
@@ -128,7 +140,7 @@ def _publish(
         if not _update_round(session, job_id, number, free, publisher=me, progress_at_s=database_now()):
             return None
         if again:
-            _mark(session, Item.job_id == job_id, _free(), col(Item.published_at_s).is_not(None))
+            _mark_unsent(session, Item.job_id == job_id, _free(), col(Item.published_at_s).is_not(None))
     sent = 0
     try:
         while True:
@@ -138,7 +150,8 @@ def _publish(
                     send(_rows(database, ids))
                 sent += len(ids)
                 with database.write() as session:
-                    _mark(session, col(Item.id).in_(ids), published_at_s=database_now())
+                    # Not `message_used`: a worker may have used up the message by now.
+                    _update_items(session, col(Item.id).in_(ids), published_at_s=database_now())
                     if not _progressed(session, job_id, number, me):
                         return sent
             with database.write() as session:
@@ -150,10 +163,14 @@ def _publish(
         raise
 
 
-def _mark(session: Session, *which: Any, published_at_s: Any = None) -> None:
-    """Mark items as published at a time, or (None) as items that need a message."""
+def _mark_unsent(session: Session, *which: Any) -> None:
+    """Mark items as items that need a message."""
+    _update_items(session, *which, published_at_s=None, message_used=False)
+
+
+def _update_items(session: Session, *which: Any, **values: Any) -> None:
     lock_items(session, *which)
-    session.execute(update(Item).where(*which).values(published_at_s=published_at_s))
+    session.execute(update(Item).where(*which).values(**values))
 
 
 def _free() -> Any:
@@ -288,12 +305,30 @@ def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
         return dict(zip(card_ids, together.execute(), strict=True))
 
 
+def control_messages() -> int:
+    """Return the number of messages that wait for a control worker."""
+    with _publishing(), app.connection_for_read() as connection:
+        return int(connection.default_channel.client.llen(CONTROL_QUEUE))
+
+
 def takes_turn(for_s: float, *, longer: bool = False) -> bool:
     """Reserve a time for this host's reconciler; False if another host has (``longer``: this one) reserved it."""
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client
-        return bool(client.set("farm.reconciler", settings().host, nx=not longer, px=max(1, int(900 * for_s))))
+        return bool(client.set(TURN_KEY, settings().host, nx=not longer, px=max(1, int(900 * for_s))))
     return True
+
+
+def note_completed_pass(for_s: float) -> None:
+    """Show for some time, in the broker, that a reconciler completes its passes."""
+    with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
+        connection.default_channel.client.set(COMPLETED_KEY, settings().host, px=int(1000 * for_s))
+
+
+def reconciler_works() -> bool:
+    """True if a reconciler of this broker's farm has completed a pass lately. Raises `BrokerUnreachable`."""
+    with _publishing(), app.connection_for_read() as connection:
+        return connection.default_channel.client.get(COMPLETED_KEY) is not None
 
 
 def aggregate_signature(job_id: str, number: int) -> Signature:

@@ -13,7 +13,6 @@ The path of a Unix socket is limited to 107 bytes, so the folder is in the short
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -29,13 +28,13 @@ from urllib.parse import quote
 
 import redis
 
+from farm.devices.shared_files import TemporaryFolder, remove_left
 from farm.errors import BrokerUnreachable
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
-SWEEP_AFTER_S = 60.0
+MOST_LOG_BYTES = 65536  # of the end of a log
 _PREFIX = "farm-"
-_OWNED = "owned"  # a file; the owner and its server have a flock on it until both have ended
 
 # The child process runs this program, which then executes the server. Code between fork and exec (preexec_fn) could
 # deadlock in a process with threads, and every process with torch has threads.
@@ -83,21 +82,6 @@ def start_tied(
         )
 
 
-def _sweep() -> None:
-    """Remove the folders of killed owners: folders whose lock is free."""
-    for folder in _short_temporary_folder().glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime < SWEEP_AFTER_S:
-                continue
-            owned = os.open(folder / _OWNED, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                if os.fstat(owned).st_uid == os.geteuid():
-                    fcntl.flock(owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(owned)
-
-
 def _short_temporary_folder() -> Path:
     folder = Path(tempfile.gettempdir())
     return folder if len(os.fsencode(folder)) <= 60 else Path("/tmp")
@@ -108,14 +92,14 @@ class PrivateServer:
 
     Attributes:
         folder: a folder of mode 0700 in the temporary folder, for the socket and the log.
-        owned_fd: the descriptor of a locked file; the server inherits it.
+        owned_fd: the descriptor of the folder's lock; the server inherits it.
     """
 
     def __init__(self) -> None:
-        _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temporary_folder()))
-        self.owned_fd = os.open(self.folder / _OWNED, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        parent = _short_temporary_folder()
+        remove_left(_PREFIX, parent)
+        self._temporary = TemporaryFolder(_PREFIX, parent)
+        self.folder, self.owned_fd = self._temporary.path, self._temporary.descriptor
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -150,11 +134,11 @@ class PrivateServer:
         self.stop()
         if self.owned_fd >= 0:
             deadline = time.monotonic() + STOP_TIMEOUT_S
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._temporary.remove()
             while self.folder.exists() and time.monotonic() < deadline:  # a dying process may still write files
                 time.sleep(0.05)
-                shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self.owned_fd)
+                self._temporary.remove()
+            self._temporary.close()
             self.owned_fd = -1
 
     def __enter__(self) -> Self:
@@ -246,6 +230,7 @@ def broker_program() -> Path:
 def last_lines(log: Path, count: int = 3) -> str:
     """Return the last lines of a log as one line, for a message."""
     lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_LOG_BYTES))
+        lines = file.read(MOST_LOG_BYTES).decode(errors="replace").strip().splitlines()
     return " | ".join(line.strip() for line in lines[-count:]) or "its log is empty"

@@ -20,7 +20,7 @@ from typing import IO, Literal
 import psutil
 
 from farm.devices.device import Card
-from farm.devices.host import visible_only
+from farm.devices.host import check_semaphores, visible_only
 from farm.devices.lock import CardLock
 from farm.errors import FarmError
 from farm.jobs import cards, items
@@ -154,6 +154,7 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
     `CardBusy` before anything is started if another worker serves one of the cards."""
     current = settings()
     configure(current)
+    check_semaphores()
     for card in chosen:
         with CardLock(card.id, current.lock_dir):
             pass

@@ -19,7 +19,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, inspect_command
 
 from farm.devices.device import Card
-from farm.devices.host import find_card, program_versions
+from farm.devices.host import check_semaphores, find_card, program_versions
 from farm.devices.lock import CardLock
-from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError, FarmUnavailable, NoSuchCard
+from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
@@ -42,31 +42,30 @@ from farm.store.tables import CardState
 from tasks import logs
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.broker_checks import QUESTION, SUPERVISOR
-from tasks.broker_probe import check_broker_works
 from tasks.heartbeats import HostHeartbeat
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import card_queue, follow_up, own_farm, takes_turn
+from tasks.queues import card_queue, control_messages, follow_up, own_farm
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
+from tasks.watchdog import StallWatchdog, guard
 
 log = logging.getLogger("farm.worker")
-
-#: The exit code of a worker that ends because it receives no messages any more (EX_TEMPFAIL).
-STALLED = 75
 
 _SUPERVISOR = os.getppid()
 
 
 def serve_card(card_id: str) -> int:
     """Run the worker of one card until it is stopped; return the exit code. Raises `CardBusy` if another worker on this
-    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings."""
+    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings; `FarmUnavailable` if
+    this host cannot create semaphores."""
+    check_semaphores()
     current = settings()
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
     os.environ[HOLDER_VARIABLE] = holder
     os.environ[CARD_VARIABLE] = card_id
     database = _answering_database(current)
     spool = Spool(current.state_dir / "spool")
-    watchdog = StallWatchdog(card_id, current.deaf_after_s)
+    watchdog = StallWatchdog(f"card {card_id}", current.deaf_after_s, partial(_items_wait, database, card_id))
     beats = HostHeartbeat(holder, current)
 
     def beat() -> None:
@@ -74,7 +73,7 @@ def serve_card(card_id: str) -> int:
         # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
         beats.beat(database, _claimed_items())
-        watchdog.exit_if_stalled(database, current)
+        watchdog.exit_if_stalled(current)
 
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
         # Spooled readings first, before a new claim invalidates their tokens.
@@ -123,49 +122,11 @@ def _claimed_items() -> set[int]:
     return set()
 
 
-@dataclass
-class StallWatchdog:
-    """Ends a worker that gets no messages although published items wait for ``limit_s`` (0: no limit); its supervisor
-    then starts a new worker.
-
-    A worker may send heartbeats and answer pings, but process no messages: after an error between receiving a message
-    and passing it to the pool, Celery waits for this message for ever. No other worker reads the card's queue.
-    """
-
-    card_id: str
-    limit_s: float
-    _taken: int = -1
-    _progress_at_s: float = 0.0
-
-    def stalled(self, database: Database, *, taken: int, at_work: bool, now_s: float) -> bool:
-        """Return True if the worker has stalled. Called at every heartbeat, with the number of messages that the pool
-        has received so far, and whether the worker measures an item now. ``now_s``: of a monotonic clock."""
-        if taken != self._taken or at_work or not self.limit_s or not self._items_wait(database):
-            self._taken, self._progress_at_s = taken, now_s
-        return now_s - self._progress_at_s > self.limit_s > 0
-
-    def exit_if_stalled(self, database: Database, current: Settings) -> None:
-        """End this process at once if it has stalled, unless the broker is the cause. A normal stop would requeue the
-        message that stalled it."""
-        now_s = time.monotonic()
-        taken, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
-        if self.stalled(database, taken=taken, at_work=at_work, now_s=now_s):
-            self._progress_at_s = now_s
-            try:
-                check_broker_works(current)
-            except BrokerUnreachable:
-                return  # the cause: the consumer waits for the broker, and has logged it
-            log.error(
-                "Items wait for card %s, but the worker received no message for %g s; it restarts",
-                self.card_id,
-                self.limit_s,
-            )
-            os._exit(STALLED)
-
-    def _items_wait(self, database: Database) -> bool:
-        with database.read() as session:
-            card = session.get(tables.CardRow, self.card_id)
-            return card is not None and card.state == CardState.IDLE and bool(cards.silent_times_s(session, [card]))
+def _items_wait(database: Database, card_id: str) -> bool:
+    """Return True if the card is idle and published items wait for it."""
+    with database.read() as session:
+        card = session.get(tables.CardRow, card_id)
+        return card is not None and card.state == CardState.IDLE and bool(cards.silent_times_s(session, [card]))
 
 
 def serve_control() -> int:
@@ -178,35 +139,24 @@ def serve_control() -> int:
         metrics.serve(current, supervisor=_SUPERVISOR)
     ended = threading.Event()
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
+    threading.Thread(target=_watch_control_queue, args=(current, ended), daemon=True).start()
     try:
         return _celery_worker(f"control@{current.host}", CONTROL_QUEUE, pool="threads")
     finally:
         ended.set()
 
 
-def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
-    from tasks.control import lost_after_s, reconcile_now
+def _watch_control_queue(current: Settings, ended: threading.Event) -> None:
+    watchdog = StallWatchdog("the control worker", current.deaf_after_s, lambda: control_messages() > 0)
+    while not ended.wait(current.heartbeat_s):
+        with contextlib.suppress(FarmError):  # the broker is away: the consumer logs it
+            watchdog.exit_if_stalled(current)
 
-    database = Database(current.database)
-    steady_since_s = time.monotonic()
-    outage = Outage(log, "Jobs are not repaired, and no message is published again")
-    while not ended.wait(current.reconcile_s):
-        if not takes_turn(current.reconcile_s):
-            continue
-        began_s = time.monotonic()
-        try:
-            may_move = time.monotonic() - steady_since_s > lost_after_s(current)
-            reconcile_now(database, current, own_farm(), may_move=may_move)
-            if outage.lasts:
-                check_broker_works(current)  # a pass that publishes nothing does not show that the broker works
-            outage.over()
-            # With a million open items a pass takes seconds. Passes may use only a part of the database's time.
-            if (pause_s := 4 * (time.monotonic() - began_s)) > current.reconcile_s:
-                takes_turn(pause_s, longer=True)
-        except Exception as error:
-            if isinstance(error, DatabaseUnreachable):
-                steady_since_s = time.monotonic()
-            outage.note(error)
+
+def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
+    from tasks.reconciler import Reconciler  # imported here, so that the workers of cards start faster
+
+    Reconciler(current, Database(current.database)).run(ended)
 
 
 def _answering_database(current: Settings) -> Database:
@@ -239,6 +189,7 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     os.environ.pop("_MP_FORK_LOGLEVEL_", None)  # with it, child processes log billiard's plain text at their start
+    guard(name)
     signal.signal(STOPPING, signal.SIG_IGN)  # a new pool process inherits this until it sets its handler
 
     @worker_shutting_down.connect(weak=False)

@@ -253,7 +253,7 @@ def any_database(request: pytest.FixtureRequest) -> Database:
 
 @pytest.fixture
 def clock(any_database: Database) -> Iterator[Clock]:
-    """The clock of `any_database`, which a test can set forward: ``clock.forward(60)``."""
+    """The clock of `any_database`, which a test can set: ``clock.forward(60)``, ``clock.back(3600)``."""
     with contextlib.closing(Clock(any_database)) as clock:
         yield clock
 

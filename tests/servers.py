@@ -6,6 +6,7 @@ and keeps servers running between runs. PostgreSQL refuses to run as root; then 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -13,10 +14,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 import psycopg
 
 from tasks.servers import PrivateServer, last_lines, start_tied
@@ -170,9 +173,27 @@ class PostgresServer(PrivateServer):
         self.stop()
         self.start()
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Context manager: all its processes are stopped. Connections stay open, and nothing is answered."""
+        assert self.pid is not None
+        server = psutil.Process(self.pid)
+        with contextlib.ExitStack() as stack:
+            server.suspend()  # first, so that it starts no other process
+            stack.callback(server.resume)
+            for child in server.children(recursive=True):
+                child.suspend()
+                stack.callback(_resume, child)
+            yield
+
     def close(self) -> None:
         self.kill()
         super().close()
+
+
+def _resume(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.resume()
 
 
 def _name(url: str) -> str:

@@ -3,9 +3,11 @@
 import inspect
 import re
 import shlex
-from collections import defaultdict
+import statistics
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import typer
 from sqlalchemy import text
@@ -169,6 +171,42 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
         return tables, re.sub(r"measured\s(?:\d+\s\w+\s)+ago", "", remarks).split()
 
     assert parts(shown) == parts(printed)
+
+
+def packaged_verdicts(name: str) -> str:
+    """Return a sentence with the outcomes and gaps of all packaged verdicts of models on one card model."""
+    table = pq.read_table(DOCS.parent / "farm" / "data" / name / "verdicts.parquet")
+    newest = {}
+    for row in sorted(table.to_pylist(), key=lambda row: row["round"]):
+        if row["job_kind"] == "model":
+            newest[row["job_id"]] = row
+
+    outcomes = Counter(row["outcome"] for row in newest.values())
+    judged = [row for row in newest.values() if row["outcome"] != "none"]
+    gaps = {}
+    for unit, quantity in (("us", "time"), ("mj", "energy")):
+        known = [row for row in judged if row[f"sum_{quantity}_{unit}"] and row[f"whole_{quantity}_{unit}"]]
+        gaps[quantity] = [row[f"sum_{quantity}_{unit}"] / row[f"whole_{quantity}_{unit}"] - 1 for row in known]
+    median = {quantity: statistics.median(map(abs, values)) for quantity, values in gaps.items()}
+    worst = {quantity: max(values, key=abs) for quantity, values in gaps.items()}
+    return (
+        f"{len(newest)} of models: {outcomes['pass']} pass, {outcomes['fail']} fail, "
+        f"{outcomes['none']} have no outcome. "
+        f"Gaps in time and energy: median {median['time']:.1%} and {median['energy']:.1%}, "
+        f"largest {worst['time']:+.1%} and {worst['energy']:+.1%}"
+    ).replace("%", " %")
+
+
+@pytest.mark.parametrize("name", ["h200", "h100"])
+def test_the_readme_states_all_packaged_verdicts(request, name):
+    """`--regenerate-golden` writes the current figures into the README."""
+    page = README.read_text()
+    ((row, cells),) = re.findall(rf"^(\| .*?NVIDIA {name.upper()}.*? \| [\d,]+ \| )(.*) \|$", page, re.MULTILINE)
+    sentence = packaged_verdicts(name)
+    if request.config.getoption("--regenerate-golden"):
+        README.write_text(page.replace(row + cells, row + sentence))
+        return
+    assert cells == sentence
 
 
 def test_the_architecture_page_lists_the_modules_of_every_room(request):

@@ -73,7 +73,9 @@ TORCH_ROOMS = (
     "farm/slow_memory/memory_tier.py",
     "farm/slow_memory/offload.py",
     "farm/slow_memory/planned_step.py",
+    "farm/models/as_built.py",
     "farm/models/building.py",
+    "farm/models/tensor_kinds.py",
 )
 TORCH_FREE_AT_IMPORT = (
     "cli.main",

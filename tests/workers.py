@@ -25,6 +25,7 @@ ROWS = (
     ("faults/test_cards.py", "security/test_messages.py", "cli/test_whole_path.py"),
     ("faults/test_messages.py",),
     ("faults/test_hosts.py",),
+    ("faults/test_half_open.py",),
     ("faults/test_groups.py",),
     ("cli/test_doctor.py", "cli/test_doctor_problems.py"),
     ("deploy/test_deploy.py",),

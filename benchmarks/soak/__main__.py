@@ -1,4 +1,4 @@
-"""Inject 1,000 seeded faults of 25 kinds into three hosts that work on one job of 5,000 items, and audit the result.
+"""Inject 1,000 seeded faults of 31 kinds into three hosts that work on one job of 5,000 items, and audit the result.
 
     python -m benchmarks.soak --folder FOLDER --minutes 20        # a part; again for the next part, until all are done
     python -m benchmarks.soak --folder FOLDER --audit             # the audit again, after the last part
@@ -7,7 +7,8 @@
 The hosts are separate supervisors with simulated cards; a broker and a PostgreSQL are on a fourth host. A fault counts
 only if its effect was observed: a process is gone or stopped, a write or a connection is refused, a file is moved
 aside. Otherwise it is tried again. Faults of different places (three hosts, broker, database) overlap. One item in a
-hundred is bad: it poisons, ends or fails its process, or hangs. Meanwhile, a person drains and resumes cards, cancels
+hundred is bad: it poisons, ends or fails its process, or hangs. With two cards or more per host, other jobs have items
+on two cards. Meanwhile, a person drains and resumes cards, cancels
 jobs, starts a second `farm worker`, and releases cards that failed their health check.
 
 The folder has the database, the records and the logs; a next part starts new hosts on the same database and job. At the
@@ -130,7 +131,9 @@ def run_part(site: Site, jobs: Jobs, record: Record, options: argparse.Namespace
     _start_hosts(site)
     if not jobs.ids:
         jobs.submit("main", options.items, Random(options.seed), bad=options.items // 100)
-    part = Part(site, jobs, record, drawn(list(KINDS), options.faults, HOSTS, options.seed), options)
+        if options.cards > 1:
+            jobs.submit("groups", -(-options.items // 20), Random(options.seed), bad=0, cards=2)
+    part = Part(site, jobs, record, drawn(options.kinds, options.faults, HOSTS, options.seed), options)
     person = Person(site, jobs, options.seed, len(record.outcomes))
 
     def tend() -> None:
@@ -234,6 +237,7 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, help="records, logs and database; default: a temporary folder")
     parser.add_argument("--faults", type=int, default=1000, help="number of faults")
+    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), help="kinds of faults, with commas; default: all")
     parser.add_argument("--items", type=int, default=5000, help="items of the job")
     parser.add_argument("--cards", type=int, default=2, help="cards of each host")
     parser.add_argument("--item-s", type=float, default=2.0, help="duration of an item, in seconds")
@@ -263,12 +267,21 @@ def main() -> int:
     return 0 if complete and not found["wrong"] else 1
 
 
+def _kinds(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in KINDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(KINDS)}")
+    return names
+
+
 def _remember(file: Path, options: argparse.Namespace) -> None:
     """Keep what all parts of a soak have in common."""
     same = json.loads(file.read_text()) if file.exists() else {}
     if not same:
         seed = secrets.randbelow(10**6) if options.seed is None else options.seed
         same = {"seed": seed, "faults": options.faults, "items": options.items, "cards": options.cards}
+        same["kinds"] = options.kinds
         file.write_text(json.dumps(same))
     vars(options).update(same)
     print(f"seed {options.seed}", file=sys.stderr)

@@ -59,6 +59,7 @@ class Evidence:
 
     submissions: list[Submission]
     executions: dict[tuple[str, str, str], list[float]]  # (subject, card, "begin" or "end") -> sorted times in s
+    spans: dict[str, list[tuple[float, float, str]]]  # card -> begin and end in s, subject: of each whole measurement
     items: list[dict[str, Any]]
     readings: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
@@ -77,6 +78,11 @@ class Evidence:
         for item in self.items:
             found[item["subject_id"]].append(item)
         return found
+
+    @cached_property
+    def cards_of(self) -> dict[str, int]:
+        """Subject -> the number of cards that measure it together."""
+        return {item["subject_id"]: item["cards"] for item in self.items}
 
     @cached_property
     def planned(self) -> list[tuple[Submission, set[str]]]:
@@ -197,8 +203,10 @@ def _wrong_values(of: Evidence) -> Iterable[Any]:
         return int.from_bytes(digest[:6], "big") / 2**48
 
     for reading in of.readings:
-        time_us = 10.0 * 100.0 ** fraction("time", reading["subject_id"])
-        power_w = 150.0 + 500.0 * fraction("power", reading["subject_id"])
+        subject = reading["subject_id"]
+        time_us = 10.0 * 100.0 ** fraction("time", subject)
+        # A reading of several cards has the time of one of them, and the power of all.
+        power_w = of.cards_of.get(subject, 1) * (150.0 + 500.0 * fraction("power", subject))
         expected = {"time_us": time_us, "power_w": power_w, "energy_mj": time_us * power_w * 1e-3}
         if not all(math.isclose(reading[name], value, rel_tol=1e-9) for name, value in expected.items()):
             yield reading["id"]
@@ -228,25 +236,47 @@ def _attempts(of: Evidence) -> Iterable[Any]:
 
 @none("measurements without a claim of their item on their card")
 def _without_claim(of: Evidence) -> Iterable[Any]:
-    """Up to any time, a card has begun at most as many measurements of a subject as there were claims."""
+    """Up to any time, a card has begun at most as many measurements of a subject as there were claims.
+
+    The claim of an item on several cards is one of each card of its host.
+    """
     subject_of = {item["id"]: item["subject_id"] for item in of.items}
     claimed_s: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in of.claims:
         subject = subject_of.get(event["item_id"], "")  # "": the item is missing, which is another check
-        claimed_s[subject, event["card_id"]].append(event["at_s"])
+        claimed_s[subject, _place(of, subject, event["card_id"])].append(event["at_s"])
     for (subject, card, what), times in of.executions.items():
-        claims_s = sorted(claimed_s[subject, card])
+        claims_s = sorted(claimed_s[subject, _place(of, subject, card)])
         for number, begun_s in enumerate(times, 1):
             if what == "begin" and bisect_right(claims_s, begun_s + TOLERANCE_S) < number:
                 yield subject, card, begun_s
 
 
+def _place(of: Evidence, subject: str, card: str) -> str:
+    """The card, or the host of the cards that measure a subject together."""
+    return card if of.cards_of.get(subject, 1) == 1 else card.rpartition("-")[0]
+
+
 @none("readings without a measurement that ended on their card before")
 def _without_measurement(of: Evidence) -> Iterable[Any]:
+    accepted_s: dict[str, float] = {}  # by the clock of the trigger: faults set back the clock of the farm's database
+    for event in of.events:
+        if event["reading_id"]:
+            accepted_s.setdefault(event["reading_id"], event["at_s"])
     for reading in of.readings:
         ended_s = of.executions.get((reading["subject_id"], reading["card_id"], "end"), [math.inf])
-        if ended_s[0] > reading["created_at_s"] + TOLERANCE_S:
+        if ended_s[0] > accepted_s.get(reading["id"], -math.inf) + TOLERANCE_S:
             yield reading["id"]
+
+
+@none("measurements of a card that overlap")
+def _overlaps(of: Evidence) -> Iterable[Any]:
+    for card, spans in of.spans.items():
+        before_s = -math.inf
+        for begin_s, end_s, subject in sorted(spans):
+            if begin_s < before_s - TOLERANCE_S:
+                yield card, subject, begin_s
+            before_s = max(before_s, end_s)
 
 
 # ----------------------------------------------------------------------------------------------- the audit
@@ -280,9 +310,11 @@ def collect(connection: Any, folder: Path) -> Evidence:
 
     return Evidence(
         _submissions(folder / "jobs.jsonl"),
-        _executions(folder),
-        items=rows("SELECT id, job_id, subject_id, card_id, state, attempts, repeated, reading_id, reason FROM item"),
-        readings=rows("SELECT id, subject_id, card_id, time_us, power_w, energy_mj, created_at_s FROM reading"),
+        *_executions(folder),
+        items=rows(
+            "SELECT id, job_id, subject_id, card_id, cards, state, attempts, repeated, reading_id, reason FROM item"
+        ),
+        readings=rows("SELECT id, subject_id, card_id, time_us, power_w, energy_mj FROM reading"),
         jobs=rows("SELECT id, state FROM job"),
         verdicts=rows("SELECT job_id FROM verdict"),
         events=rows("SELECT * FROM soak_event ORDER BY number"),
@@ -300,13 +332,22 @@ def _submissions(file: Path) -> list[Submission]:
     return list(found.values())
 
 
-def _executions(folder: Path) -> dict[tuple[str, str, str], list[float]]:
+def _executions(
+    folder: Path,
+) -> tuple[dict[tuple[str, str, str], list[float]], dict[str, list[tuple[float, float, str]]]]:
+    """Return `Evidence.executions` and `Evidence.spans`."""
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    spans: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for file in folder.glob("host*/executions.log"):
+        begun: dict[tuple[str, str, str], float] = {}
         for line in file.read_text().splitlines():
-            at_s, card, subject, what = line.split()
+            at_s, process, card, subject, what = line.split()
             found[subject, card, what].append(float(at_s))
-    return {key: sorted(times) for key, times in found.items()}
+            if what == "begin":
+                begun[process, card, subject] = float(at_s)
+            else:
+                spans[card].append((begun[process, card, subject], float(at_s), subject))
+    return {key: sorted(times) for key, times in found.items()}, spans
 
 
 def _figures(of: Evidence) -> dict[str, Any]:
@@ -318,6 +359,7 @@ def _figures(of: Evidence) -> dict[str, Any]:
         "jobs_cancelled": len(of.cancelled),
         "items": len(of.items),
         "items_by_state": dict(Counter(item["state"] for item in of.items)),
+        "items_on_several_cards": sum(item["cards"] > 1 for item in of.items),
         "bad_items": sum(bool(of.behaviour.get(item["subject_id"])) for item in of.items),
         "readings": len(of.readings),
         "claims": len(of.claims),

@@ -10,13 +10,15 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -32,7 +34,8 @@ from benchmarks.soak.hosts import LEASE_S, Host, NotObserved, Site, ended, kill,
 from benchmarks.soak.jobs import Jobs
 from tasks.app import app
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import card_queue
+from tasks.queues import TURN_KEY, card_queue, publish_groups
+from tests.clock import set_server_clock_back
 from tests.farms import kill_all_of
 
 #: Longer than a lease, shorter than the time limit of an item.
@@ -118,23 +121,52 @@ def host_ended(scene: Scene) -> str:
     return f"{how}: supervisor {supervisor.pid} ended"
 
 
+@kind("rank killed", "host")
+def rank_killed(scene: Scene) -> str:
+    """One process of a group."""
+    if not scene.host.ranks():
+        _submit_group(scene)
+    ranks = until(scene.host.ranks, 60, "no group began")
+    victim = scene.chance.choice(ranks)
+    card = victim.cmdline()[victim.cmdline().index("--card") + 1]
+    others = [one for one in ranks if one != victim and one.ppid() == victim.ppid()]
+    kill(victim)
+    until(lambda: all(map(ended, others)), 30, "the other ranks of the group go on")
+    return f"of card {card.rpartition('-')[2]}: rank {victim.pid} and {len(others)} others ended"
+
+
+def _submit_group(scene: Scene) -> str:
+    """Submit a job of one item on two cards of the host; it is the next item in the queue. Return the id of the job."""
+    job_id = scene.jobs.submit("side", 1, scene.chance, bad=0, cards=2, to=scene.host.cards)
+    with closing(scene.site.connect(connect_timeout=5)) as connection:
+        rows = connection.execute("SELECT id FROM item WHERE job_id = %s", (job_id,)).fetchall()
+    publish_groups(scene.site.database, [item_id for (item_id,) in rows])
+    return job_id
+
+
 @kind("publisher killed", "host")
 def publisher_killed(scene: Scene) -> str:
     """A publisher is killed half-way. Its job has bad items, too."""
-    with scene.site.client() as client:  # a broker that is at fault keeps the publisher waiting
-        until(lambda: _works(client), 20, "the broker does not work")
-    job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
-    with scene.site.connect() as connection:  # its publishing is not overdue yet, however slowly the publisher starts
-        connection.execute("UPDATE job_round SET progress_at_s = progress_at_s + 60 WHERE job_id = %s", (job_id,))
+    with scene.site.client() as client:
+        until(lambda: _works(client), 20, "the broker does not work")  # it would keep the publisher waiting
+        client.set(TURN_KEY, "soak", ex=40)  # no reconciler publishes first, however slowly the publisher starts
+        try:
+            job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
+            code = _publish_and_die(scene, job_id)
+        finally:
+            client.delete(TURN_KEY)
+    if code != -9:
+        raise NotObserved(f"the publisher ended with {code}")
+    return f"half-way: the publisher of job {job_id} ended"
+
+
+def _publish_and_die(scene: Scene, job_id: str) -> int:
     with scene.host.inside():
         publisher = scene.host.farm.publish_and_die(job_id)
     try:
-        code = publisher.wait(40)
+        return publisher.wait(40)
     finally:
         publisher.kill()
-    if code != -9:
-        raise NotObserved(f"the publisher ended with {code}")
-    return f"half-way: publisher {publisher.pid} of job {job_id} ended"
 
 
 @kind("measurement stopped", "host")
@@ -225,6 +257,17 @@ def _reaches(scene: Scene) -> bool:
     with suppress(OSError), scene.host.inside(), socket.create_connection(scene.site.beacon, 1):
         return True
     return False
+
+
+@kind("link to the broker half-open", "host")
+def link_half_open(scene: Scene) -> str:
+    """A NAT or a load balancer has forgotten the connections: no packet gets through, and nobody is told."""
+    link, least = scene.host.link, len(scene.host.cards) + 1
+    frozen = link.freeze(scene.chance.choice([0, 0, 100, 10_000]))
+    if frozen < least:
+        raise NotObserved("the workers were not connected")
+    until(lambda: link.open_number() >= least, 120, "the workers did not connect again")
+    return f"all: {frozen} connections froze, and the workers connected again"
 
 
 @kind("clock jump", "host")
@@ -321,26 +364,96 @@ time.sleep(120)
 """
 
 
+@contextmanager
+def _held_by_another_user(lock: Path) -> Iterator[int]:
+    """Context manager: a process of another user waits for a lock and then holds it. Its process id."""
+    with lock.open("rb") as file:
+        words = [sys.executable, "-I", "-S", "-c", HOLD_LOCK, str(NOBODY)]
+        other = subprocess.Popen(words, stdin=file, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    try:
+        yield other.pid
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+
+
+def _holds(process: int, lock: Path) -> bool:
+    file = lock.stat()
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(line[1] == "FLOCK" and line[4] == str(process) and line[5] == place for line in lines)
+
+
 @kind("lock held by another user", "host")
 def lock_held_by_another_user(scene: Scene) -> str:
     card, tree = scene.host.card_at_work(scene.chance)
     lock, size = scene.host.lock_of(card), scene.host.log_size()
-    with lock.open("rb") as file:
-        words = [sys.executable, "-I", "-S", "-c", HOLD_LOCK, str(NOBODY)]
-        other = subprocess.Popen(words, stdin=file, stdout=subprocess.PIPE)
-    try:
+    with _held_by_another_user(lock) as other:
         time.sleep(1)  # until it waits for the lock
         kill(*tree)
-        user = re.escape(psutil.Process(other.pid).username())
+        user = re.escape(psutil.Process(other).username())
         taken = re.compile(rf"card {card} is in use by .*, user {user}")
         until(lambda: taken.search(scene.host.log_since(size)), 60, "no worker met the lock")
         scene.hold(0, 3)
-    finally:
-        other.kill()
-        other.wait()
-        assert other.stdout is not None
-        other.stdout.close()
     return "at its next start: the worker of the card was refused"
+
+
+@kind("heartbeat lock held", "host")
+def heartbeat_lock_held(scene: Scene) -> str:
+    """Another user's process holds the lock of the host's common heartbeats: each worker renews its leases alone."""
+    lock = scene.host.locks / "heartbeats.lock"
+    with _held_by_another_user(lock) as other:
+        until(lambda: _holds(other, lock), 20, "the lock was not free")
+        begin_s = time.monotonic()
+        for_s = scene.chance.uniform(*STOPPED_S)
+        before = _last_seen(scene)
+        time.sleep(for_s)
+        until(lambda: all(before[card] != at_s for card, at_s in _last_seen(scene).items()), 20, "a card was not seen")
+        held_s = time.monotonic() - begin_s
+        if not _holds(other, lock):
+            raise NotObserved("the lock was not held")
+    return f"by another user: for {held_s:.1f} s, and all cards were seen meanwhile"
+
+
+def _last_seen(scene: Scene) -> dict[str, float]:
+    with closing(scene.site.connect(connect_timeout=5)) as connection:
+        query = "SELECT id, last_seen_at_s FROM card WHERE host = %s"
+        return dict(connection.execute(query, (scene.host.name,)).fetchall())
+
+
+@kind("group folder locked", "host")
+def group_folder_locked(scene: Scene) -> str:
+    """Another user's process holds the lock and a folder of groups. A group of the host begins nevertheless."""
+    lock = scene.host.locks / "folders_of_groups.lock"
+    lock.touch()
+    unnamed = Path(tempfile.mkdtemp(prefix="soak-"))
+    folder = unnamed.with_name(f"farm-group-{scene.chance.getrandbits(64):016x}")
+    owned = unnamed / "owned"
+    owned.touch()
+    try:
+        for path in (owned, unnamed):
+            os.chown(path, NOBODY, NOBODY)
+        with _held_by_another_user(lock) as first, _held_by_another_user(owned) as second:
+            until(partial(_holds, first, lock), 20, "the lock was not free")
+            until(partial(_holds, second, owned), 20, "the folder was not locked")
+            unnamed.rename(folder)  # with its lock: a start of a group removes folders of groups that have ended
+            job_id = _submit_group(scene)
+            until(lambda: _states(scene, job_id) == ["done"], 60, "no group was measured")
+            if not folder.exists():
+                raise NotObserved("the folder of another user was removed")
+    finally:
+        for path in (unnamed, folder):
+            shutil.rmtree(path, ignore_errors=True)
+    return "by another user: an item on two cards was measured meanwhile"
+
+
+def _states(scene: Scene, job_id: str) -> list[str]:
+    with suppress(psycopg.Error), closing(scene.site.connect(connect_timeout=5)) as connection:
+        rows = connection.execute("SELECT state FROM item WHERE job_id = %s", (job_id,)).fetchall()
+        return [state for (state,) in rows]
+    return []
 
 
 # ---------------------------------------------------------------------------------------------- the broker
@@ -516,22 +629,6 @@ def idle_transaction_timeout(scene: Scene) -> str:
 
 @kind("database takes no writes", "database")
 def database_takes_no_writes(scene: Scene) -> str:
-    if scene.chance.random() < 0.5:
-        return _database_read_only(scene)
-    assert scene.site.postgres.pid is not None
-    server = psutil.Process(scene.site.postgres.pid)
-    for_s = scene.chance.uniform(*STOPPED_S)
-    with ExitStack() as stack:
-        stack.enter_context(_suspended([server]))  # first, so that it starts no other process
-        children = server.children(recursive=True)
-        stack.enter_context(_suspended(children))
-        began_s = time.monotonic()
-        _refused(partial(scene.site.connect, connect_timeout=2), psycopg.OperationalError, "timeout")
-        time.sleep(max(0.0, for_s - (time.monotonic() - began_s)))
-    return f"frozen: it did not answer for {for_s:.1f} s"
-
-
-def _database_read_only(scene: Scene) -> str:
     scene.site.alter_system("SET default_transaction_read_only = on")
     try:
         with closing(scene.site.connect()) as connection:
@@ -542,3 +639,49 @@ def _database_read_only(scene: Scene) -> str:
     finally:
         scene.site.alter_system("RESET default_transaction_read_only")
     return "read-only: it refused a write"
+
+
+#: Longer than a lease, and than a card may be unseen.
+FROZEN_S = (8.0, 25.0)
+
+
+@kind("database frozen", "database")
+def database_frozen(scene: Scene) -> str:
+    """Its sessions get no error and no answer."""
+    for_s = scene.chance.uniform(*FROZEN_S)
+    what = scene.chance.choice(["processes stopped", "item locked", "card locked", "job_round locked"])
+    if what != "processes stopped":
+        return f"{what}: {_waits_for(scene, what.split()[0], for_s)} sessions waited, for {for_s:.1f} s"
+    with scene.site.postgres.frozen():
+        began_s = time.monotonic()
+        _refused(partial(scene.site.connect, connect_timeout=2), psycopg.OperationalError, "timeout")
+        time.sleep(max(0.0, for_s - (time.monotonic() - began_s)))
+    return f"{what}: it did not answer for {for_s:.1f} s"
+
+
+def _waits_for(scene: Scene, table: str, for_s: float) -> int:
+    """Lock a table; return the number of sessions that waited for it at the end."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with closing(scene.site.connect(connect_timeout=5)) as connection, connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = '10s'")
+        connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        time.sleep(for_s)
+        (number,) = connection.execute(waiting).fetchone()
+    if not number:
+        raise NotObserved("nobody waited for the table")
+    return int(number)
+
+
+@kind("database clock set back", "database")
+def database_clock_set_back(scene: Scene) -> str:
+    """It stays so: the next fault of this kind sets it back further."""
+    name, most_s = scene.chance.choice([("a minute", 60.0), ("ten minutes", 600.0), ("an hour", 3600.0)])
+    by_s = most_s * scene.chance.uniform(0.5, 1.0)
+    clock = "SELECT extract(epoch FROM statement_timestamp())::float"
+    with closing(scene.site.connect(connect_timeout=5)) as connection:
+        (before_s,) = connection.execute(clock).fetchone()
+        set_server_clock_back(connection, by_s)
+        (after_s,) = connection.execute(clock).fetchone()
+    if after_s > before_s - by_s / 2:
+        raise NotObserved("it was not set back")
+    return f"by up to {name}: by {before_s - after_s:.0f} s"

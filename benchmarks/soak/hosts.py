@@ -26,8 +26,10 @@ from farm.store.database import Database
 from tasks.app import configure
 from tasks.servers import BrokerServer
 from tests import disks, namespaces
+from tests.clock import hide_server_clock
 from tests.disks import SmallDisk
 from tests.farms import Farm
+from tests.half_open import HalfOpenProxy
 from tests.namespaces import Network
 from tests.servers import PostgresServer
 
@@ -91,6 +93,14 @@ def kill(*processes: psutil.Process) -> None:
     until(lambda: all(map(ended, processes)), 10, "a killed process did not end")
 
 
+class Link(HalfOpenProxy):
+    """The connections of a host to the broker."""
+
+    def open_number(self) -> int:
+        """The number of connections that are neither frozen nor closed."""
+        return sum(link.left is None and not link.ended for link in self._links)
+
+
 class KeptPostgres(PostgresServer):
     """A PostgreSQL whose data stay in a folder, for the next part of the soak."""
 
@@ -119,6 +129,7 @@ class Host:
         self.unhealthy = folder / "unhealthy"
         self.cards = [f"SIM-{self.name}-{number}" for number in range(cards)]
         self.disk: SmallDisk | None = None
+        self.link: Link
         self._ended_at_s: float | None = None
         self._clock = folder / "clock"
         folder.mkdir(exist_ok=True)
@@ -175,6 +186,10 @@ class Host:
         found = Counter(role for line in lines for role, words in COMMANDS.items() if set(words) <= set(line))
         each = len(self.cards)
         return all(found[role] >= (each if role in ("benchmark", "worker") else 1) for role in COMMANDS)
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes of groups."""
+        return self.farm.processes(*COMMANDS["benchmark"], "--rank")
 
     def one(self, role: str, chance: Random) -> psutil.Process:
         """Draw a process of a role. A pool process is the parent of a benchmark process."""
@@ -264,8 +279,7 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
                 small[-1].__enter__()
                 stack.callback(subprocess.run, ["umount", "--lazy", path], check=True)
         address = middle.address if middle else ""
-        listens = {"port": "6379", "bind": address, "protected-mode": "no"} if middle else {}
-        site = Site(folder, BrokerServer(options={"appendonly": "yes", **listens}), KeptPostgres(kept, address))
+        site = Site(folder, BrokerServer(options={"appendonly": "yes"}), KeptPostgres(kept, address))
         stack.callback(site._servers.shutdown)
         site.without = {what: reason for what, reason in without.items() if reason}
         if middle:
@@ -279,6 +293,8 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
         with site.postgres.connect() as connection:
             if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone():
                 connection.execute(f"CREATE DATABASE {DATABASE}")
+        with site.connect() as connection:
+            hide_server_clock(connection)
         for setting in ("default_transaction_read_only", "idle_in_transaction_session_timeout"):
             site.alter_system(f"RESET {setting}")  # of a part that was interrupted
         configure(Settings(broker_url=site.broker.url))
@@ -286,13 +302,15 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
         stack.callback(site.database.close)
         site.database.create_or_check()
         settings = {
-            "FARM_BROKER_URL": f"redis://{address}:6379/0" if middle else site.broker.url,
             "FARM_DATABASE_URL": site.postgres.url_over_tcp(DATABASE) if middle else site.postgres.url(DATABASE),
             "FARM_SIMULATED_ITEM_S": str(item_s),
         }
         for number, place, disk in zip(range(1, HOSTS + 1), places, small, strict=True):
+            with site._middle:
+                link = stack.enter_context(Link(site.broker.socket, address or "127.0.0.1"))
+            settings["FARM_BROKER_URL"] = f"redis://{link.address}:{link.port}/0"
             host = Host(folder / f"host{number}", settings, cards, place, site.database)
-            host.disk = disk
+            host.disk, host.link = disk, link
             host.state.mkdir(exist_ok=True)
             site.hosts.append(host)
             stack.callback(lambda host=host: kill(*host.processes()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from sqlmodel import select
 from benchmarks.soak.hosts import NotObserved, Site
 from farm.jobs import jobs
 from farm.store import tables
+from farm.types.protocol import Protocol
 from tests.farms import store_operators
 from tests.planned import sweep
 
@@ -41,11 +43,22 @@ class Jobs:
         """The first job, which has nearly all items."""
         return self.ids[0]
 
-    def submit(self, purpose: str, items: int, chance: Random, *, bad: int) -> str:
+    def submit(
+        self,
+        purpose: str,
+        items: int,
+        chance: Random,
+        *,
+        bad: int,
+        cards: int = 1,
+        to: Sequence[str] = (),
+    ) -> str:
         """Submit a job and return its id. Hosts publish it; `bad` of its items fail.
 
         Args:
             purpose: "main", "side", "more", or "cancelled" if it will be cancelled.
+            cards: of one host, that measure each item together.
+            to: the ids of its cards; default: all cards.
         """
         behaviours = [""] * (items - bad) + [chance.choice(BAD) for _ in range(bad)]
         chance.shuffle(behaviours)
@@ -54,8 +67,9 @@ class Jobs:
             number, self._submissions = self._submissions, self._submissions + 1
         self._note(submission=number, purpose=purpose, subjects=dict(zip(ids, behaviours, strict=True)))
         with self.site.database.read() as session:
-            cards = list(session.exec(select(tables.CardRow.id)))
-        job_id = jobs.create(self.site.database, sweep(items), cards, operator_ids=ids).job_id
+            chosen = list(to) or list(session.exec(select(tables.CardRow.id)))
+        request = sweep(items, protocol=Protocol(launch="eager", cards=cards))
+        job_id = jobs.create(self.site.database, request, chosen, operator_ids=ids).job_id
         self._note(submission=number, job=job_id)
         self.ids.append(job_id)
         return job_id

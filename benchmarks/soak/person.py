@@ -58,6 +58,8 @@ class Person:
                 self.open_items = self.jobs.open_items()
                 if self.busy and self.open_items < 5 * sum(len(host.cards) for host in self.site.hosts):
                     self.jobs.submit("more", 100, self._chance, bad=1)
+                    if len(self.site.hosts[0].cards) > 1:
+                        self.jobs.submit("more", 10, self._chance, bad=0, cards=2)
                 if self.busy and time.monotonic() > next_s:
                     next_s = time.monotonic() + self._chance.uniform(0.5, 1.5) * PAUSE_S
                     self._chance.choice(operations)()

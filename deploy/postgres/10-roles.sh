@@ -4,7 +4,7 @@
 # first.
 set -euo pipefail
 # On a separate line: if a command fails inside an argument, the script continues, and the role would have no password.
-GRAFANA_PASSWORD=$(cat "${GRAFANA_PASSWORD_FILE:-/etc/farm-database/grafana_database_password}")
+GRAFANA_PASSWORD=$(cat -- "${GRAFANA_PASSWORD_FILE:-/etc/farm-database/grafana_database_password}")
 : "${GRAFANA_PASSWORD:?is empty: look at the file that it is read from}"
 export GRAFANA_PASSWORD  # passed in the environment, because process listings show arguments
 psql --no-psqlrc --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" --set ON_ERROR_STOP=1 <<'END'

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from farm.api.notebook import table
-from farm.errors import CaptureError, UsageError
-from farm.models.catalog import titled_by
+from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused, told
+from farm.models.catalog import shape_of, titled_by
+from farm.models.user_code import captured_code
+from farm.types.deciding import lacks_values
 from farm.types.format import count_of
 from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
@@ -20,7 +21,12 @@ from farm.types.tuple import OperatorTuple
 if TYPE_CHECKING:
     from torch import nn
 
+    from farm.operators.captured import CapturedPass
     from farm.training.extract import Extraction
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +83,8 @@ def capture_model(
     """Capture a model as operator tuples. Measures nothing and does not change the model.
 
     The model runs on fake tensors, which need no memory and no arithmetic. If it depends on values in its tensors, a
-    copy runs once on the model's device instead.
+    copy runs once on the model's device instead. If values decide how much work its operators do, such as the routing
+    of a mixture of experts, a copy runs too.
 
     Args:
         model: the module, in the mode (``eval()`` or ``train()``) to measure.
@@ -90,12 +97,7 @@ def capture_model(
         CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that an
             operator tuple cannot describe.
     """
-    import torch
     from torch import nn
-
-    from farm.operators.capture import capture, predict
-    from farm.operators.cost import cost
-    from farm.training.extract import Extraction
 
     if not isinstance(model, nn.Module):
         raise UsageError(f"A value of type {type(model).__name__} is not a model.", "Give a torch.nn.Module.")
@@ -104,37 +106,128 @@ def capture_model(
             f"{type(model).__name__} has lazy modules, whose parameters have no shapes yet.",
             "Call the model once on an input before its capture.",
         )
-    args = tuple(args) if isinstance(args, tuple | list) else (args,)
+    args = _positional(args)
     named = dict(kwargs or {})
     values = (*args, *named.values())
-    there = [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
-    about: Any = {"device_type": there[0].device.type if there else "cpu", "grad_enabled": grad}
-    with contextlib.redirect_stdout(sys.stderr):  # keep output of the model's code apart from results
-        try:
-            taken = predict(model, args, named, **about)
-        except CaptureError:
-            if about["device_type"] == "meta":
-                raise
-            taken = capture(copy.deepcopy(model), args, named, **about)
-    extraction = Extraction(taken, {id: cost(spec) for id, spec in taken.tuples.items()}, model_flops=0)
-    if (refusal := extraction.refusal(type(model).__name__)) is not None:
-        raise refusal
-    calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
+    device_type = _device_type([*model.parameters(), *model.buffers(), *values])
+    extraction = _extraction(model, args, named, device_type, grad=grad)
+    taken = extraction.capture
+    plain = {id_: spec.without_values.id for id_, spec in taken.tuples.items()}  # weights do not change the variant
+    calls = [[call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)] for call in taken.calls]
     name = f"{type(model).__name__}-{content_id(calls)[:12]}"
     variant = variant_named(name, [*model.parameters(), *values], values, training=taken.training)
     return CapturedModel(variant, extraction, model, args, named, grad)
 
 
+def _positional(args: Any) -> tuple[Any, ...]:
+    """The positional arguments; a value that is no list, and a named tuple, is the only argument."""
+    several = isinstance(args, tuple | list) and not hasattr(args, "_fields")
+    return tuple(args) if several else (args,)
+
+
+def _device_type(values: Iterable[Any]) -> str:
+    import torch
+
+    return next((value.device.type for value in values if isinstance(value, torch.Tensor)), "cpu")
+
+
+def _extraction(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str, *, grad: bool
+) -> Extraction:
+    """The operators of a model on a kind of device. Raises as `capture_model`."""
+    from farm.operators.cost import costs_of
+    from farm.training.extract import Extraction
+
+    name = type(model).__name__
+    with refused(f"{name} cannot be captured"), captured_code():
+        taken = _captured(model, args, dict(kwargs), device_type, grad)
+        extraction = Extraction(taken, costs_of(taken), model_flops=0)
+    refusal = extraction.refusal(name)
+    if refusal is not None:
+        raise refusal
+    return extraction
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device_type: str, grad: bool
+) -> CapturedPass:
+    from farm.operators.capture import capture, predict
+
+    about: Any = {"device_type": device_type, "grad_enabled": grad}
+    try:
+        taken = predict(model, args, kwargs, **about)
+    except UnsupportedTensor:
+        raise
+    except CaptureError as error:
+        if device_type == "meta":
+            raise
+        copied = _copy_of(model, error)
+    else:
+        return _with_values(taken, model, args, kwargs, about)
+    return capture(copied, args, kwargs, **about)
+
+
+def _with_values(
+    taken: CapturedPass, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], about: dict[str, Any]
+) -> CapturedPass:
+    """A capture with the values that decide how much work its calls do. If they are unknown, a copy runs with values;
+    they stay unknown if that is not possible."""
+    from farm.operators.capture import capture
+    from farm.operators.deciding_values import with_values
+
+    if about["device_type"] == "meta" or not any(map(lacks_values, taken.tuples.values())):
+        return taken
+    try:
+        copied = copy.deepcopy(model)
+        return with_values(taken, lambda: capture(copied, args, kwargs, **about))
+    except Exception:  # a lock, a file, a generator; or it runs on fake tensors only
+        _log.debug("The values that decide the work of calls are unknown", exc_info=True)
+        return taken
+
+
+def _copy_of(model: nn.Module, error: CaptureError) -> nn.Module:
+    """A copy that may run with values. Raises ``error`` with the reason if the model cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as problem:  # a lock, a file, a generator
+        raise CaptureError(
+            f"{error.message} A run with values needs a copy of the model, which cannot be made: {told(problem)}",
+            f"{error.next_step} Or remove the attribute that cannot be copied.",
+        ) from error
+
+
+def as_captured_for(captured: CapturedModel, device_type: str) -> Extraction:
+    """The operators of a captured model on a kind of device. A model on a CPU is captured again for a card: without a
+    card, as one is expected to run it."""
+    if captured.extraction.capture.device_type == device_type:
+        return captured.extraction
+    try:
+        return _extraction(captured.model, captured.args, captured.kwargs, device_type, grad=captured.grad)
+    except CaptureError:  # it depends on values, and there is no card to run it
+        return captured.extraction
+
+
+def no_model(value: Any) -> UsageError:
+    """The error for a value that is neither a name, a variant nor a captured model."""
+    return UsageError(
+        f"A value of type {type(value).__name__} is neither a model's name, a variant nor a captured model.",
+        "Capture a module with its inputs first: farm.capture_model(module, inputs).",
+    )
+
+
 def variant_named(name: str, tensors: Iterable[Any], values: Iterable[Any], *, training: bool) -> Variant:
     """Return a variant: its dtype is that of the first tensor with decimals, its sizes are those of the first value."""
     import torch
+    from torch.nn.utils.rnn import PackedSequence
 
-    shape = next((tuple(value.shape) for value in values if isinstance(value, torch.Tensor)), ())
-    floating = [one.dtype for one in tensors if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    first = next((value for value in values if isinstance(value, torch.Tensor | PackedSequence)), None)
+    shape = shape_of(first)
+    dtypes = [str(one.dtype).removeprefix("torch.") for one in tensors if isinstance(one, torch.Tensor)]
+    known = [dtype for dtype in dtypes if dtype in _DTYPES]
     return Variant(
         model=name,
         batch=max(1, shape[0]) if shape else 1,
         input_size=max(1, shape[-1]) if len(shape) > 1 else 1,
-        dtype=str(floating[0]).removeprefix("torch.") if floating else "float32",
+        dtype=known[0] if known else "float32",
         mode="train" if training else "eval",
     )

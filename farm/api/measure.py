@@ -12,7 +12,6 @@ import contextlib
 import copy
 import dataclasses
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import Any
 
 from sqlmodel import col, select
 
-from farm.api.capture import CapturedModel
+from farm.api.capture import CapturedModel, no_model
 from farm.api.notebook import JobReport, job_report, measured, table
 from farm.benchmark_process.client import Measured
 from farm.devices.device import Card
@@ -31,6 +30,7 @@ from farm.jobs import cards, items, jobs
 from farm.jobs.create import Tuples, capture_all_layers, open_job
 from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.jobs.rounds import Closing, close_round
+from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
 from farm.requests.partial_request import DEFAULTS, QUICK, PartialRequest, complete, default_data
 from farm.settings import settings
@@ -171,6 +171,8 @@ def measure_model(
         CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
         SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
     """
+    if not isinstance(model, CapturedModel | Variant | str):
+        raise no_model(model)
     database.check_stores()
     chosen = own_card(card)
     captured = model if isinstance(model, CapturedModel) else None
@@ -279,8 +281,7 @@ def measure_whole(
 
     to = _torch_device(card)
     values = (*captured.args, *captured.kwargs.values())
-    quiet = contextlib.redirect_stdout(sys.stderr)
-    with contextlib.closing(open_device(card)) as device, _torch_state_restored(), quiet:
+    with contextlib.closing(open_device(card)) as device, _torch_state_restored(), user_code():
         bench = Bench(device, to)
         try:
             model = copy.deepcopy(captured.model).to(to)
@@ -341,7 +342,7 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
     if how.data == "seen":
         from farm.operators.observed_values import watch_values
 
-        with contextlib.redirect_stdout(sys.stderr):
+        with captured_code():
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)

@@ -14,12 +14,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.errors import CardBusy, FarmError, UsageError
+from farm.errors import CardBusy, FarmError, UsageError, writing_to
 from farm.models.revision import git, revision_of
+
+NO_VERDICT = 6  # exit code: with --farm-require-verdict, no test was judged
+MOST_CHARACTERS = 20_000  # of a traceback in a report
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--farm-base": {"metavar": "REF", "help": "Fail tests whose code costs surely more than at a git revision."},
@@ -28,6 +32,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--farm-card": {"metavar": "CARD", "default": "", "help": "The card. Default: the first GPU, else the CPU."},
     "--farm-quick": {"action": "store_true", "help": "Measure for a shorter time, with wider intervals."},
     "--farm-summary": {"metavar": "FILE", "help": "Append the comparison to a file, in Markdown."},
+    "--farm-require-verdict": {
+        "action": "store_true",
+        "help": f"With --farm-base: end with exit code {NO_VERDICT} if no test was judged.",
+    },
     "--farm-record": {"help": argparse.SUPPRESS},  # a file: what to measure, then what was measured
 }
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages, also inside of a repository
@@ -51,6 +59,15 @@ def pytest_configure(config: Any) -> None:
     config.pluginmanager.register(Fixtures(config), "farm-session")
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What the tests of one checkout did in one round, in a process of their own."""
+
+    measured: Mapping[str, Any]  # name -> measurement
+    failed: Mapping[str, str]  # test -> its traceback
+    skipped: Mapping[str, str]  # test -> the reason
+
+
 class _Session:
     """One session of pytest."""
 
@@ -63,6 +80,9 @@ class _Session:
         self.judgement: Any = None
         self.head: dict[str, Any] = {}  # name -> its newest measurement
         self.disturbed: dict[str, str] = {}  # name -> why a round does not count
+        self.broken: dict[str, str] = {}  # test -> its traceback at the head
+        self.broken_at_base: dict[str, str] = {}  # test -> its traceback at the base
+        self.skipped: dict[str, str] = {}  # test -> why it was skipped at the head
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [item for item in items if not self.record or item.nodeid in self.wanted["tests"]]
@@ -71,11 +91,50 @@ class _Session:
         import pytest
 
         tests = [item.nodeid for item in session.items if "farm_benchmark" in getattr(item, "fixturenames", ())]
-        if self.option.farm_base and tests and not (self.record or session.testsfailed or self.option.collectonly):
+        if self.option.farm_require_verdict and not self.option.farm_base:
+            raise pytest.UsageError("--farm-require-verdict needs --farm-base: without it nothing is compared.")
+        parallel = hasattr(self.config, "workerinput")
+        unwanted = self.record or parallel or session.testsfailed or self.option.collectonly
+        if self.option.farm_base and tests and not unwanted:
             try:
                 self.compare(tests)
             except FarmError as error:
                 raise pytest.UsageError(str(error)) from error
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """In a process of one side: record why a test failed or was skipped."""
+        if not self.record or hasattr(report, "wasxfail"):
+            return
+        if report.failed:
+            self.append({"failed": report.nodeid, "text": report.longreprtext[-MOST_CHARACTERS:]})
+        elif report.skipped and isinstance(report.longrepr, tuple):
+            self.append({"skipped": report.nodeid, "text": report.longrepr[2].removeprefix("Skipped: ")})
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        if self.record:
+            self.append({"finished": True})
+        elif self.judged_nothing and session.exitstatus == 0:
+            session.exitstatus = NO_VERDICT
+
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
+        if exitstatus in (0, NO_VERDICT) and self.judged_nothing:
+            line = f"farm: no test was judged, so --farm-require-verdict ends with exit code {NO_VERDICT}."
+            terminalreporter.write_line(line, red=True)
+            terminalreporter.write_line("→ `-rs` shows why tests were skipped. Let nothing else run on this machine.")
+
+    @property
+    def judged_nothing(self) -> bool:
+        """True if a verdict is required and there is none."""
+        required = self.option.farm_require_verdict and not self.option.collectonly
+        if not required or hasattr(self.config, "workerinput"):
+            return False
+        return self.judgement is None or not self.judgement.rows
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add a line to the record of this process."""
+        assert self.record is not None, "only a process of one side records"
+        with self.record.open("a") as record:
+            record.write(f"\n{json.dumps(entry)}")
 
     def measured(self, test: Any, target: Any, inputs: tuple[Any, ...]) -> Any:
         """Measure; or with a base, judge what was measured before the tests."""
@@ -86,7 +145,7 @@ class _Session:
         if hasattr(self.config, "workerinput"):
             pytest.skip("tests in parallel disturb each other's measurements: run them with -n 0")
         if self.base:
-            return self.judged(name)
+            return self.judged(test.nodeid, name)
         from farm.api.benchmark import measure_benchmark
 
         how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
@@ -97,49 +156,86 @@ class _Session:
         if self.record:
             if file := _imported_from(self.wanted["not_from"]):
                 pytest.exit(f"The base imports {file} of the head. Install the package with -e, from this checkout.", 4)
-            with self.record.open("a") as record:
-                record.write(f"\n{json.dumps(vars(found))}")
+            self.append({"benchmark": vars(found)})
         elif found.disturbed:
             pytest.skip(f"the host is busy: {found.disturbed}")
         return found
 
     def compare(self, tests: list[str]) -> None:
-        """Measure base and head alternately and judge the changes. Raises `UsageError` if git does not know the base,
-        an option is wrong, or the tests of a side cannot run."""
+        """Measure base and head alternately and judge the changes.
+
+        A test that fails at the head is not measured again. Raises `UsageError` if git does not know
+        the base, an option is wrong, or the tests of a side cannot run.
+        """
         top = Path(git(self.root, "rev-parse", "--show-toplevel"))
-        try:
-            commit = git(top, "rev-parse", "--verify", f"{self.option.farm_base}^{{commit}}")
-        except UsageError:
-            step = "In a shallow clone, `git fetch --depth=1 origin REF` fetches a revision."
-            raise UsageError(f"--farm-base: the repository has no revision '{self.option.farm_base}'.", step) from None
+        commit = self.commit_of_base(top)
         from farm.report.gate import LEAST_ROUNDS, Gate, judge_rounds
 
-        gate, count = Gate.parse(self.option.farm_fail_above, "time:whole,energy:whole"), self.option.farm_rounds
+        gate = Gate.parse(self.option.farm_fail_above, "time:whole,energy:whole")
+        count = self.option.farm_rounds
         if count < LEAST_ROUNDS:
             raise UsageError(f"--farm-rounds is {count}.", f"Give {LEAST_ROUNDS} or more.")
-        self.base, rounds = f"{self.option.farm_base} ({commit[:12]})", []
+        self.base = f"{self.option.farm_base} ({commit[:12]})"
+        rounds = []
         with _worktree(top, commit) as worktree:
             for number in range(1, count + 1):
-                if reporter := self.config.pluginmanager.get_plugin("terminalreporter"):
-                    reporter.write_line(f"farm: round {number} of {count}, {self.base} and head")
-                order = (worktree, top)[:: 1 if number % 2 else -1]
-                found = {where: self.side(where, top, tests) for where in order}
-                rounds.append(self.rows_of(found[worktree], found[top]))
-                self.head |= found[top]
-                tests = [test for test in tests if all(test in side for side in found.values())]
+                if not tests:
+                    break
+                self.tell(f"farm: round {number} of {count}, {self.base} and head")
+                order = (worktree, top) if number % 2 else (top, worktree)
+                outcomes = {where: self.side(where, top, tests) for where in order}
+                base, head = outcomes[worktree], outcomes[top]
+                self.keep(base, head)
+                rounds.append(self.rows_of(base.measured, head.measured))
+                both = base.measured.keys() & head.measured.keys()
+                tests = [test for test in tests if test in both and test not in self.broken]
         self.judgement = judge_rounds(rounds, gate)
         if self.option.farm_summary:
-            with Path(self.option.farm_summary).open("a") as file:
-                file.write(self.judgement.markdown(self.base, "head") + "\n")
+            path = Path(self.option.farm_summary)
+            with writing_to(path), path.open("a", encoding="utf-8") as file:
+                file.write(self.summary())
 
-    def side(self, where: Path, top: Path, tests: list[str]) -> dict[str, Any]:
-        """Run tests in the checkout `where`, in a new process; return what it measured by name."""
-        from farm.api.benchmark import Benchmark
+    def commit_of_base(self, top: Path) -> str:
+        """The commit of --farm-base. Raises `UsageError` if the repository does not have it."""
+        base = self.option.farm_base
+        try:
+            return git(top, "rev-parse", "--verify", "--end-of-options", f"{base}^{{commit}}")
+        except UsageError:
+            step = "In a shallow clone, `git fetch --depth=1 origin REF` fetches a revision."
+            raise UsageError(f"--farm-base: the repository has no revision '{base}'.", step) from None
 
+    def tell(self, text: str) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter:
+            reporter.write_line(text)
+
+    def keep(self, base: _Outcome, head: _Outcome) -> None:
+        """Keep what one round has shown. A test that fails at the head is told at once."""
+        self.head |= head.measured
+        self.skipped |= head.skipped
+        self.broken_at_base |= base.failed
+        for test, text in head.failed.items():
+            if test not in self.broken:
+                self.broken[test] = text
+                self.tell(f"farm: {test} fails at the head and is not measured again:\n{text}")
+
+    def summary(self) -> str:
+        """The comparison in Markdown: the tests that fail at the head, and the judged rows."""
+        lines = []
+        for test, text in self.broken.items():
+            lines += [f"**`{test}` fails at the head.**", ""]
+            lines += [f"    {line}" for line in text.splitlines()]
+            lines.append("")
+        lines += [self.judgement.markdown(self.base, "head"), ""]
+        return "\n".join(lines)
+
+    def side(self, where: Path, top: Path, tests: list[str]) -> _Outcome:
+        """Run tests in the checkout `where`, in a new process; return what they did."""
         root = where / self.root.relative_to(top)
-        files = [file for file in dict.fromkeys(test.partition("::")[0] for test in tests) if (root / file).exists()]
+        names = dict.fromkeys(test.partition("::")[0] for test in tests)
+        files = [f"./{name}" for name in names if (root / name).exists()]  # a name is never an option
         if not files:
-            return {}
+            return _Outcome({}, {}, {})
         # The folders of the head on the path of imports become those of the checkout.
         own = [Path(path).resolve() for path in sys.path if not _INSTALLED.intersection(Path(path).parts)]
         paths = [root / "src", *(where / one.relative_to(top) if one.is_relative_to(top) else one for one in own)]
@@ -151,14 +247,24 @@ class _Session:
             options += [f"--farm-card={self.option.farm_card}", *["--farm-quick"] * self.option.farm_quick]
             options += ["-n0"] * self.config.pluginmanager.hasplugin("xdist")
             command = [sys.executable, "-m", "pytest", "-p", __name__, *files, *options]
-            done = subprocess.run(command, cwd=root, env=environment, stdout=-1, stderr=-2, text=True)
-            found = [Benchmark(**json.loads(line)) for line in record.read_text().splitlines()[1:]]
-        if done.returncode not in (0, 1, 5):  # passed, failed, no tests
+            done = subprocess.run(
+                command,
+                cwd=root,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            entries = [json.loads(line) for line in record.read_text().splitlines()[1:]]
+        finished = any("finished" in entry for entry in entries)
+        if done.returncode not in (0, 1, 5) or not finished:  # passed, failed, no tests
             last = "\n".join(done.stdout.strip().splitlines()[-15:])
-            raise UsageError(f"The tests cannot run in {root}:\n{last}", "Correct this error first.")
-        return {one.name: one for one in found}
+            problem = f"The tests cannot run in {root} (exit code {done.returncode}):\n{last}"
+            raise UsageError(problem, "Correct this error first.")
+        return _outcome(entries)
 
-    def rows_of(self, base: dict[str, Any], head: dict[str, Any]) -> dict[Any, Any]:
+    def rows_of(self, base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[Any, Any]:
         """The rows of one round, without disturbed measurements."""
         from farm.report.gate import RowValue
         from farm.verdict.figures import Figure
@@ -173,22 +279,49 @@ class _Session:
             if (a := getattr(base[name], figure)) and (b := getattr(head[name], figure))
         }
 
-    def judged(self, name: str) -> Any:
+    def judged(self, test: str, name: str) -> Any:
         """Return the newest measurement of the head; fail or skip the present test if the comparison says so."""
         import pytest
 
+        if test in self.broken:
+            pytest.fail(f"the test fails at the head, in its own process:\n{self.broken[test]}", pytrace=False)
+        if name not in self.head and test in self.skipped:
+            pytest.skip(f"skipped at the head: {self.skipped[test]}")
         if name not in self.head:
             pytest.fail("the test measured nothing in its own process. Run it without --farm-base.", pytrace=False)
         rows = [row for row in self.judgement.rows if row.name == name]
         if not rows:
-            busy, lacks = self.disturbed.get(name), f"{self.base} does not have this test, or it fails there"
-            pytest.skip(f"the host is busy, too few rounds count: {busy}" if busy else f"nothing to compare: {lacks}")
+            pytest.skip(self.why_not_judged(test, name))
         told = "  {}: {} -> {}, {} ({} to {}, {} rounds)"
         if failed := [told.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails]:
             head = f"costs surely more than at {self.base}, by over --farm-fail-above {self.option.farm_fail_above}:"
             step = "→ Make it cheaper, or allow more. More --farm-rounds make the interval narrower."
             pytest.fail("\n".join([head, *failed, step]), pytrace=False)
         return self.head[name]
+
+    def why_not_judged(self, test: str, name: str) -> str:
+        """Why a measured test has no row."""
+        if busy := self.disturbed.get(name):
+            return f"the host is busy, too few rounds count: {busy}"
+        if text := self.broken_at_base.get(test):
+            return f"nothing to compare: the test fails at {self.base}: {text.strip().splitlines()[-1]}"
+        return f"nothing to compare: {self.base} does not have this test, or it fails there"
+
+
+def _outcome(entries: list[dict[str, Any]]) -> _Outcome:
+    """What the lines of a record say."""
+    measured = [_benchmark(entry["benchmark"]) for entry in entries if "benchmark" in entry]
+    return _Outcome(
+        measured={one.name: one for one in measured},
+        failed={entry["failed"]: entry["text"] for entry in entries if "failed" in entry},
+        skipped={entry["skipped"]: entry["text"] for entry in entries if "skipped" in entry},
+    )
+
+
+def _benchmark(fields: Mapping[str, Any]) -> Any:
+    from farm.api.benchmark import Benchmark  # late: it imports torch
+
+    return Benchmark(**fields)
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from sqlmodel import Session
 
+from farm.api.capture import CapturedModel, as_captured_for, no_model
 from farm.errors import UsageError
 from farm.estimation.estimate import Estimate
 from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import needed_tuple, peaks_of
+from farm.estimation.readings import needed_of, needed_tuple, peaks_of
 from farm.exchange import export as exports
 from farm.exchange import filters
 from farm.exchange.export import Exported
@@ -24,6 +25,7 @@ from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import StepMemory
 from farm.models import catalog
 from farm.operators.cost import cost
+from farm.prediction.floor import above_floor
 from farm.prediction.stored_predictor import CallPrediction
 from farm.report.compare import SideComparison
 from farm.report.compare import compare as compare_sides
@@ -111,7 +113,7 @@ def lookup(
 
 
 def estimate(
-    model: Variant | str,
+    model: CapturedModel | Variant | str,
     *,
     card: str = "",
     batch: int | None = None,
@@ -123,7 +125,7 @@ def estimate(
     """Estimate the cost of one pass of a model from readings, and from predictions where there are none.
 
     Args:
-        model: a name, or a variant: ``farm.estimate("resnet50", card="H200", batch=32)``.
+        model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200", batch=32)``.
         card: part of a card model's name.
         batch: default: that of `farm run` on such a card.
         torch: a version or its beginning. Default: the version whose readings cover most of the model.
@@ -138,10 +140,14 @@ def estimate(
         UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known about the model.
     """
     query = EstimateQuery(card, torch=torch, fill=fill)
+    if isinstance(model, CapturedModel):
+        extraction = as_captured_for(model, query.kind(database))
+        return query.answer(model.variant, needed_of(extraction), database=database)
     if isinstance(model, str):
         model = usual_variant(catalog.known(model), query.kind(database), batch=batch, **fields)
-    variant = versioned(model)
-    return query.answer(variant, database=database)
+    if not isinstance(model, Variant):
+        raise no_model(model)
+    return query.answer(versioned(model), database=database)
 
 
 def predict(
@@ -165,7 +171,7 @@ def predict(
         predictor, _, why = query.predictor(session, model, query.protocol(kind), kind)
         if predictor is None:
             raise UsageError(f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`.")
-        return list(predictor.predict(wanted, wanted).calls)
+        return list(above_floor(predictor.predict(wanted, wanted), wanted, model).calls)
 
     return first_answer(answer, bool, database=database)
 
@@ -239,6 +245,8 @@ def step_memory(
             largest operator, or a plan has no readings to use.
         CaptureError: the step cannot be captured.
     """
+    if not isinstance(variant, Variant):
+        raise no_model(variant)
     if variant.step != "training":
         raise UsageError(
             f"{variant} is a forward pass, not a training step.",

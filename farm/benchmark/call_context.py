@@ -10,7 +10,9 @@ The ranks of a split model replay their calls together. There, further replays t
 processes, and what collectives add to a pass.
 
 The replay uses the order of the model's calls, the lifetimes of its storages and the values of its integer tensors
-(token ids, positions, masks: they decide which addresses the model reads). It uses nothing else of the model.
+(token ids, positions, masks: they decide which addresses the model reads). It uses nothing else of the model. Segments
+that a tuple describes (the rows of each expert) are written before the first call that uses them, unless the replayed
+calls themselves compute such segments.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.benchmark import intervals
 from farm.benchmark.cache import replay_us
@@ -33,10 +36,13 @@ from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.collectives import without_communication
-from farm.operators.encoding import tensors_in
+from farm.operators.deciding_values import describe, is_recorded, values_of
+from farm.operators.encoding import dtype_of, tensors_in
 from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild
+from farm.types.deciding import DecidingInput, deciding_input
 from farm.types.reading import Place
+from farm.types.tuple import OperatorTuple
 
 BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most counted replays; an uncounted replay comes before each
@@ -231,6 +237,9 @@ class Player:
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
         #: Storage number -> memory, for storages that exist before the first call (weights, inputs).
         self.given: dict[int, torch.UntypedStorage] = {}
+        self._segments = {tuple_id: _segments(spec, device) for tuple_id, spec in capture.tuples.items()}
+        #: Calls whose segments the replay writes, because its own calls compute other ones.
+        self._corrected: set[int] = set()
         made: set[int] = set()
         outside: set[int] = set()
         wanted: dict[str, list[CapturedCall]] = defaultdict(list)
@@ -304,6 +313,7 @@ class Player:
                 if number in outputs:
                     memory.setdefault(number, base.untyped_storage())
         operator = Rebuilt(shapes.spec, self.device, storages)
+        self._correct(call, operator)
         counters = [
             (base, base.clone())
             for number, base in zip(self._numbers(call), storages, strict=True)
@@ -323,6 +333,22 @@ class Player:
         new = [storage for storage in call.writes if storage not in same]
         memory.update(zip(new, fresh.values(), strict=False))
 
+    def _correct(self, call: CapturedCall, operator: Rebuilt) -> None:
+        """Write the segments of a call's tuple if the replayed calls compute other ones, as an eager replay shows."""
+        segments = self._segments[call.tuple_id]
+        if segments is None:
+            return
+
+        given, values = segments
+        target = operator.tensors[given.index]
+        if not is_recorded(self.device):
+            with _disable_current_modes():  # this copy to the host is no host step of the pass
+                computed = describe(given, target.cpu().numpy())
+            if computed != operator.spec.tensors[given.index].values:
+                self._corrected.add(call.index)
+        if call.index in self._corrected:
+            target.copy_(values)
+
     def once(self) -> None:
         self.play(lambda _, operator: operator.run(), once=True, overlapping=True)
 
@@ -339,6 +365,18 @@ class Player:
         spec = self.capture.tuples[call.tuple_id]
         behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
         return [behind[number] for number in range(len(behind))]
+
+
+def _segments(spec: OperatorTuple, device: torch.device) -> tuple[DecidingInput, torch.Tensor] | None:
+    """The input of a call that divides a dimension, with its values; None if its tuple describes none."""
+    given = deciding_input(spec)
+    values = spec.tensors[given.index].values if given else None
+    if given is None or values is None or not given.is_needed:
+        return None
+    made = values_of(given, values)
+    assert made is not None
+    tensor = spec.tensors[given.index]
+    return given, made[: tensor.numel].view(tensor.shape).to(device, dtype_of(tensor.dtype))
 
 
 class _Lanes:

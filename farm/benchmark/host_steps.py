@@ -24,6 +24,7 @@ from farm.errors import Unmeasurable
 from farm.models.building import replaced
 from farm.operators.capture import WatchedOperators
 from farm.operators.encoding import storage_key, tensors_in, written_tensors
+from farm.operators.grouped_products import multiply, needs_host
 
 _aten: Any = torch.ops.aten
 #: The same values in other tensors: autograd attaches the graph of a pass to what an operator returns.
@@ -124,6 +125,8 @@ class _Pass:
                 args = (args[0], self._sent(args[1]))
             elif func is _aten._local_scalar_dense.default and here[0]:
                 return self._read(func, functools.partial(func, *args), args[0])
+            elif func is _aten._grouped_mm.default and here[0] and needs_host(args[0]):
+                return self._multiply_groups(func, args, kwargs)
             elif func in _INDEXING and here[0]:
                 args = (args[0], self._places(*args), *args[2:])
             elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
@@ -154,6 +157,18 @@ class _Pass:
             value = step.value
             step.pinned.copy_(source, non_blocking=True)
         return value.clone() if isinstance(value, torch.Tensor) else value
+
+    def _multiply_groups(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Multiply groups of rows whose ends the host reads."""
+        left, right = args[:2]
+        offs = args[2] if len(args) > 2 else kwargs.get("offs")
+        if offs is None:  # all groups have the same size
+            self.found.launches = True
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+        read = functools.partial(torch.Tensor.cpu, offs)
+        ends = self._read(func, read, offs)
+        return func(*args, **kwargs) if self.recording else multiply(left, right, offs, ends.tolist())  # type: ignore[no-any-return]
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host on the card."""

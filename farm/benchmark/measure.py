@@ -32,7 +32,7 @@ from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.devices.host import for_rocm
 from farm.devices.lock import registered_processes
-from farm.errors import Unmeasurable
+from farm.errors import Unmeasurable, error_text
 from farm.operators.collectives import alone, product_beside
 from farm.settings import settings
 from farm.types.fields import names_of
@@ -453,7 +453,7 @@ class Bench:
             if missing is None or not ranks.failed_everywhere():
                 raise
             torch.cuda.synchronize(self.torch_device)
-            return reading.noting(**{missing: f"{type(error).__name__}: {error}".split("\n")[0][:200]})
+            return reading.noting(**{missing: f"{type(error).__name__}: {error_text(error)}".split("\n")[0][:200]})
 
     def _steady_until_good(
         self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: CostLedger

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,9 +20,11 @@ from farm.benchmark.cache import InPlacePass, found_again, write_again
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
+from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.operators import kernels
 from farm.operators.captured import CapturedPass
 from farm.operators.collectives import local_part
+from farm.operators.deciding_values import with_values
 from farm.operators.encoding import tensors_in
 from farm.operators.input_values import impose, may_be_zero, values_for
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
 
 Pass = Callable[[], object]
-Seen = TypeVar("Seen")  # a capture
 
 CHAIN_LAYERS = 8
 MEMORY_SHARE = 0.8  # the share of the free memory that all copies together may use
@@ -192,7 +193,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         first=steps.around(run),
         copy=copy if protocol.residency == "stream" else None,
         # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
-        activation_bytes=sum(entry.nbytes for entry in arguments if isinstance(entry, torch.Tensor)),
+        activation_bytes=bytes_of(entry for entry in arguments if isinstance(entry, torch.Tensor)),
         details=dataclasses.replace(_working_set(run, model, protocol, device), **steps.details()),
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
@@ -219,8 +220,8 @@ def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device)
     model = compiled.model
     return Passes(
         first=compiled.run,
-        activation_bytes=sum(tensor.nbytes for tensor in compiled.inputs),
-        written=list(model.parameters()) if model.training else [],
+        activation_bytes=bytes_of(compiled.inputs),
+        written=list(filter(is_plain, model.parameters())) if model.training else [],
         details=_working_set(compiled.run, model, protocol, device),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
@@ -242,9 +243,9 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     steps = _host_steps(step.run, protocol, device)
     return Passes(
         first=steps.around(step.run),
-        activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
+        activation_bytes=bytes_of(tensors_in(step.inputs)),
         details=dataclasses.replace(details, **memory, **steps.details()),
-        written=[local_part(tensor) for tensor in step.model.parameters()],
+        written=[local_part(tensor) for tensor in step.model.parameters() if is_plain(tensor)],
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
 
@@ -280,21 +281,22 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
     }
 
 
-def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.device) -> Seen:
+def as_launched(observe: Callable[[], CapturedPass], protocol: Protocol, device: torch.device) -> CapturedPass:
     """Call `observe` in the same way as the measured run. If the protocol launches graphs, call it in a graph capture.
 
-    The reason: a model may query whether a graph capture is running, and then call other operators.
+    The reason: a model may query whether a graph capture is running, and then call other operators. The host cannot
+    read values meanwhile, so it calls `observe` again if values decide how much work a call does.
     """
     if device.type != "cuda" or protocol.launch != "graph":
         return observe()
-    found: list[Seen] = []
+    found: list[CapturedPass] = []
     capture_graph([lambda: found.append(observe())], device)
-    return found[0]
+    return with_values(found[0], observe)
 
 
 def _working_set(run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device) -> Details:
     """Measure the bytes that one pass of a model touches, and the share that the cache keeps until the next pass."""
-    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    parameter_bytes = bytes_of([*model.parameters(), *model.buffers()])
     if device.type != "cuda" or not protocol.measures_context:
         return Details(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run

@@ -36,11 +36,11 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
-from farm.errors import CaptureError, FarmError, Unmeasurable
+from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
-from farm.operators.cost import cost
+from farm.operators.cost import costs_of
 from farm.operators.profiler import RANGE, Record, WatchedPass, compare_with_unwatched, is_kernel, mark
 from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
@@ -70,11 +70,12 @@ def verify(
     """Capture a variant on the card, launched in the same way as for a measurement, and compare it with the prediction.
 
     Args:
-        predicted: tuple id -> number of calls; None: there is no prediction.
+        predicted: id of a tuple without values that decide its work -> number of calls; None: there is no prediction.
         record: makes the measured run from a function; by default a CUDA graph if the protocol launches graphs.
 
     Returns:
-        The observed capture as JSON, or None if it equals the prediction; and the findings.
+        The observed capture as JSON, or None if it equals the prediction and no values decide the work of its calls;
+        and the findings.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -92,7 +93,7 @@ def verify(
             try:
                 found = compare(record=record)
             except NotCaptured as error:
-                record, not_captured = None, str(error)  # verify the eager pass instead
+                record, not_captured = None, error_text(error)  # verify the eager pass instead
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
@@ -110,7 +111,8 @@ def verify(
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
-    if predicted is not None and not findings.missing and not findings.unexpected:
+    has_values = any(spec.without_values is not spec for spec in found.capture.tuples.values())
+    if predicted is not None and not findings.missing and not findings.unexpected and not has_values:
         return None, findings
     observed = capture_json(found.capture)
     if variant.compile:
@@ -130,7 +132,8 @@ def _verify_rank(
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
     launch = protocol.launch if device.type == "cuda" else "eager"
     findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
-    return None if findings.matches else capture_json(capture), findings
+    has_values = any(spec.without_values is not spec for spec in capture.tuples.values())
+    return None if findings.matches and not has_values else capture_json(capture), findings
 
 
 def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) -> CapturedPass:
@@ -149,15 +152,20 @@ def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) ->
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
-    """Compare the observed pass with the prediction and with unobserved passes."""
-    capture, seen = found.capture, Counter(found.capture.counts)
+    """Compare the observed pass with the prediction and with unobserved passes.
+
+    Values that decide the work of a call are not compared: a prediction may not have them.
+    """
+    capture = found.capture
+    plain = {spec.without_values.id: spec.without_values for spec in capture.tuples.values()}
+    seen = Counter(capture.tuples[call.tuple_id].without_values.id for call in capture.calls)
     expected = seen if predicted is None else Counter(predicted)
     missing, unexpected = expected - seen, seen - expected
     differences = [
         *(f"capturing the pass changes its kernel launches: {text}" for text in found.differences),
         *(f"predicted, but not run on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()),
         *(
-            f"run on the card, but not predicted: {count}x {label_of(capture.tuples[tuple_id])}"
+            f"run on the card, but not predicted: {count}x {label_of(plain[tuple_id])}"
             for tuple_id, count in unexpected.items()
         ),
         *(f"gap: {text}" for text in capture.gaps),
@@ -232,7 +240,7 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, CaptureError, Unmeasurable) as error:
-        raise NotCaptured(str(error).split("\n")[0][:300]) from error
+        raise NotCaptured(error_text(error).split("\n")[0][:300]) from error
 
     def replay(kept: HostSteps = steps) -> None:
         """Replay the graph. `kept` owns the memory of the values that the graph reads."""
@@ -314,7 +322,7 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
     """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of a step also have
     part and owner), `storages` (size_bytes, role), and the modes during the capture."""
-    costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
+    costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
         "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},

@@ -34,7 +34,7 @@ from farm.benchmark.passes import (
     variant_passes,
 )
 from farm.benchmark.torch_device import cache_bytes, capture_graph, run_all, synchronize
-from farm.errors import TupleRejected, Unmeasurable
+from farm.errors import TupleRejected, Unmeasurable, error_text
 from farm.operators.encoding import tensors_in
 from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
@@ -167,14 +167,14 @@ def prepare_canary(size: int, device: torch.device) -> Workload:
 
 
 def out_of_memory(error: BaseException) -> Unmeasurable:
-    first_line = str(error).split("\n")[0][:300]
+    first_line = error_text(error).split("\n")[0][:300]
     text = f"The card has too little memory for the operator or model: {first_line}"
     return Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
 
 
 def why_it_raised(error: Exception) -> Unmeasurable:
     """Convert an exception of PyTorch: "out_of_memory" if memory was lacking, else "raised"."""
-    text = str(error)
+    text = error_text(error)
     # The CPU allocator, cuBLAS and cuDNN raise RuntimeError if memory is lacking: only the text tells.
     signs = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in signs):
@@ -278,4 +278,4 @@ def _not_capturable() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise not_capturable(str(error).split("\n")[0][:300]) from error
+        raise not_capturable(error_text(error).split("\n")[0][:300]) from error

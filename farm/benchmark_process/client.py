@@ -26,7 +26,7 @@ from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Veri
 from farm.devices.device import Card
 from farm.devices.host import visible_only
 from farm.devices.lock import turn
-from farm.errors import CardBusy, SettingsError, Unmeasurable
+from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, Verification
@@ -223,6 +223,7 @@ class BenchmarkProcess:
             on_phase: called at the begin of each phase. If it raises an exception, the process is killed.
 
         Raises:
+            HostBusy: another process holds the lock of the host's slow memory, or it cannot be locked.
             Unmeasurable: the process sent a reason; or it crashed or hung, and has ended.
         """
         self.wait_ready()
@@ -232,7 +233,7 @@ class BenchmarkProcess:
                 try:
                     stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
                 except (CardBusy, SettingsError) as error:
-                    raise Unmeasurable("not_available", error.message, error.next_step) from error
+                    raise HostBusy("not_available", error.message, error.next_step) from error
             deadline_s = time.monotonic() + timeout_s
             try:
                 asked = self.ask(request, deadline_s, on_phase)

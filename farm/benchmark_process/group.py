@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from farm.benchmark_process.client import START_TIMEOUT_S, A, BenchmarkProcess, Measured, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
 from farm.devices.host import link_between
-from farm.devices.lock import turn
-from farm.errors import NoSuchCard, Unmeasurable
-from farm.settings import settings
+from farm.devices.shared_files import TemporaryFolder, remove_left
+from farm.errors import HostBusy, NoSuchCard, Unmeasurable
 from farm.types.collective import bus_bytes
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks
@@ -74,7 +70,7 @@ class BenchmarkGroup:
 
     def start(self) -> None:
         """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable` (not_available) if the cards
-        cannot access each other."""
+        cannot access each other; `HostBusy` if the temporary folder cannot be used."""
         if self.alive:
             return
         self.kill()
@@ -82,12 +78,17 @@ class BenchmarkGroup:
             self._link = link_between(self.card_ids)
         except NoSuchCard as error:
             raise Unmeasurable("not_available", error.message, error.next_step) from error
-        with turn("folders of groups", settings().lock_dir, START_TIMEOUT_S):  # no other start may remove this folder
-            _remove_left_folders()
-            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # accessible only to this user
-            self._held = os.open(self._folder, os.O_RDONLY)
-            fcntl.flock(self._held, fcntl.LOCK_EX)
-        rendezvous, number = str(Path(self._folder, "rendezvous")), len(self.card_ids)
+        remove_left(_PREFIX, also_empty=True)
+        try:
+            self._temporary = TemporaryFolder(_PREFIX)
+        except OSError as error:
+            raise HostBusy(
+                "not_available",
+                f"The ranks of a group need a folder in {tempfile.gettempdir()}: {error.strerror or error}.",
+                "Free disk space there, or set the environment variable TMPDIR to another folder.",
+            ) from error
+        self._folder = str(self._temporary.path)
+        rendezvous, number = str(self._temporary.path / "rendezvous"), len(self.card_ids)
         self._ranks = tuple(
             BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))
             for rank, card_id in enumerate(self.card_ids)
@@ -174,8 +175,7 @@ class BenchmarkGroup:
             process.kill()
         self._ranks = ()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._held)
+            self._temporary.close()
             self._folder = None
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -197,18 +197,6 @@ class BenchmarkGroup:
         rank, error = min(failures, key=lambda failure: failure[1].reason in _PERHAPS_OF_A_PEER)
         text = f"Rank {rank} of {len(self.card_ids)} on {self.card_ids[rank]}: {error.message}"
         return Unmeasurable(error.reason, text, error.next_step)
-
-
-def _remove_left_folders() -> None:
-    """Remove the folders of processes that were killed: each process locks its folder as long as it uses it."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
 
 
 def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:

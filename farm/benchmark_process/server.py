@@ -46,7 +46,7 @@ from farm.devices import simulated
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.devices.lock import register_process
-from farm.errors import FarmError, Unmeasurable
+from farm.errors import FarmError, Unmeasurable, error_text
 from farm.models.own import source_of
 from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
@@ -120,7 +120,7 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
             events.send("failed", message=error.message, next_step=error.next_step)
         else:
             traceback.print_exc()
-            events.send("failed", message=f"{type(error).__name__}: {error}"[:600], next_step="")
+            events.send("failed", message=f"{type(error).__name__}: {error_text(error)}"[:600], next_step="")
         os._exit(2)
     events.send(
         "ready",
@@ -166,7 +166,7 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
     except Exception as error:
         traceback.print_exc()
         reason = "rejected" if isinstance(error, KeyError | TypeError | ValueError) else "raised"
-        message = f"{type(error).__name__}: {error}"[:400]
+        message = f"{type(error).__name__}: {error_text(error)}"[:400]
         poisoned = runner.poisoned()
     events.send("unmeasurable", id=item_id, reason=reason, message=message, next_step=next_step, poisoned=poisoned)
     return not poisoned

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import multiprocessing
 import os
 import platform
 import runpy
@@ -19,10 +20,11 @@ from typing import Any
 from farm import __version__
 from farm.devices import amd, nvidia, simulated
 from farm.devices.device import Card, Device
-from farm.errors import NoSuchCard
+from farm.errors import FarmUnavailable, NoSuchCard
 from farm.settings import Settings
 from farm.types.protocol import Software
 
+SHARED_MEMORY_STEP = "Mount a tmpfs at /dev/shm with mode 1777. In a container: `docker run --shm-size 1g`."
 #: Settings of NCCL that change no algorithm, and its files with settings.
 _NEUTRAL = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_VERSION")
 _NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
@@ -40,6 +42,21 @@ def discover(settings: Settings) -> list[Card]:
     if for_rocm():
         return amd.visible_cards(amd.amd_cards(settings)) or [cpu_card(settings)]
     return nvidia.visible_cards(nvidia.nvidia_cards(settings), settings) or [cpu_card(settings)]
+
+
+def semaphore_problem() -> str:
+    """Why this host cannot create a semaphore, which every worker of a card needs; "" if it can."""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except (OSError, ImportError) as error:
+        return f"a semaphore cannot be created (on Linux, in /dev/shm): {getattr(error, 'strerror', None) or error}"
+    return ""
+
+
+def check_semaphores() -> None:
+    """Raise `FarmUnavailable` if workers cannot start because this host cannot create a semaphore."""
+    if reason := semaphore_problem():
+        raise FarmUnavailable(f"Workers cannot start: {reason}.", SHARED_MEMORY_STEP)
 
 
 def find_card(card_id: str, settings: Settings) -> Card:

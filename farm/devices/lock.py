@@ -2,7 +2,8 @@
 
 A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder exits or is killed. The
 holder writes its name into the file for messages of other processes. The directory must be mounted into containers. It
-is world-writable and sticky, because workers of different users share it.
+is world-writable and sticky, because workers of different users share it. So its files may be the work of any user
+(`farm.devices.shared_files`): a regular file of another user is a valid lock, and what is written in it is only shown.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
-import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from farm.devices.shared_files import SHARED, Folder, UntrustedPath, open_folder
 from farm.errors import CardBusy, SettingsError
 from farm.safe_text import printable
+
+#: The mode of lock files: workers of all users lock them.
+OPEN_TO_ALL = 0o666
+#: Longest content of a lock file that is read.
+MOST_BYTES = 4096
+#: A process of the farm that has a lock signs the file within this time. Unit: s.
+SIGNED_WITHIN_S = 0.2
+_MOST_TRIES = 3
+_DELETED = "another process repeatedly deletes the file"
 
 
 class CardLock:
@@ -53,9 +64,7 @@ class CardLock:
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
+        _release(descriptor)
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -72,30 +81,93 @@ def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)
+        _release(descriptor)
 
 
 def register_process(card_id: str, ids: Collection[int], lock_dir: Path | str) -> None:
     """Note the ids under which the driver lists this process on a card, until the process ends."""
-    path = _path(f"{card_id}-{socket.gethostname()}-{os.getpid()}", lock_dir)
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor := _open(path), fcntl.LOCK_EX)  # the kernel closes the file at the end of the process
-        os.pwrite(descriptor, json.dumps(sorted(ids)).encode(), 0)
-        path.rename(path.with_suffix(".ids"))
+    stem = _path(f"{card_id}-{socket.gethostname()}-{os.getpid()}", lock_dir).stem
+    written = json.dumps(sorted(ids)).encode()
+    with contextlib.suppress(OSError), open_folder(lock_dir, create=SHARED) as folder:
+        for _ in range(_MOST_TRIES):
+            name = f"{stem}-{secrets.token_hex(4)}.ids"
+            descriptor = folder.create(name, 0o600)
+            with _closing_on_error(descriptor):
+                os.pwrite(descriptor, written, 0)
+                if _try_lock(descriptor) and folder.has(name, descriptor):
+                    return  # the kernel closes the file at the end of the process
+            os.close(descriptor)  # `registered_processes` of another process took it for a left one
 
 
 def registered_processes(lock_dir: Path | str) -> frozenset[int]:
     """The ids of the running benchmark processes of this user on this host (`register_process`)."""
     found: set[int] = set()
-    for path in Path(lock_dir).glob("*.ids"):
-        with contextlib.suppress(OSError, ValueError), path.open() as file:
-            if os.fstat(file.fileno()).st_uid != os.geteuid():
-                continue
-            if _try_lock(file.fileno()):  # its process has ended
-                path.unlink()
-            else:
-                found.update(json.load(file))
+    with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
+        for name in folder.names(".ids"):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                found.update(_registered(folder, name))
     return frozenset(found)
+
+
+def _registered(folder: Folder, name: str) -> set[int]:
+    """The ids in a file of a running process of this user. Remove the file of a process that has ended."""
+    if folder.status(name).st_uid != os.geteuid():
+        return set()
+    with os.fdopen(folder.open(name), "rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            return set()
+        if _try_lock(file.fileno()):  # its process has ended
+            folder.remove(name)
+            return set()
+        ids = json.loads(folder.read_opened(name, file, MOST_BYTES))
+    return {number for number in ids if type(number) is int}
+
+
+def lock_problems(lock_dir: Path | str) -> list[tuple[str, str]]:
+    """What is wrong with the lock files of this host, each with what to do: files that are no locks, and locks that
+    processes other than the farm's hold."""
+    found = []
+    with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
+        for name in folder.names(".lock"):
+            try:
+                holder = _foreign_holder(folder, name)
+            except FileNotFoundError:
+                continue
+            except UntrustedPath as error:
+                found.append((f"{error.filename} cannot be a lock: it {error.strerror}", f"Delete {error.filename}."))
+                continue
+            except OSError as error:
+                text = f"the lock {error.filename} cannot be opened: {error.strerror}"
+                found.append((text, "Let its owner or root delete it, or give all users access to it."))
+                continue
+            if holder:
+                text = f"{holder} holds the lock {Path(lock_dir, name)}; it is no process of the farm"
+                found.append((text, "Wait until this process has ended, or end it. What needs the lock waits."))
+    return found
+
+
+def _foreign_holder(folder: Folder, name: str) -> str:
+    """A text that names the process that holds a lock and has not signed it; "" if there is none."""
+    descriptor = folder.open(name)
+    try:
+        pid = _locked_by(descriptor)
+        if pid and not _has_signed(pid, _signature(descriptor)):
+            time.sleep(SIGNED_WITHIN_S)
+            if pid == _locked_by(descriptor) and not _has_signed(pid, _signature(descriptor)):
+                return _process_text(pid)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def holder_of(card_id: str, lock_dir: Path | str) -> int | None:
+    """The id of the process that has written itself into a card's lock file as the holder; None if there is none."""
+    pid: Any = None
+    with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
+        descriptor = folder.open(_path(card_id, lock_dir).name)
+        pid = _signature(descriptor).get("pid")
+        os.close(descriptor)
+    return pid if type(pid) is int and 0 < pid < 2**31 else None
 
 
 def _path(name: str, lock_dir: Path | str) -> Path:
@@ -106,30 +178,61 @@ def _path(name: str, lock_dir: Path | str) -> Path:
 def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = None, timeout_s: float = 0.0) -> int:
     """Open a file, lock it and write the holder into it. Return the file's descriptor. Error messages name `what`."""
     until_s = time.monotonic() + timeout_s
-    with contextlib.ExitStack() as stack:
-        try:
-            descriptor = _open(path)
-            stack.callback(os.close, descriptor)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SettingsError(f"{what} cannot be locked: {path} is not a regular file.", f"Delete {path}.")
-            while not _try_lock(descriptor):
-                if time.monotonic() >= until_s:
-                    been = f"was in use for {timeout_s:g} s, last by" if timeout_s else "is in use by"
-                    another = card_id and _has_another(card_id)
-                    raise CardBusy(
-                        f"{what} {been} {_holder(descriptor)}.",
-                        "Wait until this process has ended, "
-                        + ("end it, or choose another card with --card." if another else "or end it."),
-                    )
-                time.sleep(0.02)
-            _sign(descriptor, started_by or os.getpid())
-        except OSError as error:
-            raise SettingsError(
-                f"{what} cannot be locked: {error}.",
-                "Set FARM_LOCK_DIR to a folder on a local file system to which all workers of this host may write.",
-            ) from error
-        stack.pop_all()
-    return descriptor
+    try:
+        with open_folder(path.parent, create=SHARED) as folder:
+            for _ in range(_MOST_TRIES):
+                descriptor = _open(folder, path.name)
+                with _closing_on_error(descriptor):
+                    if not _locked_until(descriptor, until_s):
+                        raise _busy(descriptor, what, card_id, timeout_s)
+                    if folder.has(path.name, descriptor):
+                        _sign(descriptor, started_by or os.getpid())
+                        return descriptor
+                os.close(descriptor)  # another process has deleted it: a third one may lock a new file of this name
+        raise FileNotFoundError(errno.ENOENT, _DELETED, str(path))
+    except UntrustedPath as error:
+        raise SettingsError(
+            f"{what} cannot be locked: {error.filename} {error.strerror}.",
+            f"Delete {error.filename}, or set FARM_LOCK_DIR to another folder for all workers of this host.",
+        ) from error
+    except OSError as error:
+        raise SettingsError(
+            f"{what} cannot be locked: {error}.",
+            "Set FARM_LOCK_DIR to a folder on a local file system to which all workers of this host may write.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _closing_on_error(descriptor: int) -> Iterator[None]:
+    """Close a file, which releases its lock, if the block raises."""
+    try:
+        yield
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _busy(descriptor: int, what: str, card_id: str, timeout_s: float) -> CardBusy:
+    """The error that names the process which has locked a file."""
+    holder = _holder(descriptor)
+    been = f"was in use for {timeout_s:g} s, last by" if timeout_s else "is in use by"
+    another = card_id and _has_another(card_id)
+    choices = "end it, or choose another card with --card" if another else "or end it"
+    return CardBusy(f"{what} {been} {holder}.", f"Wait until this process has ended, {choices}.")
+
+
+def locked_within(descriptor: int, timeout_s: float) -> bool:
+    """Lock an open file; return False if another process holds the lock for longer than ``timeout_s``."""
+    return _locked_until(descriptor, time.monotonic() + timeout_s)
+
+
+def _locked_until(descriptor: int, until_s: float) -> bool:
+    """Wait for the lock; return False if another process still holds it at ``until_s`` of the monotonic clock."""
+    while not _try_lock(descriptor):
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -137,6 +240,28 @@ def _try_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def _release(descriptor: int) -> None:
+    """Release a lock. Remove the holder from the file, so that no message names a process that has ended."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def _open(folder: Folder, name: str) -> int:
+    """Open a lock file; create it if necessary."""
+    for _ in range(_MOST_TRIES):
+        # Try without O_CREAT first: with O_CREAT, the kernel (fs.protected_regular) denies access to another user's
+        # file in a sticky directory, even for root.
+        with contextlib.suppress(FileNotFoundError):
+            return folder.open(name, os.O_RDWR)
+        with contextlib.suppress(FileExistsError):
+            return folder.create(name, OPEN_TO_ALL)
+    raise FileNotFoundError(errno.ENOENT, _DELETED, str(folder.path / name))
+
+
+# ---- the holder of a lock
 
 
 def _sign(descriptor: int, started_by: int) -> None:
@@ -148,57 +273,71 @@ def _sign(descriptor: int, started_by: int) -> None:
         "command": _command(started_by),
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: the lock is valid without it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
-def _open(path: Path) -> int:
-    """Open the lock file; create it and its directory if necessary."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.stat().st_mode & 0o1777 != 0o1777:
-            path.parent.chmod(0o1777)
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(3):
-        # Try without O_CREAT first: with O_CREAT, the kernel (fs.protected_regular) denies access to another user's
-        # file in a sticky directory, even for root.
-        try:
-            return os.open(path, flags)
-        except FileNotFoundError:
-            pass
-        try:
-            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            continue
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, 0o666)  # the umask may have removed permissions
-        return descriptor
-    raise FileNotFoundError(errno.ENOENT, "another process repeatedly deletes the file", str(path))
+def _signature(descriptor: int) -> dict[str, Any]:
+    """What the holder has written into a lock file; {} if nothing. Any user may have written it."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        written = json.loads(os.pread(descriptor, MOST_BYTES, 0))
+        return written if isinstance(written, dict) else {}
+    return {}
 
 
 def _holder(descriptor: int) -> str:
-    """A text that names the holder of a lock, for messages."""
-    user = _user(descriptor)
+    """A text that names the holder of a lock, for messages. The kernel names its process, and the file its command."""
+    pid, signature = _locked_by(descriptor), _signature(descriptor)
+    if pid and not _has_signed(pid, signature):
+        return _process_text(pid)
+    user = _user(pid) if pid else ""
     of_user = f", user {user}" if user else ""
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
-        named = "`{command}` (process {started_by} on {host}) since {since}".format_map(holder)
+        named = "`{command}` (process {started_by} on {host}) since {since}".format_map(signature)
         return printable(named) + of_user
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # not written yet, or another program's file
+    except (ValueError, TypeError, LookupError, AttributeError):  # not written yet, or another program's file
         return f"another process{of_user}"
 
 
-def _user(descriptor: int) -> str:
-    """The user whose process holds a lock, from /proc/locks, since any user may write into the file. "" if unknown."""
-    import psutil
-
+def _locked_by(descriptor: int) -> int:
+    """The id of the process that holds a lock, from /proc/locks. 0 if unknown, as in a container."""
     file = os.fstat(descriptor)
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    with contextlib.suppress(OSError, ValueError, psutil.Error):
+    with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
             _, kind, _, _, pid, at, *_ = line.split()
             if (kind, at) == ("FLOCK", place):
-                return psutil.Process(int(pid)).username()
+                return int(pid)
+    return 0
+
+
+def _has_signed(pid: int, signature: Mapping[str, Any]) -> bool:
+    """True if a process has written its id into a lock file. In a container, it has another id than here."""
+    signed = signature.get("pid")
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return signed in [int(number) for number in line.split()[1:]]
+    return signed == pid
+
+
+def _process_text(pid: int) -> str:
+    import psutil
+
+    name = "unknown"
+    with contextlib.suppress(psutil.Error):
+        name = psutil.Process(pid).name()
+    user = _user(pid)
+    return f"another process ({pid}, {printable(name)!r})" + (f", user {user}" if user else "")
+
+
+def _user(pid: int) -> str:
+    """The user of a process; "" if unknown."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).username()
     return ""
 
 

@@ -6,7 +6,6 @@ The checks do not import torch, so that they can tell a broken installation from
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
@@ -20,8 +19,16 @@ from farm import settings as farm_settings
 from farm.devices import nvidia
 from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
-from farm.devices.host import Installed, discover, installed_torch, open_device
-from farm.devices.lock import CardLock, registered_processes
+from farm.devices.host import (
+    SHARED_MEMORY_STEP,
+    Installed,
+    discover,
+    installed_torch,
+    open_device,
+    semaphore_problem,
+)
+from farm.devices.lock import holder_of, lock_problems, registered_processes
+from farm.devices.shared_files import UntrustedPath, open_folder
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.item_driver import Spool
@@ -205,11 +212,10 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
     """Return the ids of the process that holds the card's lock and of its children."""
     import psutil
 
-    path = CardLock(card.id, current.lock_dir).path
-    if not path.is_file():  # reading a pipe would block until a process writes to it
+    pid = holder_of(card.id, current.lock_dir)
+    if pid is None:
         return frozenset()
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, psutil.Error):
-        pid = int(json.loads(path.read_text())["pid"])
+    with contextlib.suppress(psutil.Error):
         return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
 
@@ -220,6 +226,11 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
     yield _writable("state folder", current.state_dir, step)
     yield from _private(current)
     yield _locks(current.lock_dir)
+    for message, step in lock_problems(current.lock_dir):
+        yield warning("locks", printable(message), printable(step))
+    yield from _temporary_folder()
+    if reason := semaphore_problem():
+        yield problem("shared memory", f"workers cannot start: {reason}", SHARED_MEMORY_STEP)
     yield from _disk(current)
     spool = Spool(current.state_dir / "spool")
     if aside := spool.put_aside():
@@ -275,7 +286,23 @@ def _locks(folder: Path) -> Check:
     return check
 
 
+def _temporary_folder() -> Iterator[Check]:
+    """Check that other users cannot replace the folders in which the farm's own broker has its socket."""
+    folder = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        mode = folder.stat().st_mode
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            message = f"users of this host can rename each other's folders in {folder} ({stat.filemode(mode)})"
+            yield warning("temporary folder", message, f"Run `chmod +t {folder}`, or set TMPDIR to another folder.")
+
+
 def _writable(name: str, folder: Path, next_step: str) -> Check:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        try:
+            open_folder(folder).close()
+        except UntrustedPath as error:
+            message = printable(f"{error.filename} {error.strerror}, so {folder} is not used")
+            return problem(name, message, f"Delete this link, or: {next_step}")
     there = _existing(folder)
     if not there.is_dir():
         return problem(name, f"the folder {folder} cannot be created: {there} is a file", next_step)

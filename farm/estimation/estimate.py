@@ -27,7 +27,9 @@ from farm.estimation.readings import (
     select_for_model,
     tuples_of,
 )
+from farm.estimation.routing import routing_note
 from farm.exchange.packaged import packaged_database
+from farm.prediction.floor import above_floor
 from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import command_of, default_data
@@ -39,6 +41,7 @@ from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
+from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Figure, PerToken, figure_json
 from farm.verdict.verdict import Verdict
 
@@ -146,7 +149,10 @@ class Estimate:
         return found if self.complete or found is None else PredictedValue(found.value)
 
     def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
-        """Return the time (µs) and energy (mJ) of readings, predictions and effects of the ranks together."""
+        """Return the time (µs) and energy (mJ) of readings, predictions and effects of the ranks together.
+
+        The interval is one of the whole model: it includes what differs between two runs of a model.
+        """
         time, energy = interval_at(self.measured_time, level), interval_at(self.measured_energy, level)
         if self.missing and self.total_time:
             time, energy = self.total_time, energy if self.total_time.low is None else self.total_energy
@@ -154,7 +160,8 @@ class Estimate:
             time = _sum([time, interval_at(self.ranks_time, level)])
             energy = energy and _sum([energy, interval_at(self.ranks_energy, level)])
         assert time is not None
-        return time, energy
+
+        return _of_whole(time, "time", level), energy and _of_whole(energy, "energy", level)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -222,6 +229,18 @@ def interval_at(figure: Figure | None, level: float) -> PredictedValue | None:
         return None
     half_width = figure.half_width * (1.0 if level == LEVEL else _NARROWER)
     return PredictedValue(figure.value, figure.value - half_width, figure.value + half_width)
+
+
+def _of_whole(total: PredictedValue, quantity: Quantity, level: float) -> PredictedValue:
+    """Widen the interval of a sum to one of the whole model, which differs from run to run (`expected_whole`)."""
+    if total.low is None or total.high is None:
+        return total
+
+    run = expected_whole(Figure(total.value), quantity)
+    run_half_width = run.half_width if level == LEVEL else run.half_width * _NARROWER
+    below = math.hypot(total.value - total.low, run_half_width)
+    above = math.hypot(total.high - total.value, run_half_width)
+    return PredictedValue(total.value, max(0.0, total.value - below), total.value + above)
 
 
 def interval_json(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
@@ -310,7 +329,22 @@ def estimate(
         why = "count with a lower bound (the roofline)" if predictor else f"have no reading, and {unfilled}"
         share = f"{percent(1 - found.coverage)} of the estimated cost"
         found = replace(found, incomplete_reason=f"{len(found.missing)} of {found.tuples} tuples ({share}) {why}.")
-    return found
+    return _with_routing(found, needed, weight)
+
+
+def _with_routing(found: Estimate, needed: Sequence[NeededTuple], weight: Mapping[str, float]) -> Estimate:
+    """Return the estimate with a note about the routing that it assumes, unless the whole model was measured."""
+    if found.whole_time:
+        return found
+    times_us = dict(weight)
+    for one in needed:
+        if one.operator_id in found.measured:
+            times_us[one.operator_id] = found.measured[one.operator_id][0] * one.all_calls
+    for entry in found.missing:
+        if entry.predicted_us is not None:
+            times_us[entry.operator_id] = entry.predicted_us * entry.calls
+    note = routing_note(needed, times_us)
+    return replace(found, notes=(note, *found.notes)) if note else found
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:
@@ -397,7 +431,9 @@ def _with_predictions(
     """Return the estimate with predictions for the missing tuples. ``of_cards``: those of collectives."""
     operators = [one for one in needed if one.short_name not in COLLECTIVES]
     missing = [one for one in operators if one.operator_id in found.specs]
-    predicted, notes, cards = predictor.predict(missing, operators), found.notes, found.variant.cards
+    predicted = predictor.predict(missing, operators)
+    predicted = above_floor(predicted, missing, found.card_model, tf32=found.protocol.tf32)
+    notes, cards = found.notes, found.variant.cards
     calls = dict(of_cards) | {
         one.operator_id: replace(call, energy_mj=call.energy_mj and call.energy_mj.times(cards))
         for one, call in zip(missing, predicted.calls, strict=True)

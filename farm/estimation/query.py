@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, select
 
+from farm.devices.shared_files import replacing_file
 from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
 from farm.estimation.estimate import Estimate, estimate
 from farm.estimation.generation import Generation, generation
@@ -274,5 +275,5 @@ def write_dataset(dataset: Dataset, path: Path) -> None:
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"'{path}' has an unknown suffix.", "Name a file that ends in .parquet or .csv.")
     schema = schema_of("dataset", {"rows": len(dataset)}, DATASET)
-    with writing_to(path), writer(path, path.suffix[1:], schema, DATASET) as write:
+    with writing_to(path), replacing_file(path) as file, writer(file, path.suffix[1:], schema, DATASET) as write:
         write(pa.RecordBatch.from_pylist(list(dataset.records()), schema=schema))

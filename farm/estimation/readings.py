@@ -16,7 +16,7 @@ from sqlmodel import Session
 
 from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.exchange.filters import NO_READINGS
-from farm.operators.roofline import Roofline, roofline_of
+from farm.operators.roofline import Roofline, median_fingerprint, roofline_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import DOUBTFUL, classes, sound_readings, stored_software
@@ -59,9 +59,9 @@ def card_bytes(session: Session, card_model: str) -> int:
 
 
 def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
-    """Return the kind of a card model and its peaks: the measured peaks of its fingerprint, else its data sheet's."""
+    """Return the kind of a card model and its peaks: the medians of its cards' fingerprints, else its data sheet."""
     cards = session.execute(sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == card_model)).all()
-    fingerprint = next((row.fingerprint for row in cards if row.fingerprint), None)
+    fingerprint = median_fingerprint(row.fingerprint for row in cards)
     kind = cards[0].kind if cards else "cuda"  # only GPUs have data sheets
     return kind, roofline_of(kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
 

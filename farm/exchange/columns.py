@@ -171,7 +171,8 @@ def as_markdown() -> str:
 The tables of `farm export`, format {FORMAT}. A half-width is half of a 95 % interval. The unit 1 marks a fraction. A
 value that could not be measured is empty, never zero. A list is a list in Parquet and JSON Lines; in CSV its values are
 joined by `x` (numbers) or `;` (texts). JSON is text in Parquet and CSV. In Parquet, each field's metadata holds its
-unit and meaning.
+unit and meaning. A text that begins with `=`, `+`, `-`, `@`, a tab or a line end has an apostrophe in front in CSV,
+because a spreadsheet would execute it; numbers do not.
 """
     for table, columns in {**TABLES, "dataset": DATASET}.items():
         text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"

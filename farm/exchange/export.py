@@ -6,22 +6,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from sqlmodel import Session
 
 from farm import __version__
+from farm.devices.shared_files import replacing_file
 from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, select_readings
 from farm.exchange.left_out import LeftOut, left_out
+from farm.safe_text import FORMULA, cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +80,8 @@ def export(
             path = target if alone else folder / f"{table}.{form}"
             files[table] = (path, _write(path, form, table, make(session, selection), about))
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
-        dictionary.write_text(as_markdown())
+        with replacing_file(dictionary) as file:
+            file.write(as_markdown().encode())
     written = {table: rows for table, (_, rows) in files.items()}
     return Exported(files, dictionary, left_out(session, filters, written))
 
@@ -109,25 +112,25 @@ def _format_of(target: Path) -> str | None:
 def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapping[str, Any]) -> int:
     """Write a file; return its number of rows."""
     schema = schema_of(table, about)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     rows = 0
-    try:
-        with writer(unfinished, form, schema, TABLES[table]) as write:
-            for batch in _gathered(_batch(schema, columns) for columns in batches):
-                rows += batch.num_rows
-                write(batch)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing_file(path) as file, writer(file, form, schema, TABLES[table]) as write:
+        for batch in _gathered(_batch(schema, columns) for columns in batches):
+            rows += batch.num_rows
+            write(batch)
     return rows
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches, because each batch becomes a row group of the Parquet file."""
+    """Join small batches and divide large ones, because each batch becomes a row group of the Parquet file. An import
+    refuses row groups that are too large."""
     import pyarrow as pa
 
     pending: list[pa.RecordBatch] = []
-    for batch in batches:
+    parts = itertools.chain.from_iterable(map(_divided, batches))
+    for batch in parts:
+        if pending and sum(one.nbytes for one in [*pending, batch]) > MOST_GROUP_BYTES:
+            yield pa.concat_batches(pending)
+            pending = []
         pending.append(batch)
         if sum(one.num_rows for one in pending) >= tidy.BATCH:
             yield pa.concat_batches(pending)
@@ -136,6 +139,18 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
+def _divided(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide a batch until each part has at most `MOST_GROUP_BYTES`, or one row."""
+    if batch.num_rows <= 1 or batch.nbytes <= MOST_GROUP_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _divided(batch.slice(0, half))
+    yield from _divided(batch.slice(half))
+
+
+#: Most bytes of the values of a row group. An import accepts 192 MiB.
+MOST_GROUP_BYTES = 128 << 20
 #: Descriptions and details repeat, so large compressed dictionary pages keep a Parquet file small.
 PARQUET: Mapping[str, Any] = {
     "compression": "zstd",
@@ -146,13 +161,13 @@ PARQUET: Mapping[str, Any] = {
 
 
 @contextlib.contextmanager
-def writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
-    """A context for writing batches to a file of this format."""
+def writer(file: IO[bytes], form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
+    """A context for writing batches to an open file in this format."""
     if form == "parquet":
         import pyarrow.parquet as pq
 
-        with pq.ParquetWriter(path, schema, **PARQUET) as file:
-            yield file.write_batch
+        with pq.ParquetWriter(file, schema, **PARQUET) as written:
+            yield written.write_batch
     elif form == "csv":
         import pyarrow.csv
 
@@ -160,19 +175,18 @@ def writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column]) 
         lists = {entry.name: signs[entry.kind] for entry in columns if entry.kind in signs}
         kinds = [(entry.name, pyarrow.string() if entry.name in lists else entry.type) for entry in schema]
         flat = pyarrow.schema(kinds)
-        with pyarrow.csv.CSVWriter(path, flat) as file:
-            yield lambda batch: file.write_batch(_flattened(batch, flat, lists))
+        with pyarrow.csv.CSVWriter(file, flat) as written:
+            yield lambda batch: written.write_batch(_flattened(batch, flat, lists))
     else:
         documents = [entry.name for entry in columns if entry.kind == "json"]
-        with path.open("w", encoding="utf-8") as lines:
 
-            def write(batch: pa.RecordBatch) -> None:
-                for row in batch.to_pylist():
-                    for name in documents:
-                        row[name] = None if row[name] is None else json.loads(row[name])
-                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+        def write(batch: pa.RecordBatch) -> None:
+            for row in batch.to_pylist():
+                for name in documents:
+                    row[name] = None if row[name] is None else json.loads(row[name])
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
-            yield write
+        yield write
 
 
 def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
@@ -196,5 +210,21 @@ def _flattened(batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str
         rows = batch.column(name).to_pylist()
         return pa.array([None if row is None else lists[name].join(map(str, row)) for row in rows], pa.string())
 
-    arrays = [joined(name) if name in lists else batch.column(name) for name in schema.names]
+    arrays = []
+    for field in schema:
+        array = joined(field.name) if field.name in lists else batch.column(field.name)
+        are_texts = pa.types.is_string(field.type) and lists.get(field.name) != "x"
+        arrays.append(_without_formulas(array) if are_texts else array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _without_formulas(texts: pa.Array) -> pa.Array:
+    """Texts as cells that a spreadsheet does not execute: they come from models, hosts and imports."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    risky = pyarrow.compute.match_substring_regex(texts, FORMULA)
+    if not pyarrow.compute.any(risky).as_py():
+        return texts
+    cells = [None if text is None else cell(text) for text in texts.to_pylist()]
+    return pa.array(cells, pa.string())

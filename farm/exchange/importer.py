@@ -26,6 +26,7 @@ from farm.errors import FarmError, Unreadable, UsageError
 from farm.exchange import column_types as accept
 from farm.exchange.columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.exchange.export import METADATA, schema_of
+from farm.exchange.parquet_pages import DamagedPage, pages_of
 from farm.exchange.tidy import ORIGIN, capture_key
 from farm.jobs import item_state
 from farm.safe_text import printable
@@ -45,10 +46,15 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1000  # rows in one transaction: small, because other writers wait for its end
 BATCH = 20_000  # rows that are checked together: equal values in a column are checked once
+BATCH_BYTES = 64 << 20  # bytes of unpacked rows that are read together
 MOST_IN_MEMORY = 64 << 20  # bytes of compressed checked rows in memory; more go to the disk
 MOST_ROWS = 50_000_000  # rows of one file
-MOST_BYTES = 1 << 30  # bytes of an unpacked row group, and of the values of a batch
+MOST_BYTES = 192 << 20  # bytes of an unpacked row group; PyArrow needs up to four times as much to read it
+MOST_PAGE_BYTES = 80 << 20  # bytes of an unpacked page; an export writes dictionaries of about 64 MiB at most
+MOST_DECODED_BYTES = 1 << 30  # bytes of the values of a batch, if each repeated value counts again
 MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
+MOST_IN_ONE_LIST = 2_000_000  # values in one list
+PART_BYTES = 8 << 20  # bytes of different values that become Python objects at a time: up to 24 times as large
 NEXT_STEP = "Give a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
@@ -180,6 +186,7 @@ def _opened(path: Path) -> ExportFile:
         if at < 0 or found.schema_arrow.field(at).type != field.type:
             raise ImportRefused(f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP)
     _check_size(path, found.metadata)
+    _check_pages(path, found.metadata)
     # Dictionary encoding: a text that repeats is in memory once, as in the file.
     leaves = [found.schema.column(index) for index in range(found.metadata.num_columns)]
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -197,6 +204,27 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
         for group in groups
     ):
         raise _too_large(path)
+
+
+def _check_pages(path: Path, metadata: pq.FileMetaData) -> None:
+    """Raise `ImportRefused` if the file's pages would unpack to more data than an import may have in memory."""
+    try:
+        with path.open("rb") as file:
+            for number in range(metadata.num_row_groups):
+                group = metadata.row_group(number)
+                chunks = [group.column(index) for index in range(group.num_columns)]
+                sizes = [page.unpacked_bytes for chunk in chunks for page in pages_of(file, chunk)]
+                if max(sizes, default=0) > MOST_PAGE_BYTES or sum(sizes) > MOST_BYTES:
+                    raise _too_large(path)
+    except (OSError, DamagedPage) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ImportRefused:
+    return ImportRefused(
+        f"{path} is damaged: {str(error).splitlines()[0][:200]}.",
+        "Nothing was imported. Export the readings again.",
+    )
 
 
 def _too_large(path: Path) -> ImportRefused:
@@ -223,24 +251,69 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
     added = ADDED.get(file.table, {})
     make, before = _IMPORTS[file.table][0], 0
     try:
-        for batch in file.parquet.iter_batches(batch_size=BATCH, columns=[column.name for column in columns]):
+        for batch in _batches(file.parquet, [column.name for column in columns]):
             there = {column.name: column for column in columns if column.name in batch.schema.names}
-            if sum(_decoded_bytes(batch.column(name)) for name in there) > MOST_BYTES:
+            if sum(_decoded_bytes(batch.column(name)) for name in there) > MOST_DECODED_BYTES:
                 raise _too_large(file.path)
-            values = [_checked_column(file, column, batch.column(name), before) for name, column in there.items()]
-            records: list[Any] = []
-            try:
-                for row in zip(*values, strict=True):
-                    records.append(make({**added, **dict(zip(there, row, strict=True))}, origin))
-            except (FarmError, ValueError, TypeError) as error:
-                raise _refused(file, before + len(records) + 1, error) from error
-            before += len(records)
-            yield records
+            for part in _parts(file.path, batch):
+                values = [_checked_column(file, column, part.column(name), before) for name, column in there.items()]
+                records: list[Any] = []
+                try:
+                    for row in zip(*values, strict=True):
+                        records.append(make({**added, **dict(zip(there, row, strict=True))}, origin))
+                except (FarmError, ValueError, TypeError) as error:
+                    raise _refused(file, before + len(records) + 1, error) from error
+                before += len(records)
+                yield records
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ImportRefused(
-            f"{file.path} is damaged: {str(error).splitlines()[0][:200]}.",
-            "Nothing was imported. Export the readings again.",
-        ) from error
+        raise _damaged(file.path, error) from error
+
+
+def _batches(parquet: pq.ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a file: `BATCH` at a time, or fewer if they have more than `BATCH_BYTES`. PyArrow cannot read
+    lists with the dictionaries of two row groups at a time."""
+    metadata = parquet.metadata
+    if metadata.num_row_groups == 0:
+        yield from parquet.iter_batches(columns=names)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        row_bytes = max(group.total_byte_size / max(group.num_rows, 1), 1.0)
+        rows = max(1, min(BATCH, int(BATCH_BYTES / row_bytes)))
+        yield from parquet.iter_batches(batch_size=rows, row_groups=[number], columns=names)
+
+
+def _parts(path: Path, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide a batch until the different values of each part have at most `PART_BYTES`, or it is one row. Raises
+    `ImportRefused` if one list is too long."""
+    if batch.num_rows <= 1 or sum(_different_bytes(column) for column in batch.columns) <= PART_BYTES:
+        if any(_longest_list(column) > MOST_IN_ONE_LIST for column in batch.columns):
+            raise _too_large(path)
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _parts(path, batch.slice(0, half))
+    yield from _parts(path, batch.slice(half))
+
+
+def _different_bytes(found: pa.Array) -> int:
+    """The size of a column's different values in bytes. Numbers in lists count fourfold: they become objects."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_list = pa.types.is_list(found.type)
+    values = found.flatten() if is_list else found
+    if not pa.types.is_dictionary(values.type):
+        return int(values.nbytes) * (4 if is_list else 1)
+    used = values.dictionary.take(pc.unique(values.indices))
+    return pc.sum(pc.binary_length(used).cast("int64")).as_py() or 0
+
+
+def _longest_list(found: pa.Array) -> int:
+    """The number of values in the longest list of a column; 0 if it has no lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return (pc.max(pc.list_value_length(found)).as_py() or 0) if pa.types.is_list(found.type) else 0
 
 
 def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:

@@ -186,7 +186,8 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
     free_s = func.lag(one.ended_at_s).over(order_by=one.ended_at_s)  # when the card ended the item before
     pause_s = one.started_at_s - free_s
     work_s = one.ended_at_s - case((and_(pause_s >= 0, pause_s < LONGEST_PAUSE_S), free_s), else_=one.started_at_s)
-    done = (one.state == ItemState.DONE, one.reused.is_(False), one.role == "tuple", one.cards == 1)
+    measured = (one.state == ItemState.DONE, one.reused.is_(False), one.role == "tuple", one.cards == 1)
+    done = (*measured, one.ended_at_s >= one.started_at_s)  # otherwise the clock was set back meanwhile
     taken = select(one.expected_s, work_s.label("work_s")).where(*done).correlate(CardRow).subquery().c
     ratio = func.sum(taken.work_s) / func.nullif(func.sum(taken.expected_s), 0.0)
     of_card = select(case((func.count() >= FEWEST, ratio))).select_from(taken.work_s.table).scalar_subquery()

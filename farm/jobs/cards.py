@@ -309,26 +309,33 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
     """Return card id -> seconds since the card last began an item although published items of its farm wait for it.
 
     If the items were published later, count from that time: the newest of `ENOUGH` items. Cards without published items
-    are left out.
+    are left out. After the clock was set back, times in the future are as long ago as they are ahead.
     """
     if not found:
         return {}
     # Subqueries for each card: the database then reads few entries of the indexes per card.
-    begun_at_s = select(func.max(Item.started_at_s)).where(col(Item.card_id) == col(CardRow.id)).scalar_subquery()
+    started_at_s = col(Item.started_at_s)
+    begun = select(func.max(started_at_s)).where(Item.card_id == CardRow.id, started_at_s <= database_now())
     worker = col(CardRow.worker)
     of_farm = case((col(Job.farm) == "", ~worker.contains("/")), else_=worker.endswith("/" + col(Job.farm)))
     ours = select(Job.id).where(Job.id == Item.job_id, of_farm).correlate(Item, CardRow).exists()
-    published_at_s, states = col(Item.published_at_s), (ItemState.WAITING, ItemState.CLAIMED)
-    waits = (col(Item.state).in_(states), published_at_s.is_not(None), has_message(), ours)
-    some: Any = select(published_at_s.label("at_s")).where(Item.card_id == CardRow.id, *waits)
-    published = select(func.max(some.limit(ENOUGH).correlate(CardRow).subquery().c.at_s)).scalar_subquery()
-    asked = select(CardRow.id, published, begun_at_s).where(col(CardRow.id).in_([card.id for card in found]))
+    published_at_s = col(Item.published_at_s)
+    waits = (
+        col(Item.state).in_((ItemState.WAITING, ItemState.CLAIMED)),
+        published_at_s.is_not(None),
+        has_message(),
+        ours,
+    )
+    ago_s: Any = select(func.abs(database_now() - published_at_s).label("ago_s"))
+    some = ago_s.where(Item.card_id == CardRow.id, *waits).limit(ENOUGH).correlate(CardRow).subquery()
+    published = select(func.min(some.c.ago_s))
+    asked = select(CardRow.id, published.scalar_subquery(), begun.scalar_subquery())
     now_s = read_clock_s(session)
-    return {
-        card_id: now_s - max(published_s, begun_s or 0.0)
-        for card_id, published_s, begun_s in session.execute(asked)
-        if published_s is not None
-    }
+    silent_s = {}
+    for card_id, published_ago_s, begun_s in session.execute(asked.where(col(CardRow.id).in_([c.id for c in found]))):
+        if published_ago_s is not None:
+            silent_s[card_id] = min(published_ago_s, now_s - (begun_s or 0.0))
+    return silent_s
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:

@@ -138,7 +138,9 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
     variant ids of the model's other versions."""
     its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
     newest = session.exec(its.limit(1)).first()
-    if newest is None or newest.variant_id not in others:
+    if newest is None:
+        return _other_dtype(session, variant)
+    if newest.variant_id not in others:
         return ""
     device_type = session.get_one(tables.Capture, capture_id).device_type
     now, before = (_calls_by_type(session, str(one), device_type) for one in (variant.id, newest.variant_id))
@@ -148,6 +150,21 @@ def _changed(session: Session, variant: Variant, others: Sequence[str], capture_
         return ""  # an older program stored that job without a version: its code is unknown
     changes = ", ".join(told) or "the same number of calls, but other code or sizes"
     return f"{variant.model} changed since job {newest.id}: {changes}"
+
+
+def _other_dtype(session: Session, variant: Variant) -> str:
+    """Describe that earlier jobs measured a user's own model in another dtype; "" if none did."""
+    ids = content.other_dtypes(session, variant)
+    newest = session.exec(
+        select(Job).where(col(Job.variant_id).in_(ids)).order_by(col(Job.created_at_s).desc()).limit(1)
+    ).first()
+    if newest is None:
+        return ""
+    before = session.get_one(tables.ModelVariant, newest.variant_id).dtype
+    return (
+        f"{variant.model} is measured in {variant.dtype}; job {newest.id} measured it in {before}, "
+        "so its readings do not serve"
+    )
 
 
 def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Counter[str]:
@@ -369,6 +386,11 @@ class JobPreview:
         return {keys.get(name, name): value for name, value in dataclasses.asdict(self).items()}
 
 
+#: The time from a command until the first measurement, if the command starts the workers: servers, worker processes,
+#: the import of torch, and the capture of a model. Runs with nothing to measure but one item took 13 s on two cores.
+START_S = 10.0
+
+
 @contextmanager
 def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
     """Provide a dry run of the jobs of one command. ``database`` is None if it does not exist yet. ``own``: cards of
@@ -387,6 +409,7 @@ class DryRun:
         self.database = database
         self.scratch = scratch
         self.met: set[tuple[str, str, str]] = set()  # items that earlier jobs of this command measure, see `preview`
+        self.to_start = {card.id for card in own}  # cards whose workers no earlier job of this command starts
         for table in (tables.SoftwareRow, tables.CardRow, tables.ProtocolRow, tables.SignificantOperator):
             self._copy(table)
         with self.scratch.write() as session:
@@ -427,6 +450,9 @@ class DryRun:
         if left_s:
             with (self.database or self.scratch).read() as session:
                 expected_s = together_s(session, left_s)
+        if self.to_start.intersection(left_s):  # the workers of all cards start at the same time
+            self.to_start.clear()
+            expected_s += START_S
         known = opened.new + opened.reused - new
         return JobPreview(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, expected_s)
 

@@ -18,6 +18,7 @@ from farm.benchmark_process.group import BenchmarkGroup
 from farm.errors import DatabaseUnreachable
 from farm.jobs import cards, item_state
 from farm.jobs.items import Claim
+from farm.jobs.outage import LATE_HEARTBEATS, SteadyAnswers
 from farm.settings import settings
 from farm.store.content import store_software
 from farm.store.database import Database, database_now, read_clock_s
@@ -83,13 +84,14 @@ def measure(
     not wait for the cards if the process ``must_stop``. Raises `Interrupted` if the measurement had to end (all ranks
     have ended), and as `BenchmarkGroup.measure`."""
     next_s = 0.0
+    answers = SteadyAnswers(_late_s())
 
     def watch() -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + WATCH_S
             with contextlib.suppress(DatabaseUnreachable):  # the reading then waits in the spool
-                check_cards(database, claimed)
+                check_cards(database, claimed, answers)
 
     on_phase("reserve", {"cards": list(claimed.cards)})
     while peers_at_work(database, claimed):
@@ -102,7 +104,7 @@ def measure(
         for card_id in claimed.cards:
             if f"{card_id}: " in sick:
                 cards.quarantine(database, card_id, sick, farm=farm)
-        check_cards(database, claimed)
+        check_cards(database, claimed, answers)
         with database.write() as session:
             store_software(session, software)  # it may differ from that of the card, see `Software.communication`
         about = (claimed.subject, claimed.protocol, claimed.stopping)
@@ -118,18 +120,33 @@ def peers_at_work(database: Database, claimed: Claim) -> bool:
         return session.exec(query.limit(1)).first() is not None
 
 
-def check_cards(database: Database, claimed: Claim) -> None:
-    """Raise `Interrupted` if the claim on an item, or the use of one of its cards, has ended."""
-    with database.read() as session:
+def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | None = None) -> None:
+    """Raise `Interrupted` if the claim on an item, or the use of one of its cards, has ended.
+
+    ``answers``: those of the database. For some time after an outage no card counts as lost: all cards look lost until
+    their workers have written a heartbeat again. None: there was no outage.
+    """
+    awaited = contextlib.nullcontext() if answers is None else answers.awaited()
+    with awaited, database.read() as session:
         item = session.get(Item, claimed.item_id)
-        if item is None or item.token != claimed.token:
-            raise Interrupted("another worker has claimed the item", True)
-        if item.state == ItemState.CANCELLED:
-            raise Interrupted("its job was cancelled", False)
         now_s = read_clock_s(session)
-        for card in session.exec(select(CardRow).where(col(CardRow.id).in_(claimed.cards))):
-            state = cards.present_state(card, now_s)
-            if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
-                raise Interrupted(f"the card {card.id} is {state}", False)
-            if state == CardState.LOST or (card.kind != "cpu" and card.group_token != claimed.token):
-                raise Interrupted(f"the worker of the card {card.id} has ended", True)
+        rows = session.exec(select(CardRow).where(col(CardRow.id).in_(claimed.cards))).all()
+    if answers is not None:
+        answers.clock_was_read(now_s)
+    if item is None or item.token != claimed.token:
+        raise Interrupted("another worker has claimed the item", True)
+    if item.state == ItemState.CANCELLED:
+        raise Interrupted("its job was cancelled", False)
+    may_be_lost = answers is None or answers.steady_for_s > _late_s()
+    for card in rows:
+        state = cards.present_state(card, now_s)
+        if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
+            raise Interrupted(f"the card {card.id} is {state}", False)
+        lost = state == CardState.LOST and may_be_lost
+        reserved_by_another = card.kind != "cpu" and card.group_token != claimed.token
+        if lost or reserved_by_another:
+            raise Interrupted(f"the worker of the card {card.id} has ended", True)
+
+
+def _late_s() -> float:
+    return LATE_HEARTBEATS * settings().heartbeat_s

@@ -16,9 +16,11 @@ from sqlmodel import Session, col, or_, select
 
 from farm.jobs import item_state
 from farm.jobs.cards import farm_of, present_state
-from farm.store.database import Database, database_now, lock_with_open_jobs, read_clock_s
+from farm.store.database import Database, database_now, lock_with_open_jobs, long_ago, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
 
+#: The reason that is noted with an item that was put off because its host lacked something (`HostBusy`).
+HOST_BUSY_NOTED = "not_available"
 #: A message of an item that was put off is in front of its queue. After this time it counts as lost. Unit: s.
 LOST_AFTER_S = 600.0
 
@@ -113,7 +115,7 @@ def reserve(session: Session, host: Sequence[CardRow], item: Any, job: Job, toke
     if not ids or not _free(session, cards, item, job.farm):
         return ()
     older = (col(Item.card_id).in_([card.id for card in host]), col(Item.id) < item.id, Job.farm == job.farm)
-    waiting = session.exec(_put_off(*older))
+    waiting = session.exec(_put_off(*older, Item.cards > 1))
     if any(set(ids).intersection(_group(host, other, its_job, now_s)) for other, its_job in waiting):
         return ()
     if cards[0].kind != "cpu":
@@ -136,7 +138,7 @@ def end_turn(session: Session, card_id: str) -> None:
 def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
     """Return the ids of items of a farm's jobs that were put off and can now reserve their cards. They need a message.
     With ``card_id``, only items whose leading card is on the host of this card."""
-    lost = col(Item.published_at_s) < database_now() - LOST_AFTER_S
+    lost = long_ago(col(Item.published_at_s), LOST_AFTER_S)
     which = [or_(~item_state.has_message(), lost), Job.farm == farm]
     found: list[int] = []
     taken = set[str]()
@@ -157,8 +159,10 @@ def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
 
 
 def waits_for(session: Session, job_id: str) -> str:
-    """Describe for which cards a job's oldest item that was put off waits; "" if none was put off."""
+    """Describe for what a job's oldest item that was put off waits; "" if none was put off."""
     for item, job in session.exec(_put_off(Job.id == job_id).limit(1)):
+        if item.reason == HOST_BUSY_NOTED:
+            return f"an item waits. {item.message}"
         host = host_of(session, item.card_id)
         able = _group(host, item, job, read_clock_s(session))
         why = "have measured other items" if able else "work at the same time: start its workers"

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import logging
 import math
 import os
-import stat
 import threading
 import time
 import uuid
@@ -29,12 +27,21 @@ from farm.benchmark_process.client import BenchmarkProcess, Measured
 from farm.benchmark_process.requests import TurnsRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import open_device
-from farm.devices.lock import CardLock
-from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
+from farm.devices.lock import CardLock, locked_within
+from farm.devices.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
+from farm.errors import (
+    CardUnavailable,
+    DatabaseUnreachable,
+    FarmError,
+    HostBusy,
+    NoSuchCard,
+    UnhealthyCard,
+    Unmeasurable,
+)
 from farm.jobs import cards, group_driver, groups, item_state, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
-from farm.settings import make_private, settings
+from farm.settings import settings
 from farm.store.content import add_reading, predicted_counts, store_observed, store_protocol, store_software
 from farm.store.database import Database
 from farm.store.tables import CardState, Item, ReadingRow
@@ -46,6 +53,12 @@ log = logging.getLogger("farm.worker")
 T = TypeVar("T")
 
 MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
+#: The reason of an outcome: the item was put off, because this host lacks something now (`HostBusy`).
+HOST_BUSY = "host_busy"
+#: Longest time to wait for a process that writes the same spooled reading. Unit: s.
+SPOOL_LOCK_S = 30.0
+#: Largest file of a spooled reading that is read. Sampled series are the largest part: a few MiB.
+MOST_SPOOLED_BYTES = 256 << 20
 
 
 def check_health(process: BenchmarkProcess) -> Software:
@@ -257,7 +270,7 @@ class ItemDriver:
                 if claimed.after_group:
                     self._call_groups()
                 if (outcome := self._attempt(claimed)) is not None:
-                    if claimed.cards:
+                    if claimed.cards and outcome.reason != HOST_BUSY:  # else it would be published again at once
                         self._call_groups()
                     return outcome
                 continue  # the benchmark process crashed; the next claim counts the attempt
@@ -373,10 +386,12 @@ class ItemDriver:
         except group_driver.Interrupted as error:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
-            self.ask(items.put_off, self.database, claimed, why, counted=counted)
-            woken = self.ask(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
-            self.follow_up(Closed(False, woken=woken))
+            self._put_off(claimed, why, counted=counted)
             return ItemOutcome("declined")
+        except HostBusy as error:
+            log.warning("%s is put off: %s %s", claimed.label, error.message, error.next_step)
+            self._put_off(claimed, error.message.rstrip("."), counted=False, reason=error.reason)
+            return ItemOutcome("declined", HOST_BUSY, error.message)
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]
             log.warning("%s was not measured (%s): %s", claimed.label, error.reason, said)
@@ -397,6 +412,12 @@ class ItemDriver:
             return ItemOutcome("spooled")
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
+
+    def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
+        """Let a claimed item wait again, see `items.put_off`."""
+        self.ask(items.put_off, self.database, claimed, why, **how)
+        woken = self.ask(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
+        self.follow_up(Closed(False, woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them and the model."""
@@ -502,27 +523,32 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.unreadable = folder / "unreadable"
-        self._stuck: set[Path] = set()  # files that this process could not move; `flush` skips them
+        self._stuck: set[str] = set()  # files that this process could not move; `flush` skips them
+        self._refused = ""  # why the folder is not used; it is logged once
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
         """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or the folder is not
-        writable."""
-        path = self.folder / f"{claimed.item_id}-{claimed.token}.json"
+        writable, or others may have made it (`UntrustedPath`)."""
+        name = f"{claimed.item_id}-{claimed.token}.json"
         about = {"card_id": card_id, "software_id": software_id}
-        write_whole(path, {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about})
-        return path
+        data = {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about}
+        with open_folder(self.folder, create=PRIVATE) as folder:
+            folder.write(name, json.dumps(data).encode())
+        return self.folder / name
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.folder.glob("*.json"))
+        return len(_names_in(self.folder, ".json"))
 
     def items(self) -> set[int]:
         """Return the ids of the items whose readings are in the spool."""
-        numbers = [path.name.partition("-")[0] for path in self.folder.glob("*-*.json")]
+        parts = [name.partition("-") for name in _names_in(self.folder, ".json")]
+        numbers = [number for number, dash, _ in parts if dash]
         return {int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 19}
 
     def put_aside(self) -> list[Path]:
         """Return the files that `flush` moved out of the way: unreadable files, and readings the database refused."""
-        return [*sorted(self.unreadable.glob("*")), *sorted(self.folder.glob("*.refused"))]
+        unreadable = [self.unreadable / name for name in _names_in(self.unreadable)]
+        return unreadable + [self.folder / name for name in _names_in(self.folder, ".refused")]
 
     def flush(self, database: Database, card_id: str) -> list[Closed]:
         """Write the readings of one card into the database and remove their files, even if a token is no longer valid.
@@ -532,32 +558,51 @@ class Spool:
         memory, open files or locks.
         """
         done = []
-        for path in sorted(set(self.folder.glob("*.json")) - self._stuck):
-            with contextlib.ExitStack() as stack:
-                try:
-                    file = stack.enter_context(open(path, encoding="utf-8", opener=_open_file))
-                    # One process of this host at a time: writing a reading twice would count as repeated work.
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    if not os.fstat(file.fileno()).st_nlink:
-                        continue  # written by another process just now
-                    if (parsed := _parse(file.read(), card_id)) is None:
-                        continue
-                except FileNotFoundError:
-                    continue
-                except _UNREADABLE as error:
-                    if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
-                        raise
-                    log.error(
-                        "The spooled reading %s cannot be read and is moved to %s: %s", path, self.unreadable, error
-                    )
-                    self._move(path, self.unreadable / path.name)
-                    continue
-                if (closed := self._write(path, database, card_id, *parsed)) is not None:
-                    done.append(closed)
+        try:
+            folder = open_folder(self.folder)
+        except FileNotFoundError:
+            return []
+        except UntrustedPath as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                log.error("The spool %s is not used: %s %s", self.folder, error.filename, error.strerror)
+            return []
+        with folder:
+            for name in folder.names(".json"):
+                if name not in self._stuck:
+                    done += self._flush_file(folder, name, database, card_id)
         return done
 
+    def _flush_file(self, folder: Folder, name: str, database: Database, card_id: str) -> list[Closed]:
+        """Write the reading of one file into the database; [] if there is none for this card."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(os.fdopen(folder.open(name), "rb"))
+                # One process of this host at a time: writing a reading twice would count as repeated work.
+                if not locked_within(file.fileno(), SPOOL_LOCK_S) or not folder.has(name, file.fileno()):
+                    return []  # another process writes it, or has written it just now
+                parsed = _parse(folder.read_opened(name, file, MOST_SPOOLED_BYTES), card_id)
+            except FileNotFoundError:
+                return []
+            except _UNREADABLE as error:
+                if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
+                    raise
+                path = self.folder / name
+                log.error("The spooled reading %s cannot be read and is moved to %s: %s", path, self.unreadable, error)
+                self._put_aside(folder, name)
+                return []
+            closed = None if parsed is None else self._write(folder, name, database, card_id, *parsed)
+            return [] if closed is None else [closed]
+
     def _write(
-        self, path: Path, database: Database, card_id: str, claimed: Claim, reading: Reading, software_id: str
+        self,
+        folder: Folder,
+        name: str,
+        database: Database,
+        card_id: str,
+        claimed: Claim,
+        reading: Reading,
+        software_id: str,
     ) -> Closed | None:
         """Write the reading of one file into the database; return None if the database refuses it."""
         try:
@@ -565,25 +610,36 @@ class Spool:
         except DatabaseUnreachable:
             raise
         except Exception:
+            path = self.folder / name
             log.exception("The database refuses the spooled reading %s; the file is renamed to *.refused", path)
-            self._move(path, path.with_name(path.name + ".refused"))
+            with self._moving(name):
+                folder.rename(name, f"{name}.refused")
             return None
-        self._move(path, None)
+        with self._moving(name):
+            folder.remove(name)
         return closed
 
-    def _move(self, path: Path, target: Path | None) -> None:
-        """Move a file to ``target``; None: remove it. If that fails, this process skips the file from now on."""
+    def _put_aside(self, folder: Folder, name: str) -> None:
+        with self._moving(name), open_folder(self.unreadable, create=PRIVATE) as unreadable:
+            folder.rename(name, name, into=unreadable)
+
+    @contextlib.contextmanager
+    def _moving(self, name: str) -> Iterator[None]:
+        """A context for moving or removing a file. If that fails, this process skips the file from now on."""
         try:
-            if target is None:
-                path.unlink()
-            else:
-                target.parent.mkdir(exist_ok=True)
-                path.rename(target)
+            yield
         except FileNotFoundError:
             pass  # another process has moved or removed it
         except OSError as error:
-            self._stuck.add(path)
-            log.error("The spooled reading %s cannot be moved or deleted: %s", path, error)
+            self._stuck.add(name)
+            log.error("The spooled reading %s cannot be moved or deleted: %s", self.folder / name, error)
+
+
+def _names_in(path: Path, suffix: str = "") -> list[str]:
+    """The sorted names in a folder; [] if it does not exist or cannot be used."""
+    with contextlib.suppress(OSError), open_folder(path) as folder:
+        return folder.names(suffix)
+    return []
 
 
 _UNREADABLE = (OSError, FarmError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -591,39 +647,13 @@ _UNREADABLE = (OSError, FarmError, ValueError, KeyError, TypeError, AttributeErr
 _OF_THE_HOST = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 
 
-def _open_file(path: str, flags: int) -> int:
-    """Open a regular file. Raises ValueError for other kinds: opening a pipe would block."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError("it is not a regular file")
-    return descriptor
-
-
-def _parse(text: str, card_id: str) -> tuple[Claim, Reading, str] | None:
+def _parse(data: bytes, card_id: str) -> tuple[Claim, Reading, str] | None:
     """Parse a file of the spool into (claim, reading, software id); None if it belongs to another card."""
-    data = json.loads(text)
-    if data["card_id"] != card_id:
+    spooled = json.loads(data)
+    if spooled["card_id"] != card_id:
         return None
-    parsed = {name: kind.from_json(data["claim"][name]) for name, kind in _PARSED.items()}
-    return Claim(**{**data["claim"], **parsed}), Reading.from_json(data["reading"]), data["software_id"]
+    parsed = {name: kind.from_json(spooled["claim"][name]) for name, kind in _PARSED.items()}
+    return Claim(**{**spooled["claim"], **parsed}), Reading.from_json(spooled["reading"]), spooled["software_id"]
 
 
 _PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping": Stopping}
-
-
-def write_whole(path: Path, data: Any) -> None:
-    """Write a JSON file atomically; create its folder if necessary. Raises `OSError`, and leaves no partial file, if
-    the disk is full or the folder is not writable."""
-    make_private(path.parent)
-    unfinished = path.with_suffix(".part")
-    try:
-        with unfinished.open("w") as file:
-            json.dump(data, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise

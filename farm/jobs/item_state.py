@@ -40,7 +40,19 @@ _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
 _NO_CLAIM: Mapping[str, Any] = {"token": "", "holder": "", **_LEASE_ENDED}
 _ENDED: Mapping[str, Any] = {**_LEASE_ENDED, "ended_at_s": database_now()}
 _TIMES: Mapping[str, Any] = dict.fromkeys(("published_at_s", "put_off_at_s", "ended_at_s"))
-_BEFORE_ANY_ATTEMPT: Mapping[str, Any] = {"attempts": 0, "reason": "", "message": "", **_TIMES}
+_BEFORE_ANY_ATTEMPT: Mapping[str, Any] = {
+    "attempts": 0,
+    "reason": "",
+    "message": "",
+    **_TIMES,
+    "message_used": False,
+}
+_CLAIMED: Mapping[str, Any] = {
+    "attempts": col(Item.attempts) + 1,
+    "started_at_s": database_now(),
+    "put_off_at_s": None,
+    "message_used": False,
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ CLAIM = Transition(
     "claim",
     OPEN,
     CLAIMED,
-    {"attempts": col(Item.attempts) + 1, "started_at_s": database_now(), "put_off_at_s": None},
+    _CLAIMED,
     given=("token", "holder", "claim_key", "lease_until_s", "subject_key"),
 )
 SERVE = Transition("serve", OPEN, DONE, {"reused": True, **_ENDED}, given=("reading_id",))
@@ -117,7 +129,13 @@ READ = Transition("read", (CLAIMED,), DONE, {"reused": False, **_ENDED}, given=(
 FAIL = Transition("fail", (CLAIMED,), FAILED, _ENDED, given=_WHY)
 EXHAUST = Transition("exhaust", OPEN, FAILED, _ENDED, given=_WHY)
 HAND_BACK = Transition("hand back", (CLAIMED,), WAITING, {**_NO_CLAIM, "attempts": col(Item.attempts) - 1})
-PUT_OFF = Transition("put off", OPEN, WAITING, {**_NO_CLAIM, "put_off_at_s": database_now()}, given=("attempts",))
+PUT_OFF = Transition(
+    "put off",
+    OPEN,
+    WAITING,
+    {**_NO_CLAIM, "put_off_at_s": database_now(), "message_used": True},
+    given=("attempts",),
+)
 MOVE = Transition("move", OPEN, WAITING, _NO_CLAIM, given=("card_id",))
 GIVE_UP = Transition(
     "give up",
@@ -148,6 +166,7 @@ AGAIN = Transition("again", (FAILED, CANCELLED), WAITING, {**_NO_CLAIM, **_BEFOR
 REFUSE = Transition("refuse", OPEN, FAILED, _ENDED, given=_WHY)
 NOTE = Transition("note", (CLAIMED,), None, given=_WHY)
 RENEW = Transition("renew", IN_WORK, None, given=("lease_until_s",))
+SHORTEN_LEASE = Transition("shorten lease", IN_WORK, None, given=("lease_until_s",))
 END_LEASE = Transition("end lease", IN_WORK, None, _LEASE_ENDED)
 REMOVE_CLAIM_KEY = Transition("remove claim key", IN_WORK, None, {"claim_key": None})
 REPEAT = Transition("repeat", tuple(ItemState), None, {"repeated": col(Item.repeated) + 1})
@@ -162,4 +181,4 @@ def in_work() -> ColumnElement[bool]:
 
 def has_message() -> ColumnElement[bool]:
     """SQL condition: the newest message of a published item was not used up by putting the item off."""
-    return or_(col(Item.put_off_at_s).is_(None), col(Item.put_off_at_s) < col(Item.published_at_s))
+    return col(Item.message_used).is_(False)

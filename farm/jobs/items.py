@@ -387,12 +387,12 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         return Closed(True, _finished(session, ended), woken)
 
 
-def put_off(database: Database, claimed: Claim, why: str, *, counted: bool) -> None:
-    """Let an item on several cards wait again after an interruption. ``counted``: the attempt counts."""
+def put_off(database: Database, claimed: Claim, why: str, *, counted: bool, reason: str = "crashed") -> None:
+    """Let a claimed item wait again after an interruption. ``counted``: the attempt counts."""
     its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token)
     with database.write() as session:
         session.exec(item_state.LET_GO.update(*its_own))
-        session.exec(item_state.NOTE.update(*its_own, **item_state.why("crashed", f"Interrupted: {why}.")))
+        session.exec(item_state.NOTE.update(*its_own, **item_state.why(reason, f"Interrupted: {why}.")))
         attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
         session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))
 

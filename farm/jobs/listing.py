@@ -205,10 +205,12 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
         return per_card(*sums, where=where, by=(col(Item.state), col(Item.reused), col(Item.reason)))
 
     over = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
-    if time.monotonic() - ended.read_at_s > RECOUNT_S or ended.of_cards.keys() != views.keys():
+    now_s = read_clock_s(session)
+    set_back = now_s < ended.before_s
+    if set_back or time.monotonic() - ended.read_at_s > RECOUNT_S or ended.of_cards.keys() != views.keys():
         ended.before_s, ended.read_at_s = 0.0, time.monotonic()
         ended.of_cards = {card_id: CardCounts(view) for card_id, view in views.items()}
-    until_s = max(ended.before_s, read_clock_s(session) - LATE_S)  # the clock may be set back
+    until_s = max(ended.before_s, now_s - LATE_S)
     for card_id, *of in counted(over, col(Item.ended_at_s) >= ended.before_s, col(Item.ended_at_s) < until_s):
         ended.of_cards[card_id].add(*of)
     ended.before_s = until_s

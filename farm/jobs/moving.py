@@ -28,6 +28,7 @@ from farm.store.database import (
     lock_open_jobs,
     lock_with_open_jobs,
     locked,
+    long_ago,
     read_clock_s,
 )
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, ReadingRow
@@ -69,7 +70,8 @@ def move_items(
             since_s = read_clock_s(session) - unseen_s
             if card is None or card.last_seen_at_s >= since_s:
                 return []
-            its.append(or_(col(Item.state) != ItemState.CLAIMED, func.coalesce(Item.started_at_s, 0.0) < since_s))
+            old = long_ago(func.coalesce(Item.started_at_s, 0.0), unseen_s)
+            its.append(or_(col(Item.state) != ItemState.CLAIMED, old))
         jobs, held = lock_with_open_jobs(session, *its)
         may_take = {key: _takers(job, peers) for key, job in jobs.items()}
         movable = [item for item in held if may_take[item.job_id]]

@@ -1,14 +1,18 @@
-"""Log an outage once per cause, and once that it is over, however often a loop meets it."""
+"""Outages: log each cause once, and once that it is over; since when the database has answered without delay."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 
-from farm.errors import BrokerUnreachable
+from farm.errors import BrokerUnreachable, DatabaseUnreachable
 
 #: An outage that returns within this time is the same outage: it is not logged again. Unit: s.
 SAME_OUTAGE_S = 60.0
+#: An answer of the database that takes this many heartbeats was delayed by an outage.
+LATE_HEARTBEATS = 2
 
 
 class Outage:
@@ -43,3 +47,44 @@ class Outage:
             self.lasts, self._over_s = False, time.monotonic()
             if self._is_news:
                 self._log.warning("%s: it works again", self._what)
+
+
+class SteadyAnswers:
+    """Since when a database answers without delay, and its clock does not jump.
+
+    While it does not answer, no heartbeats arrive. Until the next ones, all cards look lost. An answer after a delay is
+    the end of an outage, too: a frozen or locked database does not refuse, it answers late. After its clock was set
+    forward, all heartbeats look old.
+    """
+
+    def __init__(self, late_s: float) -> None:
+        self._late_s = late_s
+        self._since_s = time.monotonic()
+        self._ahead_s: float | None = None  # the database's clock, less that of this process
+
+    @property
+    def steady_for_s(self) -> float:
+        return time.monotonic() - self._since_s
+
+    def interrupted(self) -> None:
+        """An outage has just ended, or lasts."""
+        self._since_s = time.monotonic()
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Context manager of a short query."""
+        begin_s = time.monotonic()
+        try:
+            yield
+        except DatabaseUnreachable:
+            self.interrupted()
+            raise
+        if time.monotonic() - begin_s > self._late_s:
+            self.interrupted()
+
+    def clock_was_read(self, now_s: float) -> None:
+        """Note a time of the database's clock that was read just now."""
+        ahead_s = now_s - time.monotonic()
+        if self._ahead_s is not None and abs(ahead_s - self._ahead_s) > self._late_s:
+            self.interrupted()
+        self._ahead_s = ahead_s

@@ -27,9 +27,18 @@ from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.content import classes, find_capture, find_readings, software_of_groups, store_protocol
+from farm.store.content import (
+    classes,
+    find_capture,
+    find_readings,
+    lacking_values,
+    software_of_groups,
+    store_protocol,
+)
 from farm.store.database import Database, among, database_now, fetch, fetch_values, locked, read_clock_s
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
+from farm.types.format import plural
+from farm.types.reading import Verification
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.aggregate import aggregate, next_operators
@@ -115,17 +124,19 @@ def add_round(
     now = database_now()
     about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
     planned_at_s = now if whole else None
-    row = Round(**about, operators=list(scope), created_at_s=now, progress_at_s=now, planned_at_s=planned_at_s)  # type: ignore[arg-type]
+    times = {"created_at_s": now, "planning_at_s": now, "progress_at_s": now, "planned_at_s": planned_at_s}
+    row = Round(**about, operators=list(scope), **times)  # type: ignore[arg-type]
     session.add(row)
     session.flush()
     operators = _operators(session, job, request, capture_id, operator_ids)
-    scoped = [pair for pair in operators if "all" in scope or pair[0].short_name in scope]
+    later = _later(session, request, capture_id, cards)
+    scoped = [pair for pair in operators if ("all" in scope or pair[0].short_name in scope) and pair[0].id not in later]
     tuples = _tuples(session, job, request, cards, scoped)
     new = [item for item in tuples if item.state == ItemState.WAITING]
     busy = {item.card_id for item in new}
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
-        extra += _wholes(session, job, request, cards, tuples)
+        extra += _wholes(session, job, request, cards, tuples, again=bool(later))
         alone = [item for item in new if item.cards == 1]
         if alone and len(busy) > 1:
             subject = max(alone, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
@@ -139,6 +150,16 @@ def add_round(
     session.add_all(extra)
     session.flush()
     return _planned(job, tuples + extra)
+
+
+def _later(session: Session, request: Request, capture_id: int | None, cards: Sequence[CardRow]) -> set[str]:
+    """Return the tuples that a later round measures: a card first shows the values that decide how much work they do.
+
+    A simulated card runs no model, so it shows none.
+    """
+    if request.variant is None or capture_id is None or cards[0].kind == "simulated":
+        return set()
+    return lacking_values(session, capture_id)
 
 
 def _insert(session: Session, items: Sequence[Item]) -> None:
@@ -172,7 +193,9 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
     """Record progress in planning a job's newest round; with ``ended``, the end of the planning."""
-    values = dict.fromkeys(("progress_at_s", "planned_at_s")[: 1 + ended], database_now())
+    values = {"planning_at_s": database_now()}
+    if ended:
+        values["planned_at_s"] = database_now()
     this = (col(Round.job_id) == job.id, col(Round.number) == job.round)
     session.execute(update(Round).where(*this).values(**values))
 
@@ -247,9 +270,13 @@ def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardR
 
 
 def _wholes(
-    session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item]
+    session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item], *, again: bool
 ) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings are reused; one for a split model."""
+    """Create a whole item for every card that measures tuples or whose readings are reused; one for a split model.
+
+    Args:
+        again: do not reuse readings of the whole model, because a card has to run it.
+    """
     assert request.variant is not None
     subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id}
     subject |= {"expected_s": _whole_s(cards), "protocol_id": store_protocol(session, request.protocol.of_whole)}
@@ -257,14 +284,16 @@ def _wholes(
         split = new_item(job, cards[0], "whole", **subject)
         split.cards = number
         _put_on_cards(session, [split], cards)
-        _reuse(session, [split], request, cards)
+        if not again:
+            _reuse(session, [split], request, cards)
         return [split]
     by_id = {card.id: card for card in cards}
     wholes = []
     for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
         card = by_id.get(card_id) or session.get_one(CardRow, card_id)
         whole = new_item(job, card, "whole", **subject)
-        _reuse(session, [whole], request, [card])
+        if not again:
+            _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
             wholes.append(whole)  # a card that was not chosen measures nothing; only its readings are reused
     return wholes or [new_item(job, cards[0], "whole", **subject)]
@@ -517,7 +546,8 @@ def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
 
 
 def _next_round(session: Session, job: Job, request: Request, evidence: Evidence, verdict: Verdict) -> int | None:
-    """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operators."""
+    """Plan another round if the card ran other operators than predicted, if it showed values that decide the work of
+    operators, or if the accuracy loop adds operators."""
     this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
         return None
@@ -525,7 +555,7 @@ def _next_round(session: Session, job: Job, request: Request, evidence: Evidence
     newest = find_capture(session, session.get_one(tables.Capture, this.capture_id, options=without))
     if newest not in (None, this.capture_id):
         compiled = not session.scalar(select(func.count()).where(tables.Call.capture_id == this.capture_id))
-        reason = "the card listed its kernels" if compiled else "the card ran other operators than predicted"
+        reason = _why_next(session, this.capture_id, compiled=compiled)
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
     # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type
     # makes it larger.
@@ -540,6 +570,19 @@ def _next_round(session: Session, job: Job, request: Request, evidence: Evidence
             scope = [*this.operators, *added]
             return add_round(session, job, scope=scope, capture_id=this.capture_id, reason=reason).round
     return None
+
+
+def _why_next(session: Session, capture_id: int, *, compiled: bool) -> str:
+    """Say what a card has shown about a predicted capture."""
+    if compiled:
+        return "the card listed its kernels"
+    found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
+    lacking = len(lacking_values(session, capture_id))
+    values = f"the card showed the values that decide the work of {lacking} {plural('tuple', lacking)}"
+    other = "the card ran other operators than predicted"
+    if not lacking:
+        return other
+    return f"{other}, and {values.removeprefix('the card ')}" if found.missing or found.unexpected else values
 
 
 def significant(session: Session) -> set[str]:

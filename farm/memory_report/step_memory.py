@@ -17,7 +17,7 @@ from farm.memory_report.plans import offload_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
-from farm.operators.roofline import KNOWN_CARDS, roofline_of, sheet_of
+from farm.operators.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
@@ -139,11 +139,12 @@ class StepMemory:
         by = "typical peak rates of a CPU" if self.times.kind == "cpu" else f"the peak rates of the {self.sheet}"
         estimates = f"estimated from {by} and the time of a launch"
         if not self.read_calls:
-            return estimates
+            return f"a lower bound, {estimates}"
         calls = len(self.capture.calls)
         origin = f"{self.read_calls} of {calls} calls: {self.times.readings}"
-        read = f"{percent(self.read_share)} of the step measured ({origin})"
-        return read if self.read_calls == calls else f"{read}; the rest {estimates}"
+        if self.read_calls == calls:
+            return f"{percent(self.read_share)} of the step measured ({origin})"
+        return f"{percent(self.read_share)} of this sum measured ({origin}); the rest is a lower bound, {estimates}"
 
     @property
     def clock_name(self) -> str:
@@ -347,7 +348,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
         read_us = {id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()}
         software = session.get_one(tables.SoftwareRow, taken.software_id)
         fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)
-        fingerprint = session.exec(fingerprints.where(col(tables.CardRow.fingerprint).is_not(None))).first()
+        fingerprint = median_fingerprint([*session.exec(fingerprints)])
         about = f"{model}, torch {software.torch}, {protocol.launch} launch"
         times = CallTimes(model, kind, read_us, about, fingerprint=fingerprint)
         there = replace(best, times=times, life=_life(capture, found.costs, times))

@@ -10,7 +10,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from farm.errors import UnsupportedModel
 from farm.types.protocol import Variant
+
+MOST_FILLED_BYTES = 4 * 2**30  # of a tensor with values that a model creates while it is built on meta
+_FILLING = frozenset((torch.ones, torch.zeros, torch.full, torch.arange, torch.eye, torch.rand, torch.randn))
 
 
 class EmptyOnMeta(TorchFunctionMode):
@@ -18,6 +22,7 @@ class EmptyOnMeta(TorchFunctionMode):
 
     Modules create their parameters with it. Everything else (stochastic-depth schedules that read values, index
     buffers) is computed on the CPU and moved later. ``torch.device("meta")`` fails on 15 of 80 models of torchvision.
+    Raises `UnsupportedModel` for a tensor with values that is larger than any model needs.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -26,7 +31,20 @@ class EmptyOnMeta(TorchFunctionMode):
             kwargs = kwargs | {"device": "meta"}
         elif func is torch.Tensor.normal_ and args[0].is_meta:
             return args[0]  # fills nothing, but takes torch a millisecond: half of the time to build a model
+        elif func in _FILLING:
+            _check_filled(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _check_filled(func: Any, args: Any, kwargs: Any) -> None:
+    sizes = {name: value for name, value in kwargs.items() if name not in ("out", "generator", "pin_memory")}
+    planned = func(*args, **sizes | {"device": "meta"})
+    if planned.nbytes > MOST_FILLED_BYTES:
+        raise UnsupportedModel(
+            f"The model creates a tensor of {planned.nbytes / 2**30:,.0f} GiB with values while it is built; the limit "
+            f"is {MOST_FILLED_BYTES / 2**30:.0f} GiB.",
+            "Choose smaller sizes, such as fewer positions.",
+        )
 
 
 def random_normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -73,6 +91,7 @@ class ByPosition(nn.Module):
     def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self.positional, self.names = model, positional, names
+        self.training = model.training
 
     def forward(self, *values: Any) -> Any:
         named = dict(zip(self.names, values[self.positional :], strict=True))

@@ -134,7 +134,7 @@ def known(name: str) -> str:
 def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     """A variant of a model with the given fields, and the model's defaults for the others.
 
-    Imports torch for a user's model with an input size.
+    Imports torch for a user's model: its dtype is by default that of most of its numbers.
 
     Args:
         fields: fields of a `Variant`; None means the default. ``text`` (a file) and ``tokenizer`` (a folder with a
@@ -147,6 +147,7 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     """
     entry = find(own.register(name))
     given = {key: value for key, value in fields.items() if value is not None}
+    given = _own_dtype(entry) | given
     given |= {key: _DTYPES[given[key]] for key in ("dtype", "amp") if given.get(key) in _DTYPES}
     text, tokenizer = given.pop("text", None), given.pop("tokenizer", None)
     if (text is None) != (tokenizer is None):
@@ -166,6 +167,40 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     return dataclasses.replace(made, text=hold_tokens(transformers.tokens_of(entry, made, Path(text), Path(tokenizer))))
 
 
+def _own_dtype(entry: ModelEntry) -> dict[str, Any]:
+    """The dtype of a user's model as its function returned it; empty if it has no decimals, and for other models."""
+    if entry.origin == own.NAME and own.is_function(entry.own_name):
+        with contextlib.suppress(SettingsError):  # using the model raises this error again
+            dtype = own.built(entry.own_name).dtype
+            return {"dtype": dtype} if dtype else {}
+    return {}
+
+
+def differences(variant: Variant) -> list[str]:
+    """Lines about what differs between a user's model and the measured one: its dtype, its mode or its class."""
+    with contextlib.suppress(UsageError):  # using the model raises this error again
+        entry = find(variant.model)
+        if entry.origin == own.NAME and own.is_function(entry.own_name):
+            return own.differences(entry.own_name, variant)
+        if entry.origin == own.NAME:
+            return transformers.differences(entry.own_name)
+    return []
+
+
+def hint_about_inputs(variant: Variant) -> str:
+    """A next step for a model that raises on an input of the farm; "" for a user's own example inputs."""
+    entry = find(variant.model)
+    if entry.origin == own.NAME and own.is_function(entry.own_name):
+        if own.built(entry.own_name).dtype not in ("", variant.dtype):
+            return " Or omit --dtype, to measure it in its own dtype."
+        if own.given_inputs(entry.own_name) is not None:
+            return ""
+        return " The input is an image; return a pair of the model and its example inputs for another one."
+    if variant.length and not entry.fixed_length:
+        return f" The input is the farm's own, with a length of {variant.length}; --length gives another one."
+    return ""
+
+
 def build(
     model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0, real_buffers: bool = False
 ) -> nn.Module:
@@ -178,6 +213,7 @@ def build(
     import torch
 
     from farm.models.building import EmptyOnMeta, memory_format_of
+    from farm.models.tensor_kinds import placed
 
     chosen, source, entry = _installed(model)
     device = torch.device(device)
@@ -190,9 +226,11 @@ def build(
             torch.manual_seed(seed)
         module = source.make(entry, chosen, device)
     if not (real_buffers and on_meta):
-        module = module.to(device=device)
+        module = placed(module, device)
     if chosen.memory_format != Variant.memory_format and entry.task != "video":
         module = module.to(memory_format=memory_format_of(chosen))  # type: ignore[call-overload]
+    if source is own and chosen.mode == "train" and module.training:
+        return module  # modules that the user has frozen stay in eval mode
     return module.train(chosen.mode == "train")
 
 
@@ -252,7 +290,16 @@ def title_of(variant: Variant) -> str:
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:
-    sizes = ["x".join(map(str, value.shape)) for value in inputs if getattr(value, "shape", ())]
+    shapes = map(shape_of, inputs)
+    sizes = ["x".join(map(str, shape)) for shape in shapes if shape]
     shown = list(dict.fromkeys(sizes))
     more = ["…"] if len(shown) > _MOST_SIZES else []
     return variant.titled("+".join(shown[:_MOST_SIZES] + more) or str(variant.batch))
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of an input; () if it is no tensor, or a nested one, which has no single shape."""
+    if getattr(value, "is_nested", False):
+        return ()
+    tensor = value.data if hasattr(value, "batch_sizes") else value  # a packed sequence
+    return tuple(getattr(tensor, "shape", ()))

@@ -21,6 +21,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,15 +29,17 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UsageError, did_you_mean
+from farm.errors import SettingsError, UsageError, did_you_mean, error_text, refused
 from farm.models import transformers
 from farm.models.entry import ModelEntry
+from farm.models.user_code import user_code
 from farm.settings import settings
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from farm.models.as_built import AsBuilt
     from farm.types.protocol import Variant
 
 NAME = "user"
@@ -44,19 +47,30 @@ PACKAGE = EXTRA = ""
 REFUSED: Mapping[str, str] = {}
 IMAGE_PX = 224  # size of the images for a model without example inputs
 _FARM = Path(__file__).absolute().parents[1]
+#: A part of a module's name: Python also imports my-model.py and 01_train.py by their names.
+_MODULE_NAME = re.compile(r"[\w-]+")
 _PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or install the module"
 
 
 def is_location(name: str) -> bool:
     """True for ``my_models.py:net`` and for a folder such as ``models/tiny/``, unless it is a registered name."""
-    return name not in settings().models and (":" in name or ("/" in name and Path(name, "config.json").is_file()))
+    if name in settings().models:
+        return False
+    return ":" in name or ("/" in name and _is_file(Path(name, "config.json")))
+
+
+def _is_file(path: Path) -> bool:
+    """True if a file is there; False for a name that no file can have."""
+    with contextlib.suppress(OSError):
+        return path.is_file()
+    return False
 
 
 def hint(name: str) -> str:
     """How to write the location that a text probably means; "" if it means none."""
     if name.endswith(".py"):
         return f"Name the function that builds the model, too: {name}:net"
-    return f"For the folder of this name, write ./{name}" if Path(name, "config.json").is_file() else ""
+    return f"For the folder of this name, write ./{name}" if _is_file(Path(name, "config.json")) else ""
 
 
 def register(name: str) -> str:
@@ -77,10 +91,9 @@ def register(name: str) -> str:
         return path.name
     file = Path(where)
     if is_file := file.suffix == ".py":
-        if not file.is_file():
-            raise UsageError(f"There is no file '{where}'.", "Give the path of a Python file: my_models.py:function.")
+        _check_file(file)
         where = file.stem
-    folder = str(file.absolute().parent) if is_file else os.getcwd()
+    folder = os.path.dirname(os.path.abspath(file)) if is_file else os.getcwd()
     target = f"{where}:{function}"
     _checked("models", {target: target}, "takes no argument and returns the module")
     paths = dict.fromkeys([*filter(None, settings().models_path.split(os.pathsep)), folder])
@@ -89,10 +102,28 @@ def register(name: str) -> str:
     settings.cache_clear()
     _note_folder(where)
     found = importlib.util.find_spec(where.partition(".")[0])
-    if is_file and found and Path(found.origin or ".").absolute() != file.absolute():
+    if is_file and found and not _is_same_file(found.origin, file):
         problem = f"'{file}' cannot be imported: the name '{where}' means the module {found.origin or 'of Python'}."
         raise UsageError(problem, "Rename the file.")
     return target
+
+
+def _check_file(file: Path) -> None:
+    """Raise `UsageError` if there is no such file, or Python cannot import a file of this name."""
+    if not _is_file(file):
+        raise UsageError(f"There is no file '{file}'.", "Give the path of a Python file: my_models.py:function.")
+    if not _MODULE_NAME.fullmatch(file.stem):
+        possible = re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)
+        raise UsageError(
+            f"The file '{file}' cannot be imported: a name of a module has letters, digits, '_' and '-' only.",
+            f"Rename the file, for example to {possible}.py.",
+        )
+
+
+def _is_same_file(origin: str | None, file: Path) -> bool:
+    with contextlib.suppress(OSError):  # a module of Python itself has no file
+        return origin is not None and os.path.samefile(origin, file)
+    return False
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
@@ -100,9 +131,11 @@ def loss(name: str) -> Callable[[Any], Any] | None:
     `SettingsError` if the setting is malformed, or the function could not be imported."""
     target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
     try:
-        return None if target is None else _imported(target)
+        with user_code():
+            return None if target is None else _imported(target)
     except (Exception, SystemExit) as error:
-        problem = f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error_text(error)}"
+        problem = f"The loss of '{name}' could not be imported from '{target}': {reason}"
         raise SettingsError(problem, f"{_PLACE}.") from error
 
 
@@ -110,7 +143,7 @@ def _targets() -> dict[str, str]:
     """The registered functions by name of the model. Folders with a config.json are left out."""
     given, folders = settings().models, transformers.folders()
     for name, folder in folders.items():
-        if not (folder / "config.json").is_file():
+        if not _is_file(folder / "config.json"):
             raise SettingsError(
                 f"The setting 'models' has '{folder}' for '{name}', which is no 'module:function' and no folder with a "
                 "config.json.",
@@ -124,7 +157,8 @@ def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
     """Return `named`; raise `SettingsError` if a value has another form than 'module:function'. Nothing is imported."""
     for name, target in named.items():
         module, colon, function = target.partition(":")
-        if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+        parts = module.split(".")
+        if not colon or not function.isidentifier() or not all(map(_MODULE_NAME.fullmatch, parts)):
             problem = f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'."
             raise SettingsError(problem, f"Write 'package.module:function'. The function {takes}.")
     return named
@@ -189,6 +223,8 @@ def _is_own(name: str, file: str) -> bool:
 
 
 def _is_in_folders(file: str) -> bool:
+    if file.startswith("<"):  # a module of Python itself
+        return False
     path = Path(file).absolute()
     installed = {"site-packages", "dist-packages"}.intersection(path.parts) or path.is_relative_to(_FARM)
     return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
@@ -281,22 +317,64 @@ def entries() -> Mapping[str, ModelEntry]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    """Creates the module; it takes the values of `inputs` by position. Raises `SettingsError` if the function raises an
-    error, or does not return a module."""
+    """Creates the module; it takes the values of `inputs` by position. Its tensors keep their dtypes, unless the
+    variant has another one than most of its numbers. Raises `SettingsError` if the function raises an error, or does
+    not return a module."""
     from farm.models.building import ByPosition, dtype_of
+    from farm.models.tensor_kinds import cast
 
     model, positional, keywords = _made(entry.own_name)
-    model = model.to(dtype_of(variant))
+    if _is_cast(entry.own_name, variant):
+        cast(model, dtype_of(variant))
     return ByPosition(model, len(positional or ()), tuple(keywords)) if keywords else model
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
-    """The model's own inputs in the variant's dtype and batch (`batched`), or images without them. Raises as `make`."""
+    """The model's own inputs in the variant's batch (`batched`), or images without them. Their dtypes change as those
+    of the model. Raises as `make`."""
     from farm.models.building import dtype_of, images
 
-    if (given := given_inputs(entry.own_name)) is None:
+    given = given_inputs(entry.own_name)
+    if given is None:
         return (images(variant, device),)
-    return tuple(_like(value, dtype_of(variant), device) for value in batched(given, variant.batch))
+    dtype = dtype_of(variant) if _is_cast(entry.own_name, variant) else None
+    return tuple(_placed(value, dtype, device) for value in batched(given, variant.batch))
+
+
+def _is_cast(name: str, variant: Variant) -> bool:
+    return built(name).dtype not in ("", variant.dtype)
+
+
+_built: dict[str, tuple[Any, AsBuilt]] = {}  # name -> its function, and how its model arrives
+
+
+def built(name: str) -> AsBuilt:
+    """How the model of a function arrives; the function runs once for this. Raises as `make`."""
+    from farm.models.as_built import as_built
+
+    known = _built.get(name)
+    function = None
+    with contextlib.suppress(Exception, SystemExit), user_code():
+        function = _imported(_targets()[name])  # `_made` raises its error again
+    if known is None or known[0] is not function:
+        model, positional, keywords = _made(name)
+        values = (*(positional or ()), *keywords.values())
+        with refused(f"The model '{name}' cannot be described"):
+            known = function, as_built(model, _tensors_of(values), _batch(values))
+        _built[name] = known
+    return known[1]
+
+
+def is_function(name: str) -> bool:
+    """True for a model that a function builds, not a folder with a config.json."""
+    return name in settings().models and name not in transformers.folders()
+
+
+def differences(name: str, variant: Variant) -> list[str]:
+    """What differs between the model that the function returned and the measured one, see `farm.models.as_built`."""
+    from farm.models import as_built
+
+    return list(as_built.differences(name, built(name), variant))
 
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
@@ -311,10 +389,14 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
     """Example inputs for another batch: tensors with the first dimension of the first tensor are repeated or cut."""
     import torch
 
+    from farm.models.tensor_kinds import is_plain
+
     own_batch = _batch(given)
 
     def fitted(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != own_batch or not own_batch:
+        if not isinstance(value, torch.Tensor) or not is_plain(value) or not value.dim():
+            return value
+        if batch == own_batch or value.shape[0] != own_batch or not own_batch:
             return value
         return value.repeat(-(-batch // own_batch), *[1] * (value.dim() - 1))[:batch]
 
@@ -323,30 +405,56 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 def own_batch(name: str) -> int:
     """The batch of the model's own example inputs; 0 if none. Imports the module and torch. Raises as `make`."""
-    return _batch(given_inputs(name) or ())
+    return built(name).batch if is_function(name) else 0
 
 
 def _batch(given: Sequence[Any]) -> int:
     import torch
 
-    tensors = (value for value in given if isinstance(value, torch.Tensor) and value.dim())
+    from farm.models.tensor_kinds import is_plain
+
+    tensors = (value for value in given if isinstance(value, torch.Tensor) and is_plain(value) and value.dim())
     return next((tensor.shape[0] for tensor in tensors), 0)
 
 
-def _like(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """An example input moved to the dtype and device; a meta tensor gets random values."""
+def _tensors_of(values: Any) -> list[torch.Tensor]:
+    import torch
+    from torch.utils import _pytree
+
+    return [value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _placed(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
+    """An example input on the device; a meta tensor gets random values. With ``dtype``, its decimals are cast."""
+    import torch
+    from torch.nn.utils.rnn import PackedSequence
+
+    from farm.models.tensor_kinds import moved
+
+    if isinstance(value, PackedSequence):
+        data, _, *orders = (_placed(part, dtype, device) for part in value)
+        return PackedSequence(data, value.batch_sizes, *orders)  # the host reads these sizes
+    if type(value) in (list, tuple):
+        return type(value)(_placed(entry, dtype, device) for entry in value)
+    if type(value) is dict:
+        return {key: _placed(entry, dtype, device) for key, entry in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device.type != "meta" or device.type == "meta":
+        return moved(value, device, dtype)
+    return _filled(value, dtype, device)
+
+
+def _filled(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor:
+    """A tensor on the device in place of one on meta: standard normal decimals, zeros otherwise."""
     import torch
 
     from farm.models.building import random_normal
+    from farm.models.tensor_kinds import is_real_floating
 
-    if not isinstance(value, torch.Tensor):
-        return value
-    dtype = dtype if value.is_floating_point() else value.dtype
-    if value.device.type != "meta" or device.type == "meta":
-        return value.to(device=device, dtype=dtype)
-    if value.is_floating_point():
-        return random_normal(tuple(value.shape), dtype, device)
-    return torch.zeros(value.shape, dtype=dtype, device=device)
+    if is_real_floating(tensor):
+        return random_normal(tuple(tensor.shape), dtype or tensor.dtype, device)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, Any]]:
@@ -355,11 +463,11 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
 
     target = _targets()[name]
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # text that it prints is not output of this program
+        with user_code():
             made = _imported(target)()
     except (Exception, SystemExit) as error:
         built = "its model" if name == target else f"the model '{name}'"
-        message = f"'{target}' could not build {built}: {type(error).__name__}: {error}"
+        message = f"'{target}' could not build {built}: {type(error).__name__}: {error_text(error)}"
         frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_in_folders(one.filename)]
         module, _, function = target.partition(":")
         if frames:
@@ -393,8 +501,8 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...] | None, Mapping[str, Any]]:
         return None, {}
     if isinstance(given, Mapping):  # also BatchEncoding of transformers
         return (), dict(given)
-    if not isinstance(given, tuple | list):
-        return (given,), {}  # a tensor would be split along its batch
+    if not isinstance(given, tuple | list) or hasattr(given, "_fields"):
+        return (given,), {}  # a tensor would be split along its batch, and a named tuple is one argument
     if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
         return tuple(given[0]), dict(given[1])
     return tuple(given), {}

@@ -9,9 +9,13 @@ from farm.errors import UsageError
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return its output. Raises `UsageError` if git is not installed, or if it fails."""
+    """Run git in a folder and return its output. Raises `UsageError` if git is not installed, or if it fails.
+
+    The caller puts data behind ``--end-of-options`` or ``--``. Paths have no special characters.
+    """
+    command = ["git", "--literal-pathspecs", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
         raise UsageError(f"`git {' '.join(arguments)}` failed in {folder}: {why}") from error

@@ -18,15 +18,18 @@ import dataclasses
 import functools
 import inspect
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UnsupportedModel, UsageError
+from farm.errors import FarmError, UnsupportedModel, UsageError, error_text
+from farm.models import config_file
 from farm.models.entry import ModelEntry, costs_of
 from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
 from farm.models.torchvision import imported_after_torchvision
+from farm.safe_text import printable
 from farm.settings import settings
 from farm.types.fields import adapter
 
@@ -44,7 +47,12 @@ _TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("transfo
 #: Kind of a model -> its task, its phases (the default first), and its usual length.
 _KINDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kinds.json").read_text())
 _CHOICES = 2  # choices per sample, for a model with double heads
-_POSITIONS = ("max_position_embeddings", "n_positions")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_decoder_position_embeddings")
+_SOURCE_POSITIONS = 1500  # of Whisper, if its configuration does not say
+_MEL_BINS = 80
+MOST_NAMED = 12  # ignored keys of a configuration that are named
+#: Keys of a configuration with one entry per layer.
+_LAYER_LISTS = ("layer_types", "mlp_layer_types", "attention_window")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 
 REFUSED = {
@@ -52,6 +60,7 @@ REFUSED = {
     "retribert": "RetriBERT, which transformers 5 no longer has",
 }
 
+_log = logging.getLogger(__name__)
 _package = functools.partial(imported_after_torchvision, NAME)
 
 
@@ -72,36 +81,76 @@ def entry_of_folder(name: str) -> ModelEntry:
 
 
 def config_text(name: str) -> str:
-    path = folders()[name] / "config.json"
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"'{path}' cannot be read: {error}", "Name a folder with a config.json.") from error
+    """The text of a folder's config.json. Raises `SettingsError` if it cannot be read."""
+    return config_file.read_text(folders()[name] / "config.json")
 
 
 @functools.lru_cache
 def _of_config(text: str, folder: str) -> dict[str, Any]:
     """The description of a model from its config.json: like the catalog's model of its class, with other sizes."""
-    try:
-        config = dict(json.loads(text))
-    except ValueError as error:
-        raise SettingsError(f"The config.json in '{folder}' is no JSON object: {error}", "Correct the file.") from error
-    for key, what in (("auto_map", "code from its folder"), ("quantization_config", "quantized weights")):
-        if key in config:
-            problem = f"The model in '{folder}' needs {what} ({key}), which the farm does not use."
-            raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
-    named = (config.get("architectures") or ["no class"])[0]
-    classes = (named, re.sub(r"For\w+$", "Model", named))
-    like = next((about for one in classes for about in _TABLE.values() if about["class"] == one), None)
-    if like is None:
-        problem = f"The config.json in '{folder}' names {named} in 'architectures', which no model of the catalog has."
-        raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
+    config = config_file.read(text, folder)
+    config_file.refuse_loading(config, folder)
+    like = _like_in_catalog(config_file.class_named(config, folder), folder)
+    _check_sizes(like["kind"], config, folder)
     keys = ("class", "kind", "tokenizer", "specials", "whole_layers")
-    about: dict[str, Any] = {key: like[key] for key in keys if key in like}
+    about: dict[str, Any] = {key: like[key] for key in keys if key in like} | _lengths(config, like, folder)
     # The vocabulary may be smaller than that of the catalog's model.
-    if max(_specials(about).all, default=0) >= _vocabulary(config):
+    if max(_specials(about).all, default=0) >= _vocabulary(config, folder):
         about.pop("specials", None)
-    return {**about, "config": config}
+    return {**about, "config": config, "folder": folder}
+
+
+def _check_sizes(kind: str, config: Mapping[str, Any], folder: str) -> None:
+    """Raise `SettingsError` if a size that the inputs of this kind of model need is absent or malformed."""
+    if kind not in ("image", "sound", "frames") and not _vocabulary(config, folder):
+        raise config_file.wrong(folder, "vocab_size", "is missing")
+    image = config if kind == "image" else config_file.inner(config, "vision_config", folder)
+    if kind in ("image", "pair") and not config_file.whole_number(image, "image_size", folder):
+        raise config_file.wrong(folder, "image_size", "is missing")
+
+
+def _like_in_catalog(name: str, folder: str) -> dict[str, Any]:
+    """The catalog's model of a class. Raises `UnsupportedModel` if there is none."""
+    for class_name in (name, re.sub(r"For\w+$", "Model", name)):
+        for about in _TABLE.values():
+            if about["class"] == class_name:
+                return about
+    problem = f"The config.json in '{folder}' names {name} in 'architectures', which no model of the catalog has."
+    raise UnsupportedModel(problem, "Write a function that builds the model: farm run my_models.py:net.")
+
+
+def _lengths(config: Mapping[str, Any], like: Mapping[str, Any], folder: str) -> dict[str, int]:
+    """The greatest length and the usual one of a folder's model, beside the catalog's model of its class."""
+    if like["kind"] == "frames":  # two frames of a spectrum become one position
+        positions = config_file.whole_number(config, "max_source_positions", folder)
+        return {"length": 2 * (positions or _SOURCE_POSITIONS)}
+    found = {"length": like["length"]} if "length" in like else {}
+    own, of_catalog = _positions(config, folder), _positions(like["config"], NAME)
+    if own and of_catalog:  # some of the positions are reserved
+        found["positions"] = own - of_catalog + like.get("positions", of_catalog)
+    elif like.get("positions"):
+        found["positions"] = own or like["positions"]
+    return found
+
+
+def _positions(config: Mapping[str, Any], folder: str) -> int:
+    """The number of positions of a model's text; 0 if the configuration does not say."""
+    for part in (config, config_file.inner(config, "text_config", folder)):
+        for key in _POSITIONS:
+            number = config_file.whole_number(part, key, folder)
+            if number:
+                return number
+    return 0
+
+
+def differences(name: str) -> list[str]:
+    """A line if the farm measures another class than the config.json of a folder names, or a part of it."""
+    folder = str(folders()[name])
+    text = config_text(name)
+    about = _of_config(text, folder)
+    named = config_file.class_named(config_file.read(text, folder), folder)
+    measured = f"the encoder of {about['class']}" if about["kind"] == "frames" else about["class"]
+    return [] if named == measured else [f"{name}: the config.json names {named}; the farm measures {measured}."]
 
 
 def _about(entry: ModelEntry) -> dict[str, Any]:
@@ -110,15 +159,15 @@ def _about(entry: ModelEntry) -> dict[str, Any]:
     return _of_config(config_text(entry.own_name), str(folders()[entry.own_name]))
 
 
-def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
+def _entry(name: str, kind: str, config: dict[str, Any], folder: str = NAME, **about: Any) -> ModelEntry:
     of_kind, phases = _KINDS[kind], tuple(_KINDS[kind].get("phases", ()))
-    longest = about.get("positions") or next((config[key] for key in _POSITIONS if key in config), 0)
+    longest = about.get("positions") or _positions(config, folder)
     usual = about.get("length") or of_kind.get("length", 512)
-    image = config if kind == "image" else config.get("vision_config", {})
+    image = config if kind == "image" else config_file.inner(config, "vision_config", folder)
     return ModelEntry(
         name=name,
         task=of_kind["task"],
-        input_size=image.get("image_size", 0),
+        input_size=config_file.whole_number(image, "image_size", folder),
         fixed_size=True,
         origin=NAME,
         length=0 if kind == "image" else min(usual, longest) if longest else usual,
@@ -128,33 +177,105 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
         phases=phases,
         masked=bool(phases) and kind not in ("pair", "choices") and name not in ("fnet-base", "mamba-130m"),
         **costs_of(NAME).get(name, {}),
-        depth=0 if about.get("whole_layers") else next((config[key] for key in _DEPTH if key in config), 0),
+        depth=0 if about.get("whole_layers") else _depth(config, folder),
     )
+
+
+def _depth(config: Mapping[str, Any], folder: str) -> int:
+    """The number of layers; 0 if the configuration does not say."""
+    for key in _DEPTH:
+        if key in config:
+            return config_file.whole_number(config, key, folder)
+    return 0
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
     import torch
 
-    from farm.models.building import ByPosition, Decoding, dtype_of, replaced
+    from farm.models.building import Decoding, replaced
 
     made, about = _class_of(entry), _about(entry)
-    kind, config = about["kind"], about["config"]
-    if variant.layers:
-        config = config | {key: variant.layers for key in _DEPTH if key in config}
     if variant.mode == "train" and variant.phase == "encode":  # its training task
         made = getattr(_package(), f"{made.__name__.removesuffix('Model')}ForMaskedLM", made)
     unfilled = replaced(_package().PreTrainedModel, "initialize_weights", lambda model: None)  # on meta: it takes long
-    with _quietly(), unfilled if device.type == "meta" else torch.device(device):
-        model = made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
+    with _quietly(), _nothing_fetched(), unfilled if device.type == "meta" else torch.device(device):
+        model = _built(made, about, variant, on_meta=device.type == "meta")
         if variant.phase == "decode":
             size, cards = (variant.batch, variant.cache), variant.tensor_parallel
-            if kind == "growing":  # the mask for a static cache is always made
+            growing = about["kind"] == "growing"
+            if growing:  # the mask for a static cache is always made
                 model.forward = _masked_by_padding_alone(model.forward, padded=False)
-            return Decoding(model, *size, entry.depth, cards, growing=kind == "growing")
+            return Decoding(model, *size, entry.depth, cards, growing=growing)
+    return _called_by_position(model, entry, variant)
+
+
+def _called_by_position(model: Any, entry: ModelEntry, variant: Variant) -> nn.Module:
+    """The module for the inputs of a variant that is not a decode pass."""
+    import torch
+
+    from farm.models.building import ByPosition
+
+    kind = _about(entry)["kind"]
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
     return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"))))
+
+
+def _built(made: Any, about: Mapping[str, Any], variant: Variant, *, on_meta: bool) -> Any:
+    """The model of a class of transformers. Raises `UnsupportedModel` if its class refuses a user's configuration."""
+    from farm.models.building import dtype_of
+
+    folder = about.get("folder")
+    config = about["config"] if folder is None else _accepted(made, about["config"], folder)
+    if variant.layers:
+        config = _cut(config, variant.layers)
+    try:
+        return made._from_config(made.config_class.from_dict(config), dtype=dtype_of(variant))
+    except Exception as error:
+        # Every model is built on meta first. On other devices an error can be a lack of memory.
+        if folder is None or not on_meta or isinstance(error, FarmError):
+            raise
+        problem = f"transformers cannot build a model from the config.json in '{folder}': {_reason(error, config)}"
+        raise UnsupportedModel(problem, "Correct the config.json.") from error
+
+
+def _reason(error: Exception, config: Mapping[str, Any]) -> str:
+    """Why transformers refuses a configuration, in one line."""
+    if isinstance(error, KeyError) and error.args:
+        for key in config_file.keys_with(config, error.args[0]):
+            return f"it does not know the value '{error.args[0]}' of '{key}'."
+    first, *others = error_text(error).strip().splitlines() or [""]
+    # The last line of an error of validation has the type of the cause, the key and the value.
+    return f"{others[-1].strip() if others else f'{type(error).__name__}: {first}'}"[:400]
+
+
+def _accepted(made: Any, config: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """The keys of a user's configuration that its class declares. The others are named once, in the log."""
+    silent = (*_package().GenerationConfig().to_dict(), *_POSITIONS)  # how to generate; what the farm reads itself
+    accepted = config_file.accepted(config, made.config_class, folder, silent=silent)
+    _note_ignored(accepted.ignored, folder)
+    return accepted.config
+
+
+@functools.lru_cache
+def _note_ignored(keys: tuple[str, ...], folder: str) -> None:
+    if keys:
+        more = f" and {len(keys) - MOST_NAMED} more" if len(keys) > MOST_NAMED else ""
+        names = printable(", ".join(key[:60] for key in keys[:MOST_NAMED]))
+        _log.warning("The farm ignores these keys of the config.json in %s: %s%s.", folder, names, more)
+
+
+def _cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """A configuration for the first layers of its model, also in its lists with one entry per layer."""
+    depths = {key: layers for key in _DEPTH if key in config}
+    lists = {key: config[key][:layers] for key in _LAYER_LISTS if isinstance(config.get(key), list)}
+    return {**config, **depths, **lists}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(error_text(error).split())
+    return f"{type(error).__name__}: {text}"[:400]
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
@@ -171,7 +292,8 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str
     if kind == "sound":
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if kind == "frames":
-        return {"input_features": random_normal((variant.batch, 80, variant.length), dtype, device)}
+        bins = config_file.whole_number(about["config"], "num_mel_bins", about.get("folder", NAME)) or _MEL_BINS
+        return {"input_features": random_normal((variant.batch, bins, variant.length), dtype, device)}
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
@@ -197,9 +319,11 @@ def _specials(about: Mapping[str, Any]) -> Specials:
     return adapter(Specials).validate_python(about.get("specials", {}))  # type: ignore[no-any-return]
 
 
-def _vocabulary(config: Mapping[str, Any]) -> int:
+def _vocabulary(config: Mapping[str, Any], folder: str = NAME) -> int:
     """The number of token ids; 0 for a model without text."""
-    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0)
+    text_config = config_file.inner(config, "text_config", folder)
+    number = config_file.whole_number(config, "vocab_size", folder)
+    return number or config_file.whole_number(text_config, "vocab_size", folder)
 
 
 def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
@@ -285,6 +409,17 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def _nothing_fetched() -> Iterator[None]:
+    """While active, transformers fetches no kernels from repositories, even if the package `kernels` is installed."""
+    from transformers.integrations import hub_kernels
+
+    from farm.models.building import replaced
+
+    with replaced(hub_kernels, "_kernels_enabled", False):
+        yield
 
 
 def tensor_parallel_plan(entry: ModelEntry, model: Any, cards: int) -> dict[str, str]:

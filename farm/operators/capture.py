@@ -29,15 +29,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, told
+from farm.errors import CaptureError, error_text, told
 from farm.models.building import replaced
-from farm.operators import encoding
+from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
+from farm.operators import deciding_values, encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
-from farm.operators.collectives import WRAPPERS
+from farm.operators.cost import new_bytes, operator_flops, shapes_of
 from farm.operators.encoding import DescribedCall, Layout, NotEncodable, TensorTable, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
-from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
+from farm.types.tuple import OperatorTuple, canonical_stride
 
 #: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
 #: among its arguments (such as caches; not a leaf module's own). Each tensor comes with True if the call wrote to it.
@@ -65,6 +66,22 @@ class Recorder:
         self.overlaps: list[str] = []
         self.storages = Storages()
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
+        self._knows = fakes.knows if fakes else lambda tensor: True
+
+    def views_special(self, func: Any, tree: Any) -> bool:
+        """True if an aten operator only makes a view of a special tensor in ``tree``, its arguments or its output.
+
+        Raises:
+            UnsupportedTensor: it computes with a special tensor.
+        """
+        special = next(special_tensors(tree), None)
+        if special is not None and not only_views(func, special):
+            raise refusal(special, self.place(func))
+        return special is not None
+
+    def place(self, func: Any) -> str:
+        """The call that runs an aten operator, for messages: "A call of linear at 'layers.0'"."""
+        return _place(str(func), self.path)
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from there."""
@@ -92,14 +109,16 @@ class Recorder:
         """
         if kind != "aten" and (self.fakes or self.device_type != "cpu"):
             args, kwargs = tree_map_only(torch.Tensor, self._number_of_host, (tuple(args), kwargs))
+        args = encoding.with_host_integers(name, tuple(args))
         arguments = tuple(encoding.encode(value, table) for value in args)
         keywords = {key: encoding.encode(value, table) for key, value in kwargs.items()}
         layouts, storages = table.layouts()
         key = repr((name, kind, parameters, arguments, keywords, training)), layouts
         if key not in self._specs:
-            tensors = tuple(TensorSpec(*layout) for layout in layouts)
+            tensors = tuple(map(encoding.tensor_spec, layouts))
             self._specs[key] = OperatorTuple(name, kind, parameters or {}, arguments, keywords, tensors, training)
-        return DescribedCall(key, self._specs[key], table.tensors, storages)
+        spec = deciding_values.recorded(self._specs[key], table.tensors, self._knows)
+        return DescribedCall(key, spec, table.tensors, storages)
 
     def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
         """The value of a number in the memory of the host: an operator of a card runs as with a Python number."""
@@ -129,6 +148,10 @@ class Recorder:
             integers=self.storages.integers,
             **more,
         )
+
+
+def _place(what: str, path: str) -> str:
+    return f"A call of {what} at '{path}'" if path else f"A call of {what} in the model"
 
 
 class Storages:
@@ -323,6 +346,7 @@ class _OpenCall:
     path: str
     number: int
     costly: list[str] = field(default_factory=list)  # aten operators that cost anything
+    flops: int = 0
     written: set[int] = field(default_factory=set)  # addresses of the storages that it wrote
     values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # (tensor, value) that the host read
 
@@ -421,7 +445,10 @@ class ForwardRecorder(Recorder):
         return True, out
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.views_special(func, (args, kwargs)):
+            return func(*args, **kwargs)
         out, name = func(*args, **kwargs), str(func)
+        self.views_special(func, out)
         with torch._C.DisableTorchFunction():
             if name == _READ_VALUE and self.open_calls:
                 self.open_calls[-1].values_read.append((args[0], out))
@@ -435,8 +462,15 @@ class ForwardRecorder(Recorder):
                 self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
             call = self.open_calls[-1]
             call.costly.append(name)
+            call.flops += operator_flops(func, args, kwargs, out)
             call.written.update(map(storage_key, encoding.written_tensors(func, args, kwargs)))
         return out
+
+    def place(self, func: Any) -> str:
+        if not self.open_calls:
+            return super().place(func)
+        call = self.open_calls[-1]
+        return _place(call.what, call.path)
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.
@@ -493,7 +527,7 @@ class ForwardRecorder(Recorder):
             table.add_module(module)
             return self.describe(name, "module", args, kwargs, table, parameters, module.training)
         except NotEncodable as error:
-            self._gap(call, str(error))
+            self._gap(call, error_text(error))
             return None
 
     def _close(self, call: _OpenCall, given: DescribedCall, out: Any) -> None:
@@ -504,7 +538,8 @@ class ForwardRecorder(Recorder):
                 shape = tuple(tensor.shape)
                 stride = canonical_stride(shape, tuple(tensor.stride())) or "contiguous"
                 texts.append(f"{shape} {stride} {tensor.dtype}")
-            self.traces[spec.id] = CallTrace(tuple(call.costly), tuple(texts))
+            produced = new_bytes(out, given.storages)
+            self.traces[spec.id] = CallTrace(tuple(call.costly), tuple(texts), call.flops, shapes_of(out), produced)
         before = len(stored.tensors)
         shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
         behind = {stored.add(tensor, "", one.role): tensor for tensor, _, one in shown}

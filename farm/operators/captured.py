@@ -93,10 +93,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """The aten operators of one call that run a kernel, in order, and a description of each output."""
+    """The aten operators of one call that run a kernel, in order, and a description of each output.
+
+    ``flops`` counts 2 per multiply-add; ``shapes`` are those of the outputs, and ``new_bytes`` the size of those that
+    the call created. They give the cost of a call that PyTorch cannot run on meta.
+    """
 
     operators: tuple[str, ...]
     outputs: tuple[str, ...]
+    flops: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    new_bytes: int = 0
 
 
 @dataclass(frozen=True)

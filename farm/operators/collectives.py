@@ -21,8 +21,6 @@ _OPERATORS: dict[str, list[str]] = table_named("collectives")
 _NO_COLLECTIVE = ("::wait_tensor", "::_wrap_tensor_autograd")
 #: Operators that copy their input first and then change the copy.
 COPIES_FIRST = frozenset({"_c10d_functional::all_reduce", "_c10d_functional::broadcast"})
-#: Classes of tensors that stand for the parts of all ranks, or for the result of a collective that still runs.
-WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
 _IN_PLACE = ("all_reduce", "broadcast")  # the output is the input
 _REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
 

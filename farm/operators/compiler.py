@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.errors import CaptureError, UsageError
+from farm.devices.shared_files import why_not_own
+from farm.errors import CaptureError, UsageError, error_text
 from farm.models.building import replaced
 from farm.operators import kernels
 from farm.operators.compiler_cache import cached_files, remove_damaged
-from farm.settings import make_private, settings
+from farm.settings import settings
 
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
@@ -157,7 +158,7 @@ class CompiledModel:
                 yield
         except _refusals() as error:
             why = f"torch.compile cannot compile the model: {first_reason(error).removesuffix('.')}."
-            raise CaptureError(f"{why}\n{str(error).strip()[:1500]}", _NEXT_STEP) from error
+            raise CaptureError(f"{why}\n{error_text(error).strip()[:1500]}", _NEXT_STEP) from error
         remove_damaged(settings().compiler_cache_dir)  # lists the new files
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
 
@@ -422,23 +423,25 @@ def first_reason(error: BaseException) -> str:
         if cause is None:
             break
         error = cause
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in error_text(error).splitlines() if line.strip()]
     return " ".join([f"{type(error).__name__}:", *lines[:1]])[:400].removesuffix(":")
 
 
 def prepare_folder() -> Path:
     """Create the folder of the compiler's cache, remove its damaged files and the oldest ones above the size limit, and
-    select it. Raises `UsageError` if the folder cannot be created, or another user can write to it."""
+    select it. Raises `UsageError` if the folder cannot be created, or another user can change its files."""
     folder = settings().compiler_cache_dir
     try:
-        make_private(folder)
-        status = folder.stat()
+        problem = why_not_own(folder)
     except OSError as error:
         text = f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}."
         raise UsageError(text, "Name another folder in FARM_COMPILER_CACHE_DIR.") from error
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        text = f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files."
-        raise UsageError(text, f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.")
+    if problem:
+        raise UsageError(
+            f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files: "
+            f"{problem}.",
+            f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
+        )
     remove_damaged(folder)
     limit_size(folder, round(settings().compiler_cache_gib * 2**30))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -18,20 +18,85 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from farm.errors import CaptureError, told
+from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
+from farm.operators.captured import CapturedPass
 from farm.operators.collectives import output_elements
 from farm.operators.encoding import decode, storage_key, tensors_in
-from farm.operators.fake_pass import MOST_MADE_BYTES, fake_pass, holds_other_tensors
+from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
 from farm.operators.kernels import kernel_cost, output_tensors
-from farm.operators.rebuild import rebuild
+from farm.operators.rebuild import rebuild, written_inputs
+from farm.types.deciding import deciding_input
+from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
+
+_WITHOUT_RULE = (
+    "Measure the forward pass, without --step, or replace this operator in the model: "
+    "this version of the farm does not measure it in a training step."
+)
+_observed: dict[str, Cost] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
+
+
+def costs_of(captured: CapturedPass) -> dict[str, Cost]:
+    """The cost of one call of each tuple of a capture, by tuple id.
+
+    A call that PyTorch cannot run on meta, for example because the size of its output depends on values, has the cost
+    that it had in the capture.
+
+    Raises:
+        CaptureError: a cost is unknown; the error names the operator and its place in the model.
+    """
+    return {id_: _cost_in(captured, spec) for id_, spec in captured.tuples.items()}
+
+
+def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
+    try:
+        return _cost_on_meta(spec)
+    except TupleRejected as error:
+        raise TupleRejected(f"{error.message[:-1]}{_place(captured, spec)}.", _WITHOUT_RULE) from error
+    except FarmError:
+        raise
+    except Exception as error:  # a meta function may raise anything
+        trace = captured.traces.get(spec.id)
+        if trace is None:
+            raise _unknown_cost(spec, error, _place(captured, spec)) from error
+    found = _cost_of_outputs(spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec))
+    _observed[spec.id] = found
+    return found
+
+
+def cost(spec: OperatorTuple) -> Cost:
+    """The cost of one call of ``spec``.
+
+    Raises:
+        TupleRejected: the operator cannot be built.
+        CaptureError: PyTorch cannot run it on meta, and no capture of this process has run it.
+    """
+    try:
+        return _cost_on_meta(spec)
+    except FarmError:
+        raise
+    except Exception as error:
+        if spec.id in _observed:
+            return _observed[spec.id]
+        raise _unknown_cost(spec, error) from error
+
+
+def _place(captured: CapturedPass, spec: OperatorTuple) -> str:
+    """The module of the first call of a tuple, for messages; "" for the model itself."""
+    path = next(call.module_path for call in captured.calls if call.tuple_id == spec.id)
+    return f" (called at '{path}')" if path else ""
+
+
+def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> CaptureError:
+    return CaptureError(
+        f"The cost of {label_of(spec)}{where} is unknown, because PyTorch cannot run it without values: {told(error)}.",
+        "Replace this operator in the model by one whose output has a known size.",
+    )
 
 
 @functools.lru_cache(maxsize=65536)
-def cost(spec: OperatorTuple) -> Cost:
-    """The cost of one call of ``spec``. Raises `TupleRejected` if the operator cannot be built; `NotImplementedError`
-    if the output size depends on values of the input."""
+def _cost_on_meta(spec: OperatorTuple) -> Cost:
     if spec.kind == "kernel":
         return kernel_cost(spec)
     if spec.kind == "collective":
@@ -42,27 +107,43 @@ def cost(spec: OperatorTuple) -> Cost:
     built, out = rebuild(spec, "meta"), None
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
-    with torch.no_grad(), flop_counter() as counter:
+    with torch.no_grad(), MetaRules(), flop_counter() as counter:
         if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it returns written arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
             if spec.operator.endswith(".out"):
                 built.run()  # to count its FLOPs
         elif spec.operator not in RETURNS_TO_HOST:
             out = built.run()
-    return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written)
+    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, written)
 
 
 def cost_of_run(
     spec: OperatorTuple, flops: int, tensors: Iterable[torch.Tensor], out: Any, written: Collection[int]
 ) -> Cost:
-    """The cost of a call that has run. ``tensors``: its inputs, in the order of ``spec.tensors``; ``written``: the
-    indices of the tensors that it wrote."""
+    """The cost of a call that has run. ``tensors``: its inputs; ``written``: the indices of the tensors of the tuple
+    that it wrote."""
     inputs = {storage_key(tensor) for tensor in tensors}
+    return _cost_of_outputs(spec, flops, new_bytes(out, inputs), shapes_of(out), written)
+
+
+def new_bytes(out: Any, inputs: Collection[int]) -> int:
+    """The size of the tensors in ``out`` that share no storage with an input (``inputs``: keys by `storage_key`)."""
     produced: dict[int, int] = {}
     for tensor in tensors_in(out):
-        if (key := storage_key(tensor)) not in inputs:
+        key = storage_key(tensor)
+        if key not in inputs:
             produced[key] = max(produced.get(key, 0), min(tensor.nbytes, tensor.untyped_storage().nbytes()))
-    part = _part(spec, sum(produced.values()))
+    return sum(produced.values())
+
+
+def shapes_of(out: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, tensor.shape)) for tensor in tensors_in(out))
+
+
+def _cost_of_outputs(
+    spec: OperatorTuple, flops: int, produced: int, shapes: tuple[tuple[int, ...], ...], written: Collection[int]
+) -> Cost:
+    part = _part(spec, produced)
     read = _storage_bytes_touched(spec, part)
     written_bytes = sum(read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written})
     if spec.kind == "aten" and spec.short_name in _SELF_NOT_READ:
@@ -74,8 +155,7 @@ def cost_of_run(
         read = {storage: size for storage, size in read.items() if storage in kept}
     if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)
-    shapes = tuple(tuple(map(int, tensor.shape)) for tensor in tensors_in(out))
-    return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes, shapes)
+    return Cost(flops, sum(read.values()) + produced + written_bytes, shapes)
 
 
 #: Operators that read only a part of their first tensor, as many elements as they return.
@@ -94,10 +174,12 @@ def _name(spec: OperatorTuple) -> str:
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     """The index of the tensor that a call reads or writes only in part, and the bytes of that part; else None.
 
-    An embedding reads as many rows of its weight as it has indices, at most all. The part that a boolean mask selects
-    is unknown and counts as the full tensor.
+    An embedding reads as many rows of its weight as it has indices, at most all. A product of groups reads the matrices
+    of the groups that have rows. The part that a boolean mask selects is unknown and counts as the full tensor.
     """
     name = _name(spec)
+    if name == "_grouped_mm":
+        return _used_matrices(spec)
     first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
     if first is None or any(one.dtype == "bool" for one in spec.tensors[1:]):
         return None
@@ -120,6 +202,18 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     return None
 
 
+def _used_matrices(spec: OperatorTuple) -> tuple[int, int] | None:
+    """The index of the matrices of a product of groups, and the bytes of those that it reads: without recorded values,
+    of as many as rows can use."""
+    found = deciding_input(spec)
+    matrices = next((index for index, tensor in enumerate(spec.tensors) if len(tensor.shape) == 3), None)
+    if found is None or matrices is None:
+        return None
+    values, size_bytes = spec.tensors[found.index].values, spec.tensors[matrices].distinct_bytes
+    used = min(found.parts, found.bound) if values is None else min(found.parts, values.used_segments)
+    return matrices, size_bytes * used // found.parts
+
+
 def model_flops(
     model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, *, computed: bool = False, made: int = MOST_MADE_BYTES
 ) -> int:
@@ -139,6 +233,8 @@ def model_flops(
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             return _counted(model, fake_args, fake_kwargs)
+    except CaptureError:
+        raise
     except (Exception, SystemExit) as error:
         raise CaptureError(
             f"The model raised on its example input: {told(error)}",
@@ -189,8 +285,19 @@ _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
 }
 
 
+def operator_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """FLOPs of an aten operator that has run; 0 if it is no matrix product, convolution or attention."""
+    packet = func._overloadpacket
+    formula = _COUNTED.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+
+
 def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH)
+
+
+#: FLOPs of all counted operators, as functions of their arguments and their output.
+_COUNTED: dict[Any, Callable[..., int]] = dict(flop_counter().flop_registry)
 
 
 def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -20,11 +20,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
+from farm.models.tensor_kinds import bits_of, special_kind
 from farm.operators.allow_list import LEAF_CLASSES
-from farm.types.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
+from farm.types.tuple import (
+    DTYPES,
+    MEMORY_FORMATS,
+    MOST_INTEGERS,
+    OperatorTuple,
+    TensorSpec,
+    table_named,
+)
 
 # Kernels choose their vector width by the alignment of the first element; a larger alignment changes nothing.
 _ALIGNMENT_BYTES = 64
@@ -32,6 +42,8 @@ _ALIGNMENT_BYTES = 64
 _DTYPE_OF = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF.items()}
 _MEMORY_FORMAT_OF = {name: getattr(torch, name) for name in MEMORY_FORMATS}
+#: Operator -> the position of an argument that it reads on the host.
+_INTEGERS_OF_THE_HOST: dict[str, int] = table_named("integers_of_the_host")
 _NAME_OF_MEMORY_FORMAT = {value: name for name, value in _MEMORY_FORMAT_OF.items()}
 
 
@@ -39,8 +51,8 @@ class NotEncodable(Exception):
     """A tuple cannot contain this value; the message names the value."""
 
 
-#: The fields of a `TensorSpec` in their order: role, name, shape, dtype, stride, storage, offset.
-Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int]
+#: The fields of a `TensorSpec`: role, name, shape, dtype, stride, storage, offset, bits.
+Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +84,9 @@ class TensorTable:
 
     def add(self, tensor: torch.Tensor, name: str = "") -> int:
         if id(tensor) not in self._index:
-            if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _NAME_OF_DTYPE:
-                raise NotEncodable(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype} is not supported")
+            kind = special_kind(tensor)
+            if kind is not None:
+                raise NotEncodable(f"it has {kind.description}; the farm does not measure such tensors")
             self._index[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
             self._names.append(name)
@@ -95,7 +108,8 @@ class TensorTable:
             shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
             role = self._roles.get(id(tensor)) or ("parameter" if isinstance(tensor, nn.Parameter) else "activation")
             role = "buffer" if name and role == "activation" else role
-            layouts.append((role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, numbered[key], offset))
+            place = numbered[key], offset
+            layouts.append((role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, *place, bits_of(tensor)))
         return tuple(layouts), storages
 
 
@@ -118,7 +132,9 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
         return {"float": text} if not math.isfinite(number) or ("e" in text and number.is_integer()) else number
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if isinstance(value, torch.dtype) and value in _NAME_OF_DTYPE:
+    if isinstance(value, torch.dtype):
+        if value not in _NAME_OF_DTYPE:
+            raise NotEncodable(f"the farm does not measure the dtype {value}")
         return {"dtype": _NAME_OF_DTYPE[value]}
     if isinstance(value, torch.memory_format):
         return {"memory_format": _NAME_OF_MEMORY_FORMAT[value]}
@@ -130,6 +146,10 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
         return {"ellipsis": True}
     if isinstance(value, slice):
         return {"slice": [encode(part, table) for part in (value.start, value.stop, value.step)]}
+    if isinstance(value, PackedSequence):
+        return _packed_sequence_tree(value, table)
+    if isinstance(value, HostIntegers):
+        return {"integers": list(value.numbers)}
     if isinstance(value, tuple):
         return {"tuple": [encode(entry, table) for entry in value]}
     if isinstance(value, list):
@@ -137,6 +157,46 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": [[key, encode(entry, table)] for key, entry in value.items()]}
     raise NotEncodable(f"an argument of type {type(value).__name__} cannot be described")
+
+
+@dataclass(frozen=True)
+class HostIntegers:
+    """A tensor of integers in the memory of the host whose values are part of a tuple."""
+
+    numbers: tuple[int, ...]
+
+
+def host_integers(tensor: torch.Tensor) -> HostIntegers:
+    """The values of a tensor in the memory of the host. Raises `NotEncodable` if they are unknown or too many."""
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+        raise NotEncodable("the lengths of its sequences are unknown before the model runs")
+    if tensor.numel() > MOST_INTEGERS:
+        raise NotEncodable(f"it has {tensor.numel()} lengths or steps, and a tuple has at most {MOST_INTEGERS}")
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return HostIntegers(tuple(tensor.tolist()))
+
+
+def with_host_integers(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call, with `HostIntegers` in place of a tensor that the operator reads on the host."""
+    position = _INTEGERS_OF_THE_HOST.get(operator)
+    if position is None or not isinstance(args[position], torch.Tensor):
+        return args
+    return (*args[:position], host_integers(args[position]), *args[position + 1 :])
+
+
+def _packed_sequence_tree(packed: PackedSequence, table: TensorTable | None) -> dict[str, Any]:
+    steps = host_integers(packed.batch_sizes)
+    fields = [packed.data, steps, packed.sorted_indices, packed.unsorted_indices]
+    return {"named_tuple": ["PackedSequence", [encode(field, table) for field in fields]]}
+
+
+def _packed_sequence(data: Any, batch_sizes: Any, sorted_indices: Any, unsorted_indices: Any) -> PackedSequence:
+    """Raises `TupleRejected` if the steps are not those of the data: a library would read other memory."""
+    sizes = batch_sizes.tolist()
+    falling = all(size > 0 for size in sizes) and sizes == sorted(sizes, reverse=True)
+    if not sizes or not falling or sum(sizes) != len(data):
+        raise TupleRejected("The steps of a packed sequence do not fit its data.", "Capture the model again.")
+    return PackedSequence(data, batch_sizes, sorted_indices, unsorted_indices)
 
 
 def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
@@ -149,6 +209,11 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
     match tag:
         case "tensor":
             return tensors[value]
+        case "integers":
+            with _disable_current_modes():  # a real tensor also in a fake pass
+                return torch.tensor(value, dtype=torch.int64, device="cpu")
+        case "named_tuple":
+            return _named_tuple(value[0], [decode(entry, tensors, device) for entry in value[1]])
         case "tuple":
             return tuple(decode(entry, tensors, device) for entry in value)
         case "dict":
@@ -172,6 +237,12 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
     raise TupleRejected(f"A stored argument has the unknown kind '{tag}'.")
 
 
+def _named_tuple(name: str, fields: list[Any]) -> Any:
+    if name != "PackedSequence" or len(fields) != len(PackedSequence._fields):
+        raise TupleRejected(f"A stored argument is no {name} of this PyTorch.", "Capture the model again.")
+    return _packed_sequence(*fields)
+
+
 def dtype_of(name: str) -> torch.dtype:
     """Raises `TupleRejected` if this torch has no such dtype."""
     try:
@@ -190,6 +261,12 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for entry in tree.values():
             yield from tensors_in(entry)
+
+
+def tensor_spec(layout: Layout) -> TensorSpec:
+    """The description of a tensor with this layout."""
+    role, name, shape, dtype, stride, storage, offset, bits = layout
+    return TensorSpec(role, name, shape, dtype, stride, storage, offset, bits=bits)
 
 
 def storage_key(tensor: torch.Tensor) -> int:

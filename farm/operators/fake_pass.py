@@ -32,11 +32,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, refusal, with_bits
 from farm.operators.allow_list import LEAF_CLASSES
-from farm.operators.collectives import WRAPPERS, local_part
+from farm.operators.collectives import local_part
 from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
@@ -58,6 +60,14 @@ _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynam
 #: Operators that accept a boolean mask as an index; it selects the places that it marks.
 _INDEXING = frozenset(
     {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
+)
+#: Operators that read lengths of sequences on the host.
+_PACKING = frozenset(
+    {
+        torch.ops.aten._pack_padded_sequence.default,
+        torch.ops.aten._pack_padded_sequence_backward.default,
+        torch.ops.aten._pad_packed_sequence.default,
+    }
 )
 
 
@@ -89,13 +99,17 @@ class FakeTensors:
         self.mode, self.device = mode, torch.device(device)
         self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
         self.on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
+        #: Storages of real tensors whose values are unknown; a weak reference keeps the address from being used again.
+        self.overwritten: dict[int, StorageWeakRef] = {}
         self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
         """The replacement of a tensor, always the same for the same tensor. A small integer tensor gets a real copy,
-        unless ``fake`` is set; any other tensor gets a fake one."""
+        unless ``fake`` is set; a special tensor stays; any other tensor gets a fake one."""
+        if not is_plain(tensor):
+            return tensor
         if id(tensor) not in self._replacements and (part := local_part(tensor)) is not tensor:
             whole: Any = tensor  # a distributed tensor keeps its layout
             twin = type(whole)(self.tensor(part, fake=True), whole._spec, requires_grad=tensor.requires_grad)
@@ -115,19 +129,27 @@ class FakeTensors:
                 self.put_on_card(replacement)
             else:
                 trained = is_parameter and tensor.requires_grad
-                replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, requires_grad=trained)
+                bits = bits_of(tensor)
+                replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, bits, requires_grad=trained)
             if is_parameter:
                 replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks other classes
             self._replacements[id(tensor)] = (tensor, replacement)  # the reference to the original keeps its id unique
         return self._replacements[id(tensor)][1]
 
     def fresh(
-        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
+        self,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        bits: Sequence[str] = (),
+        *,
+        requires_grad: bool = False,
     ) -> FakeTensor:
         """A fake tensor with its own storage. `FakeTensorMode` also makes one from a meta tensor; below the dispatcher
         this takes a tenth of the time, and a model has thousands of tensors."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
+            meta = with_bits(meta, bits) if bits else meta
         return FakeTensor(self.mode, meta, self.device)
 
     def layout(self, tensor: Any, used: Collection[int]) -> _NewTensor | None:
@@ -143,10 +165,14 @@ class FakeTensors:
             return tensor.device.type == "cpu" and tensor.device != self.device
         return storage_key(tensor) not in self.on_card
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """True if a real tensor has the values that it has in the model."""
+        return storage_key(tensor) not in self.overwritten
+
     def put_on_card(self, out: Any) -> None:
         """Mark real tensors."""
         for tensor in tensors_in(out):
-            if self.stands and type(tensor) is not FakeTensor:
+            if self.stands and type(tensor) is not FakeTensor and is_plain(tensor):
                 self.on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -165,6 +191,9 @@ class FakeTensors:
             return self.tensor(tree)
         if id(tree) in self._copies:
             return self._copies[id(tree)][1]
+        if isinstance(tree, PackedSequence):
+            orders = [order if order is None else self.tensor(order) for order in tree[2:]]
+            return PackedSequence(self.tensor(tree.data), tree.batch_sizes, *orders)  # the host reads these sizes
         if isinstance(tree, tuple):
             entries = [self.tree(entry) for entry in tree]
             return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
@@ -236,6 +265,36 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
     return visited[id(value)]
 
 
+#: Matrix products of the rows of a tensor by one matrix per group. The meta function of PyTorch refuses all dtypes but
+#: bfloat16; the operator does not.
+_GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+_ROW_ALIGNMENT_BYTES = 16
+
+
+def _grouped_product(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """The shape and the stride of a grouped product (rows x experts) that PyTorch's meta function refuses; None for
+    other operators."""
+    if func is not _GROUPED_PRODUCT or args[0].dtype is torch.bfloat16 or kwargs.get("out_dtype") is not None:
+        return None
+    rows, experts = args[0].shape, args[1].shape
+    if len(rows) != 2 or len(experts) != 3:
+        return None
+    columns = int(experts[-1])
+    alignment = _ROW_ALIGNMENT_BYTES // args[0].element_size()
+    padded = -(-columns // alignment) * alignment
+    return (int(rows[0]), columns), (padded, 1)
+
+
+class MetaRules(TorchDispatchMode):
+    """While active, operators run on meta whose meta function PyTorch lacks."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        product = _grouped_product(func, args, kwargs or {})
+        if product is None:
+            return func(*args, **(kwargs or {}))
+        return torch.empty_strided(*product, dtype=args[0].dtype, device=args[0].device)
+
+
 class _RealIntegers(TorchDispatchMode):
     """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result is large; leaves all
     other operators to that mode."""
@@ -244,7 +303,6 @@ class _RealIntegers(TorchDispatchMode):
         super().__init__()
         self.fakes, self.made = fakes, made
         self.repeated = _RepeatedOperators(fakes)
-        self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in WRAPPERS for kind in types):
@@ -252,9 +310,17 @@ class _RealIntegers(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
+        special = next((tensor for tensor in real if not is_plain(tensor)), None)
+        if special is not None:
+            return self._run_special(func, args, kwargs, special)
         moved = func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device
         if moved and storage_key(real[0]) in self.fakes.on_card and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
             return real[0]  # it is there already, but says "cpu"
+        if func in _PACKING and type(args[0]) is FakeTensor and type(args[1]) is not FakeTensor:
+            return self._run_packing(func, args, kwargs)
+        product = _grouped_product(func, args, kwargs)
+        if product is not None:
+            return self.fakes.fresh(*product, args[0].dtype)
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
         with torch._C._DisableTorchDispatch():
@@ -263,10 +329,19 @@ class _RealIntegers(TorchDispatchMode):
                 self.fakes.put_on_card(out)  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
             return out
 
+    def _run_special(self, func: Any, args: Any, kwargs: Any, special: torch.Tensor) -> Any:
+        """Runs an operator on a special tensor, which is real. Raises `UnsupportedTensor` if it computes anything."""
+        if not only_views(func, special):
+            raise refusal(special, f"A call of {func}")
+        if type(special) in (torch.Tensor, nn.Parameter):
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)  # the class of the tensor runs it
+
     def _computes(self, func: Any, args: Any, kwargs: Any, real: list[torch.Tensor]) -> bool:
         if func.is_view:  # a view needs no values
             return True
-        if any(storage_key(tensor) in self.overwritten for tensor in real):
+        if not all(map(self.fakes.knows, real)):
             return False
         if torch.Tag.nondeterministic_seeded in func.tags:
             # Only a single random number is computed: it decides whether to skip a layer, for example.
@@ -288,13 +363,29 @@ class _RealIntegers(TorchDispatchMode):
         most = max(self.made, 8 * sum(tensor.nbytes for tensor in real))  # also integers from booleans
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
+    def _run_packing(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator that reads lengths on the host: on meta, with the real lengths."""
+
+        def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+            if type(tensor) is not FakeTensor:
+                return tensor
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+        with torch._C._DisableTorchDispatch():
+            made = func(*tree_map_only(torch.Tensor, on_meta, args), **kwargs)
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            return self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype) if tensor.is_meta else tensor
+
+        return tree_map_only(torch.Tensor, fake, made)
+
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Replaces real inputs by fake tensors and runs the operator in the `FakeTensorMode`."""
         if func in _INDEXING:
             places: list[torch.Tensor | None] = []
             for index in args[1]:
                 known = index is not None and type(index) is not FakeTensor
-                if known and index.dtype in (torch.bool, torch.uint8) and storage_key(index) not in self.overwritten:
+                if known and index.dtype in (torch.bool, torch.uint8) and self.fakes.knows(index):
                     with torch._C._DisableTorchDispatch():
                         places.extend(index.nonzero().unbind(1))
                 else:
@@ -307,7 +398,7 @@ class _RealIntegers(TorchDispatchMode):
             if type(tensor) is FakeTensor:
                 return tensor
             if id(tensor) not in replaced:
-                one = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+                one = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype, bits_of(tensor))
                 one.fake_device = torch.device("cpu") if on_host else one.fake_device
                 replaced[id(tensor)] = tensor, one
             return replaced[id(tensor)][1]
@@ -315,7 +406,7 @@ class _RealIntegers(TorchDispatchMode):
         out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
         for tensor in written_tensors(func, args, kwargs):
             if id(tensor) in replaced:
-                self.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+                self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
         originals = {id(one): tensor for tensor, one in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 

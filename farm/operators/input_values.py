@@ -49,7 +49,6 @@ class Fill:
         positive    ``shift + scale * |N(0, 1)|``
         sign        plus or minus one
         index       integers from ``shift`` to below ``shift + bound``
-        ends        the end of each part if ``bound`` is divided into equal parts, ascending
         boolean     random, half of them True
     """
 
@@ -90,9 +89,6 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
         return
     if how.form == "boolean":
         base.bernoulli_(0.5, generator=generator)
-    elif how.form == "ends":
-        numbers = torch.arange(1, base.numel() + 1, device=base.device)
-        base.copy_(numbers.mul_(how.bound).div_(base.numel(), rounding_mode="floor"))
     elif how.form == "index":
         first, last = int(how.shift), min(int(how.shift) + how.bound, torch.iinfo(base.dtype).max)
         if how.bound <= 1:
@@ -164,8 +160,6 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
     if "float" not in tensor.dtype and "complex" not in tensor.dtype:
         if spec.kind == "kernel":  # 0 is a valid index; a measurement uses the values of the running model
             return _NOTHING
-        if spec.operator == "torch._grouped_mm":  # the last row of each expert
-            return Fill("ends", bound=spec.tensors[0].shape[0])
         return Fill("index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index))
     concerned = written and (tensor.role == "activation" or index in written)
     if concerned and (in_place := _in_place(spec, index, written)) is not None:

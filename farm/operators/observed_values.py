@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import FarmError
 from farm.models import catalog
+from farm.models.user_code import captured_code
 from farm.operators.capture import capture, predict
 from farm.operators.input_values import channel_dimension
 from farm.types.protocol import Variant
@@ -46,7 +46,7 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
     """Runs a variant and describes the values of each call; None if the run costs too much (by the ``flops`` of one
     pass, if known) or fails on a CPU."""
     batch = 2  # shows what all samples have in common
-    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+    with captured_code():
         # Always in single precision: a CPU is slow in other dtypes, and the shares are the same.
         plain = dataclasses.replace(variant, dtype="float32", memory_format="contiguous")
         on_meta = catalog.build(plain, real_buffers=True)

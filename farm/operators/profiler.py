@@ -16,6 +16,7 @@ from torch import nn
 
 from farm.operators.capture import ForwardRecorder, capture
 from farm.operators.captured import CapturedPass
+from farm.operators.deciding_values import with_values
 
 MARK = "spin_kernel"  # the kernel of `torch.cuda._sleep`, which no model calls
 RANGE = "farm.call "  # prefix of the ranges that name an operator call to the profiler
@@ -142,7 +143,8 @@ def compare_with_unwatched(
     record: Record | None = None,
 ) -> WatchedPass:
     """Compares a watched run with an unwatched one. ``run`` runs unwatched; ``watch`` returns the capture, of which the
-    last counts; for ``record`` see `verify_on_device`."""
+    last counts; for ``record`` see `verify_on_device`. Values that decide how much work a call does cannot be read
+    while a graph is recorded, so ``watch`` then runs once more."""
     found: list[CapturedPass] = []
     runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
     with torch.set_grad_enabled(grad_enabled):
@@ -152,6 +154,7 @@ def compare_with_unwatched(
             runs = list(map(record, runs))
             unwatched = profiled(runs[0], device)
         after, _ = profiled(runs[1], device)
+        captured = found[-1] if record is None else with_values(found[-1], watch)
         otherwise = EagerPass(watch(), *eager) if eager[0] != unwatched[0] else None
     before, times_us = unwatched
     differences = [
@@ -159,4 +162,4 @@ def compare_with_unwatched(
         for name in sorted(before.keys() | after.keys())
         if before[name] != after[name]
     ]
-    return WatchedPass(found[-1], before, times_us, after, differences, otherwise)
+    return WatchedPass(captured, before, times_us, after, differences, otherwise)

@@ -17,9 +17,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import FarmError, TupleRejected, Unmeasurable
+from farm.errors import TupleRejected, Unmeasurable
+from farm.models.tensor_kinds import with_bits
 from farm.operators import collectives
 from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
+from farm.operators.deciding_values import check_values, write_values
 from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
 from farm.operators.kernels import launch_of, output_tensors, written_tensors
@@ -53,6 +55,7 @@ class Rebuilt:
                 dtype = dtype_of(tensor.dtype)
                 flat = base if base.dtype == dtype else base.view(dtype)
                 view = flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
+            view = with_bits(view, tensor.bits)
             if tensor.role == "parameter" and spec.kind in ("module", "function"):  # others run below autograd
                 # As in a model, also under no_grad: whether matmul folds its batch depends on the gradient requirement
                 # of its operand.
@@ -73,6 +76,11 @@ class Rebuilt:
     def memory(self, index: int) -> torch.Tensor:
         """The storage of a tensor; it contains each element once, whatever the tensor's strides."""
         return self.storages[self.spec.tensors[index].storage]
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """All tensors that a call passes, also those of the host that belong to the arguments."""
+        return [*self.tensors, *tensors_in((self._arguments, self._keywords))]
 
     @property
     def weights(self) -> list[torch.Tensor]:
@@ -142,8 +150,10 @@ class Rebuilt:
 def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True) -> Rebuilt:
     """Builds the operator with its tensors on ``device``, ``filled`` with values from ``seed`` or uninitialized. Raises
     `Unmeasurable` ('rejected') if the tensors would take more memory than any card has; `TupleRejected` if the operator
-    is not in the allow-list, its class does not accept the parameters, or no rule gives values for its integers."""
+    is not in the allow-list, its class does not accept the parameters, no rule gives values for its integers, or the
+    values that it describes do not fit."""
     device = torch.device(device)
+    check_values(spec)
     if spec.kind == "aten":
         aten_fills(spec)
     elif spec.kind not in ("kernel", "collective") and spec.operator not in ALLOWED_OPERATORS:
@@ -159,6 +169,9 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
         with torch.no_grad():
             for storage, (index, *_) in storage_users(spec).items():
                 fill(storages[storage], spec.tensors[index], values_for(spec, index, written), generator)
+            rebuilt = Rebuilt(spec, device, storages)
+            write_values(spec, rebuilt.tensors)
+            return rebuilt
     return Rebuilt(spec, device, storages)
 
 
@@ -184,9 +197,15 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         versions = zip(spec.tensors, trial.tensors, before, strict=True)
         touched = {one.storage for one, tensor, version in versions if tensor._version != version}
     except Exception:
-        in_place = spec.operator.endswith("_") or bool(spec.parameters.get("inplace") or spec.keywords.get("inplace"))
+        in_place = _is_named_in_place(spec) or spec.parameters.get("inplace") or spec.keywords.get("inplace")
         touched = {spec.activations[0].storage} if in_place and spec.activations else set()
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched)
+
+
+def _is_named_in_place(spec: OperatorTuple) -> bool:
+    """True for names such as ``add_`` and ``__setitem__``; other names with two underscores write nothing."""
+    name = spec.operator.rsplit(".", 1)[-1]
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def needed_bytes(spec: OperatorTuple) -> int:
@@ -300,8 +319,8 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
     try:
         with FakeTensorMode(), torch.no_grad():
             built = rebuild(spec, torch.device("cpu"), filled=False)
-            return inputs, len(new_storages(built.run(), frozenset(map(storage_key, built.tensors))))
-    except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
+            return inputs, len(new_storages(built.run(), frozenset(map(storage_key, built.inputs))))
+    except Exception:  # the meta function of an operator may raise anything
         return inputs, 0
 
 

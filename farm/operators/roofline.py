@@ -8,7 +8,9 @@ tiny calls would be free.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,37 @@ def roofline_of(
         bytes_per_s=_positive(measured.get("copy_bytes_per_s"), peaks.bytes_per_s),
         launch_floor_us=_positive(measured.get("launch_floor_us"), peaks.launch_floor_us),
     )
+
+
+def median_fingerprint(fingerprints: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Return the fingerprint of a card model: of each figure, the median over its cards.
+
+    One card may be an outlier: of 67 packaged NVIDIA H200s, one computes float32 at two thirds of the usual rate.
+
+    Args:
+        fingerprints: of the cards of one model; None or an empty one for a card without.
+
+    Returns:
+        The figures that are numbers, and the rates of matrix products by dtype; {} without a fingerprint.
+    """
+    figures: dict[str, list[float]] = defaultdict(list)
+    rates: dict[str, list[float]] = defaultdict(list)
+    for fingerprint in fingerprints:
+        for name, value in (fingerprint or {}).items():
+            if _is_number(value):
+                figures[name].append(value)
+        for dtype, rate in ((fingerprint or {}).get("matmul_flops_per_s") or {}).items():
+            if _is_number(rate):
+                rates[dtype].append(rate)
+
+    medians: dict[str, Any] = {name: statistics.median(values) for name, values in figures.items()}
+    if rates:
+        medians["matmul_flops_per_s"] = {dtype: statistics.median(values) for dtype, values in rates.items()}
+    return medians
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _positive(measured: Any, otherwise: float) -> float:

@@ -26,12 +26,12 @@ from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.collectives import collective_tuple
 from farm.operators.cost import Cost, cost, cost_of_run
-from farm.operators.encoding import NotEncodable, TensorTable, dtype_of, leaf_parameters
+from farm.operators.encoding import NotEncodable, TensorTable, dtype_of, leaf_parameters, tensor_spec
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
 from farm.types.collective import problem_of
 from farm.types.request import CALIBRATION, Sweep
-from farm.types.tuple import OperatorTuple, TensorSpec
+from farm.types.tuple import OperatorTuple
 
 #: Combinations per batch. The first batch is small, so that a card soon has work.
 FIRST_BATCH, BATCH = 100, 1000
@@ -187,7 +187,7 @@ class Builder:
                 table.add_module(module)
             for tensor in inputs:
                 table.add(tensor)
-            tensors = tuple(TensorSpec(*layout) for layout in table.layouts()[0])
+            tensors = tuple(map(tensor_spec, table.layouts()[0]))
             parameters = {} if self.recipe.function else leaf_parameters(module)
         except (*_REFUSALS, NotEncodable):
             return None

@@ -25,8 +25,9 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.devices.device import sound_fingerprint
+from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
-from farm.operators.roofline import Roofline
+from farm.operators.roofline import Roofline, median_fingerprint
 from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import SERIES
@@ -122,13 +123,10 @@ def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it. Raises `UsageError` and leaves no part if that fails."""
-    unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        with replacing_file(path) as file:
+            file.write(text.encode())
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            unfinished.unlink()
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"'{path}' cannot be written: {reason}.", _STEP) from error
 
@@ -217,12 +215,20 @@ def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         index = folder / "index.html"
-        ours = not index.exists() or _OURS in index.read_text(encoding="utf-8", errors="replace")[:4000]
+        ours = not index.exists() or _is_ours(index)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"The folder '{folder}' cannot be written: {reason}.", next_step) from error
     if not ours:
         raise UsageError(f"'{folder}' contains pages that `farm publish` did not write.", "Name a new folder.")
+
+
+def _is_ours(index: Path) -> bool:
+    """True if `farm publish` wrote a page."""
+    if not index.is_file():  # opening a pipe would wait for its writer
+        return False
+    with index.open(encoding="utf-8", errors="replace") as file:
+        return _OURS in file.read(4000)
 
 
 def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage]:
@@ -283,7 +289,7 @@ def _operators(session: Session) -> tuple[list[Row], int]:
 
 
 def _cards(session: Session) -> list[Row]:
-    """Return one row per card model: its peaks (measured on one card), and its numbers of cards and readings."""
+    """Return one row per card model: its peaks (medians over its cards), and its numbers of cards and readings."""
     counted = sqlalchemy.select(READING.card_model, func.count()).where(READING.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(READING.card_model))}
     card_row = tables.CardRow
@@ -293,7 +299,7 @@ def _cards(session: Session) -> list[Row]:
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}
-        peaks = sound_fingerprint(first.fingerprint)
+        peaks = median_fingerprint(sound_fingerprint(card.fingerprint) for card in cards)
         rows.append(row | {name: peaks.get(name) for name in _PEAKS})
     return rows
 

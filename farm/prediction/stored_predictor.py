@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import json
-import os
 import re
 import zipfile
 import zlib
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from farm.devices.shared_files import make_private, replacing_file
 from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.operators.roofline import Roofline
 from farm.prediction import call_features
@@ -32,8 +33,8 @@ from farm.prediction.call_features import CallDescription, describe
 from farm.prediction.dataset import Conditions, Dataset, cached_share
 from farm.prediction.predictors import FAR, CallCosts, FittedPredictor
 from farm.prediction.tile_roofline import CardModel
-from farm.settings import make_private, settings
-from farm.store.package_files import DATA, check_package_files, checksum_of
+from farm.settings import settings
+from farm.store.package_files import DATA, check_package_files
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
@@ -205,8 +206,6 @@ def save(stored: StoredPredictor, path: Path) -> None:
     """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and completes the predictor. Its
     checksum covers both files. Raises `UsageError` if a file cannot be written."""
     beside = path.with_suffix(".json")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, because `find` searches for *.json
     about = {
         "format": FORMAT,
         "features_version": call_features.VERSION,
@@ -218,26 +217,26 @@ def save(stored: StoredPredictor, path: Path) -> None:
         "calibration": stored.calibration.to_json(),
         "fitted": stored.fitted.about(),
     }
-    try:
-        with writing_to(path):
-            make_private(path.parent)
-            arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
-            np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
-            about["checksum"] = _checksum(about, unfinished)
+    arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
+    with writing_to(path):
+        make_private(path.parent)
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays, learnt=stored.learned)
+        about["checksum"] = _checksum(about, packed.getvalue())
+        # A reader that finds only one of the two new files sees that they do not belong together.
+        with replacing_file(path) as file:
+            file.write(packed.getvalue())
             beside.unlink(missing_ok=True)
-            unfinished.replace(path)
-            unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
-            unfinished_json.replace(beside)
-    finally:
-        unfinished.unlink(missing_ok=True)
-        unfinished_json.unlink(missing_ok=True)
+        with replacing_file(beside) as file:
+            file.write(json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def _checksum(about: Mapping[str, Any], arrays: Path) -> str:
-    """Return the SHA-256 of a description, without its checksum, and of the file of the arrays."""
+def _checksum(about: Mapping[str, Any], arrays: bytes) -> str:
+    """Return the SHA-256 of a description, without its checksum, and of the contents of the file of the arrays."""
     described = {name: value for name, value in about.items() if name != "checksum"}
     text = json.dumps(json.loads(json.dumps(described)), sort_keys=True)
-    return hashlib.sha256(f"{text}\n{checksum_of(arrays)}".encode()).hexdigest()
+    of_arrays = hashlib.sha256(arrays).hexdigest()
+    return hashlib.sha256(f"{text}\n{of_arrays}".encode()).hexdigest()
 
 
 def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -259,7 +258,7 @@ def load(path: Path) -> StoredPredictor:
     _check_package(path)
     try:
         # Predictors of earlier versions have no checksum.
-        if "checksum" in about and about["checksum"] != _checksum(about, path):
+        if "checksum" in about and about["checksum"] != _checksum(about, path.read_bytes()):
             raise ValueError("the file is damaged: it differs from its checksum")
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:

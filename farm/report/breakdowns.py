@@ -15,13 +15,15 @@ from farm.estimation.readings import stored_tuples
 from farm.operators.roofline import Roofline
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
+from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
 from farm.types.protocol import Placement, Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
+from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
-from farm.verdict.verdict import TupleRow, Unmeasured
+from farm.verdict.verdict import Comparison, TupleRow, Unmeasured, Verdict
 
 OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
 
@@ -228,10 +230,16 @@ class AllLayers:
         }
 
 
-def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) -> AllLayers | None:
-    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole. None if
-    there is no capture of the complete model, which is made when the job is planned. The cost of a call is its cost in
-    the job's own sum. The gap of the measured layers shows how accurate this sum is."""
+def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture, measured: Verdict) -> AllLayers | None:
+    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
+
+    The cost of a call is its cost in the job's own sum. Layers whose values nobody has recorded (the routing of
+    experts) cost as much as those of the job. The sum of all layers may be wrong by as much as the sum of
+    the measured ones, so its interval contains the gap of `measured`, the verdict of the measured layers.
+
+    Returns:
+        None if there is no capture of the complete model, which is made when the job is planned.
+    """
     from farm.models import catalog
 
     whole = replace(variant, layers=0)
@@ -242,7 +250,10 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
         layers = catalog.find(whole.model).depth
     except FarmError:  # a model of another farm
         return None
-    read = by_key(lambda part: part.operator_id, evidence.parts)
+    plain = {} if evidence.capture_id is None else plain_ids(evidence.session, evidence.capture_id)
+    exact = by_key(lambda part: part.operator_id, evidence.parts)
+    alike = by_key(lambda part: plain.get(part.operator_id, part.operator_id), evidence.parts)
+    read = {**alike, **exact}
     parts = [part for one in wanted for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)]
     # The wholes of the measured layers show at which clocks the card runs the model. Their replays have other calls.
     wholes = [one.without_replay() for one in evidence.wholes]
@@ -253,10 +264,18 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture) ->
         tuples=len(wanted),
         covered_tuples=len(wanted) - len({one.operator_id for one in summed.unmeasured}),
         coverage=summed.coverage or 0.0,
-        time=summed.time.total if summed.measured else None,
-        energy=summed.energy.total if summed.energy else None,
+        time=_of_complete_model(summed.time, measured.time, "time") if summed.measured else None,
+        energy=_of_complete_model(summed.energy, measured.energy, "energy"),
         lacking=summed.unmeasured,
     )
+
+
+def _of_complete_model(summed: Comparison | None, measured: Comparison | None, quantity: Quantity) -> Figure | None:
+    """Return the sum over all layers with an interval that contains the gap of the measured layers."""
+    if summed is None:
+        return None
+    gap = measured.gap if measured else None
+    return expected_whole(summed.total, quantity, gap)
 
 
 def _extrapolated(one: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
+from farm.report.card_spread import Quantity, between_cards
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.content import counts, placed_calls
@@ -50,23 +51,33 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity on both sides, in the same unit; `change` is b / a - 1. None: unknown, or absent on that side."""
+    """One quantity on both sides, in the same unit; `change` is b / a - 1. None: unknown, or absent on that side.
+
+    `between_cards` is the relative half-width of the change for differences between single cards of one model.
+    """
 
     a: Figure | None
     b: Figure | None
+    between_cards: float = 0.0
 
     @property
     def change(self) -> Figure | None:
         if self.a is None or self.b is None:
             return None
-        return self.b.deviation_from(self.a) if self.a.value else Figure(0.0)
+        if not self.a.value:
+            return Figure(0.0)
+        change = self.b.deviation_from(self.a)
+        cards_half_width = (1 + change.value) * self.between_cards
+        return replace(change, half_width=math.hypot(change.half_width, cards_half_width))
 
     @property
     def apart(self) -> bool:
-        """True if the intervals do not overlap."""
+        """True if the intervals do not overlap, and the change is larger than cards of one model differ."""
         if self.a is None or self.b is None:
             return False
-        return abs(self.b.value - self.a.value) > self.a.half_width + self.b.half_width
+        difference = abs(self.b.value - self.a.value)
+        cards_half_width = self.between_cards * self.b.value
+        return difference > max(self.a.half_width + self.b.half_width, cards_half_width)
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -102,6 +113,12 @@ class ComparedRow:
     covers: str = ""  # what the row covers, in words; "" if it covers everything
     a_job: str = ""  # the job of the verdict, for a whole or a sum
     b_job: str = ""
+
+    def on_different_cards(self, between: Mapping[Quantity, float]) -> ComparedRow:
+        """Return the row with changes that include the differences between single cards (`between_cards`)."""
+        time = replace(self.time, between_cards=between.get("time", 0.0))
+        energy = replace(self.energy, between_cards=between.get("energy", 0.0))
+        return replace(self, time=time, energy=energy)
 
     def to_json(self) -> dict[str, Any]:
         data = {name: value for name, value in vars(self).items() if name not in ("time", "energy")}
@@ -162,6 +179,8 @@ class SideComparison:
     tuples_only_a: Sequence[ComparedRow]  # tuples only on side A, the largest share first
     tuples_only_b: Sequence[ComparedRow]
     kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
+    #: Relative half-widths for differences between single cards of one model; {} if both sides are of one card.
+    between_cards: Mapping[Quantity, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<SideComparison {self.a.text} and {self.b.text}: {len(self.tuples)} tuples on both sides>"
@@ -171,7 +190,8 @@ class SideComparison:
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
-        about = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
+        about: dict[str, Any] = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
+        about |= {"between_cards": {**self.between_cards}}
         only = {f"only_{side}": [row["name"] for row in rows[f"tuples_only_{side}"]] for side in "ab"}
         return {**about, **rows, **only}
 
@@ -296,21 +316,40 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 
     models = _models(a, b)
     compared = [_compared(session, *pair) for pair in models]
+    between = between_cards(
+        session,
+        (*a.side.card_models, *b.side.card_models),
+        (a.side.cards, b.side.cards),
+    )
+
+    def on_cards(row: ComparedRow) -> ComparedRow:
+        return row.on_different_cards(between) if between else row
+
+    def order_of_pair(pair: Pair) -> tuple[bool, float, str]:
+        time = _difference("time", pair[:1], pair[1:])
+        time = replace(time, between_cards=between.get("time", 0.0)) if between else time
+        return (*time.order, pair[0].label)
+
+    wholes = [whole for (whole, _), (model, _) in zip(compared, models, strict=True) if model.variant]  # no sweeps
+    sums = [sum_row for _, sum_row in compared]
+    types = [on_cards(row) for row in types]
+    kernels = [replace(row, row=on_cards(row.row)) for row in _kernels(session, a, b)]
     return SideComparison(
-        a.side,
-        b.side,
-        tuple(whole for (whole, _), (one, _) in zip(compared, models, strict=True) if one.variant),  # no sweeps
-        tuple(both for _, both in compared),
-        total,
-        weights,
-        tuple(sorted(types, key=lambda row: (*row.time.order, row.name))),
-        Made(
-            sorted(alike, key=lambda pair: (*_difference("time", pair[:1], pair[1:]).order, pair[0].label)),
-            lambda pair: _of_one(a, b, pair[:1], pair[1:]),
+        a=a.side,
+        b=b.side,
+        wholes=tuple(map(on_cards, wholes)),
+        sums=tuple(map(on_cards, sums)),
+        total=total and on_cards(total),
+        weights=weights,
+        types=tuple(sorted(types, key=lambda row: (*row.time.order, row.name))),
+        tuples=Made(
+            sorted(alike, key=order_of_pair),
+            lambda pair: on_cards(_of_one(a, b, pair[:1], pair[1:])),
         ),
-        alone(a, True, only_a, b),
-        alone(b, False, only_b, a),
-        _kernels(session, a, b),
+        tuples_only_a=alone(a, True, only_a, b),
+        tuples_only_b=alone(b, False, only_b, a),
+        kernels=tuple(kernels),
+        between_cards=between,
     )
 
 
@@ -431,7 +470,8 @@ def _difference(quantity: Literal["time", "energy"], *sides: Rows) -> Difference
             return getattr(rows[0], quantity)  # type: ignore[no-any-return]
         return total_of([(getattr(row, quantity), row.calls) for row in rows]) if rows else None
 
-    return Difference(*map(total, sides))
+    a, b = map(total, sides)
+    return Difference(a, b)
 
 
 def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
@@ -481,8 +521,9 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
             of_sum.append(f"{side}: {found.measured} of {found.parts} tuples{scope}, {percent(found.coverage)}")
 
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
-    time = Difference(*(found.time.whole for found in verdicts))
-    energy = Difference(*(found.energy.whole if found.energy else None for found in verdicts))
+    of_a, of_b = verdicts
+    time = Difference(of_a.time.whole, of_b.time.whole)
+    energy = Difference(of_a.energy and of_a.energy.whole, of_b.energy and of_b.energy.whole)
     row = ComparedRow(name, "", 0, 0, time, energy, a_job=a.job_id, b_job=b.job_id)
     calls = [_calls(session, model.job_id, found) for model, found in zip((a, b), verdicts, strict=True)]
     shares = [None if found.time.whole is None else 1.0 for found in verdicts]
@@ -493,8 +534,11 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
         b_calls=calls[1],
         tuples=verdicts[0].measured,
         b_tuples=verdicts[1].measured,
-        time=Difference(*(found.time.total if found.measured else None for found in verdicts)),
-        energy=Difference(*(found.energy.total if found.energy else None for found in verdicts)),
+        time=Difference(
+            of_a.time.total if of_a.measured else None,
+            of_b.time.total if of_b.measured else None,
+        ),
+        energy=Difference(of_a.energy and of_a.energy.total, of_b.energy and of_b.energy.total),
         a_coverage=verdicts[0].coverage,
         b_coverage=verdicts[1].coverage,
         covers="; ".join(of_sum),
@@ -629,7 +673,8 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     coverage, then by age: the largest coverage and the newest come last."""
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
-        *(JOB.id.label("job_id"), JOB.title, JOB.variant_id, VERDICT.id, VERDICT.coverage, VERDICT.created_at_s),
+        *(JOB.id.label("job_id"), JOB.title, JOB.variant_id),
+        *(VERDICT.id, VERDICT.round, VERDICT.coverage, VERDICT.created_at_s),
         *(READING[name] for name in ("card_model", "card_id", "software_id", "protocol_id", "method")),
     )
     query = query.where(
@@ -639,7 +684,7 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     )
     rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
     variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
-    newest = {row.job_id: row for row in sorted(rows, key=lambda row: (row.created_at_s, row.id))}
+    newest = {row.job_id: row for row in sorted(rows, key=lambda row: row.round)}
     models = [
         _Model(row.job_id, row.title, _fields(variants[row.variant_id]), row.id)
         for row in sorted(newest.values(), key=lambda row: (row.coverage or 0.0, row.created_at_s, row.id))

@@ -7,9 +7,7 @@ bound of paired rounds comes from the spread between the rounds (`judge_rounds`)
 
 from __future__ import annotations
 
-import bisect
 import functools
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,19 +16,17 @@ from statistics import fmean, median, stdev
 from typing import Any, Literal, cast, get_args
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-import sqlalchemy
 from sqlmodel import Session, col, select
 
 from farm.errors import BelowTarget, UsageError
+from farm.report.card_spread import LEAST_ON_CARDS, Quantity, card_spread
 from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
-from farm.store.columns import READING
 from farm.store.content import DOUBTFUL
 from farm.types.format import ENERGY, TIME, percent, plural
 from farm.types.format import quantity as in_unit
 from farm.verdict.figures import Figure, share_of
 
-Quantity = Literal["time", "energy"]
 Level = Literal["whole", "sum", "type", "tuple"]
 Scope = tuple[Quantity, Level]
 
@@ -40,7 +36,6 @@ DEFAULT_SCOPES: tuple[Scope, ...] = tuple(
 MIN_SHARE = 0.05
 FALSE_ALARMS = 0.01  # of paired comparisons in which no row changes by more than the limit
 LEAST_ROUNDS = 3
-LEAST_ON_CARDS = 5  # tuples and wholes on several cards, for a spread between cards
 
 
 @dataclass(frozen=True)
@@ -212,32 +207,6 @@ def _model_of_several_cards(a: Side, b: Side) -> str:
     """The card model if both sides ran on cards of the same model and not all on one card; else ""."""
     several = len({*a.cards, *b.cards}) > 1
     return a.card_models[0] if several and len({*a.card_models, *b.card_models}) == 1 else ""
-
-
-def card_spread(session: Session, model: str) -> dict[Quantity, float]:
-    """Return the relative half-widths of differences between cards of a model; a quantity is missing if unknown.
-
-    Of the tuples and wholes that were measured on several cards with the same software and protocol, those with 95 % of
-    the time differ by at most this much between the card with the largest and the card with the smallest mean.
-    """
-    of = sqlalchemy.func
-    key = (READING.subject_id, READING.protocol_id, READING.software_id, READING.method)
-    means = (of.avg(READING.time_us).label("time"), of.avg(READING.energy_mj).label("energy"))
-    card = sqlalchemy.select(*key, *means).where(READING.card_model == model).group_by(*key, READING.card_id).subquery()
-    ratios = [of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)]
-    grouped = (
-        sqlalchemy.select(*ratios, of.max(card.c.time))
-        .group_by(*(card.c[column.name] for column in key))
-        .having(of.count() > 1)
-    )
-    found = session.execute(grouped).all()
-    spreads: dict[Quantity, float] = {}
-    for number, quantity in enumerate(get_args(Quantity)):
-        differences = sorted((row[number] - 1, row[-1]) for row in found if row[number] is not None)
-        if len(differences) >= LEAST_ON_CARDS:
-            until_us = list(itertools.accumulate(time_us for _, time_us in differences))
-            spreads[quantity] = differences[bisect.bisect_left(until_us, 0.95 * until_us[-1])][0]
-    return spreads
 
 
 @dataclass(frozen=True)

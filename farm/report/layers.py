@@ -22,7 +22,7 @@ from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
 from farm.report.report import Report
-from farm.safe_text import printable
+from farm.safe_text import cell, printable
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
@@ -252,7 +252,7 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
 
     def written(cells: Iterable[Any]) -> str:
         line = io.StringIO()
-        row = (printable(cell) if isinstance(cell, str) else cell for cell in cells)
+        row = (cell(printable(value)) if isinstance(value, str) else value for value in cells)
         csv.writer(line, lineterminator="").writerow(row)
         return line.getvalue()
 

@@ -223,7 +223,7 @@ def build(session: Session, job_id: str) -> Report:
         ),
         eagerly=_eagerly(evidence),
         origin=session.exec(imported).first() or "",
-        all_layers=all_layers(evidence, variant, capture) if variant and variant.layers and capture else None,
+        all_layers=all_layers(evidence, variant, capture, verdict) if variant and variant.layers and capture else None,
         owners=owners(session, evidence.capture_id, tuples, protocol.data)
         if evidence.capture_id and variant and variant.step
         else (),

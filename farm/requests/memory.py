@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import UsageError
+from farm.errors import UsageError, refused
 from farm.models import catalog
 from farm.types.protocol import Variant
 from farm.types.tuple import DTYPES
@@ -80,9 +80,10 @@ def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
 def room_of(variant: Variant) -> Room:
     """Compute the memory of a variant's parameters and inputs, with the model on the meta device. Imports torch. Raises
     `UsageError` if the model cannot be built."""
-    model = catalog.build(dataclasses.replace(variant, batch=1))
-    # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not fit in memory.
-    one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
+    with refused(f"{variant.model} cannot be built"):
+        model = catalog.build(dataclasses.replace(variant, batch=1))
+        # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not fit in memory.
+        one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
     parts = variant.cards if variant.data_parallel == 1 or variant.sharding == "fsdp" else 1
     return Room(
@@ -147,7 +148,9 @@ def _bytes_of(values: Any) -> int:
     import torch
     from torch.utils import _pytree
 
-    return sum(value.nbytes for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+    from farm.models.tensor_kinds import bytes_of
+
+    return bytes_of(value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
 def _gb(number: int) -> str:

@@ -57,14 +57,15 @@ def default_data(card_kind: str, alone: bool = True) -> str:
 
 def usual_variant(model: str, card_kind: str, **given: Any) -> Variant:
     """A variant with the given fields, and with a model's default dtype and batch on a kind of card: bfloat16 if it
-    generates text, except on CPUs, which rarely have bfloat16 arithmetic. Raises `UnknownModel` or `UnsupportedModel`
-    if the catalog does not have the model or refuses it."""
+    generates text, except on CPUs, which rarely have bfloat16 arithmetic; that of a user's own model. Raises
+    `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses it."""
     from farm.models import catalog
 
     if given.get("batch") is None:
         given["batch"] = catalog.usual_batch(model, DEFAULTS[card_kind].batch)
-    dtype = "bfloat16" if catalog.find(model).generates and card_kind != "cpu" else "float32"
-    return catalog.variant(model, **{"dtype": dtype, **given})
+    if catalog.find(model).generates and card_kind != "cpu":
+        given = {"dtype": "bfloat16", **given}
+    return catalog.variant(model, **given)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
     (not_available) if the operator has no such output, or cannot write it to memory of the caller."""
     with _Watching() as watched:
         output = rebuilt.run()
-    outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))
+    outputs = new_storages(output, frozenset(map(storage_key, rebuilt.inputs)))
     if missing := [number for number in wanted if number >= len(outputs)]:
         text = f"The placement names out{missing[0]}, but the operator has {len(outputs)} outputs."
         raise Unmeasurable("not_available", text)
@@ -272,7 +272,7 @@ class _Pool:
 
 def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
     device = rebuilt.device
-    given = frozenset(map(storage_key, rebuilt.tensors))
+    given = frozenset(map(storage_key, rebuilt.inputs))
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)
@@ -297,7 +297,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     def separated(output: object, one: Rebuilt) -> bool:
         """True if the wanted outputs and no others are in slow memory."""
         slow = []
-        for number, tensor in enumerate(new_storages(output, frozenset(map(storage_key, one.tensors)))):
+        for number, tensor in enumerate(new_storages(output, frozenset(map(storage_key, one.inputs)))):
             address = tensor.untyped_storage().data_ptr()
             if any(storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes() for storage in storages):
                 slow.append(number)

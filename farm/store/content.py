@@ -5,6 +5,7 @@ Most ids are hashes of the row's content: if two processes write the same row, t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import uuid
@@ -17,13 +18,14 @@ import sqlalchemy
 from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
-from farm.errors import Unreadable, UsageError
+from farm.errors import TupleRejected, Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import READING, columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
+from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import names_of
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
@@ -100,8 +102,21 @@ def other_versions(session: Session, variant: Variant) -> Sequence[str]:
     if not variant.version:
         return []
     own = tables.ModelVariant
-    same = [getattr(own, name) == getattr(variant, name) for name in names_of(Variant) if name != "version"]
-    return session.exec(select(own.id).where(*same, own.id != variant.id)).all()
+    return session.exec(select(own.id).where(*_same(variant, "version"), own.id != variant.id)).all()
+
+
+def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
+    """Return the ids of a user's own model in other dtypes, in any version; [] for a model of the catalog."""
+    if not variant.version:
+        return []
+    own = tables.ModelVariant
+    return session.exec(select(own.id).where(*_same(variant, "version", "dtype"), own.dtype != variant.dtype)).all()
+
+
+def _same(variant: Variant, *without: str) -> list[Any]:
+    """The conditions for variants with the same fields, except the fields ``without``."""
+    names = [name for name in names_of(Variant) if name not in without]
+    return [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names]
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
@@ -295,6 +310,9 @@ def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str
 def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: str) -> tuple[dict[str, int], bool]:
     """Return (tuple id -> number of calls, whether the job must verify these calls on a card).
 
+    For a real card the ids are those of tuples without values that decide their work: a card shows other values than a
+    prediction, or the first ones.
+
     The job must, unless a card has verified them since the job started. A verification also measures the calls in the
     running model, and these times must be as new as the reading of the whole model. A job with ``--within`` or
     ``--budget`` saves this time if a card of the same model has ever verified the calls.
@@ -302,11 +320,44 @@ def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: 
     with database.read() as session:
         found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
         job, before = session.get_one(Job, job_id), session.get(CardRow, found.card or "")
-        model = session.get_one(CardRow, card_id).model
+        card = session.get_one(CardRow, card_id)
         short = job.request.get("within") or job.request.get("budget_s")
-        known = short and before is not None and before.model == model and found.ran_as(job.request)
-        old = found.read_at_s is None or (found.read_at_s < job.created_at_s and not known)
-        return counts(session, capture_id), old
+        known = short and before is not None and before.model == card.model and found.ran_as(job.request)
+        # A time in the future is of before the clock was set back.
+        since_s, now_s = job.created_at_s, read_clock_s(session)
+        verified = found.read_at_s is not None and (known or since_s <= found.read_at_s <= now_s)
+        old = not verified
+        if card.kind == "simulated":
+            return counts(session, capture_id), old
+        return _counts_without_values(session, capture_id), old or bool(lacking_values(session, capture_id))
+
+
+def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:
+    """Return id of a tuple without values that decide its work -> number of calls in a capture."""
+    found, plain = Counter[str](), plain_ids(session, capture_id)
+    for tuple_id, number in counts(session, capture_id).items():
+        found[plain.get(tuple_id, tuple_id)] += number
+    return dict(found)
+
+
+def plain_ids(session: Session, capture_id: int) -> dict[str, str]:
+    """Return the id of each tuple of a capture that may describe values -> the id of the same call without them."""
+    return {spec.id: spec.without_values.id for spec in _may_have_values(session, capture_id)}
+
+
+def lacking_values(session: Session, capture_id: int) -> set[str]:
+    """Return the ids of the tuples of a capture whose work is unknown: no card has shown the values that decide it."""
+    return {spec.id for spec in _may_have_values(session, capture_id) if lacks_values(spec)}
+
+
+def _may_have_values(session: Session, capture_id: int) -> Iterator[OperatorTuple]:
+    """Yield the tuples of a capture whose operator has an input whose values decide its work."""
+    call, operator = tables.Call, tables.Operator
+    called = select(call.operator_id).where(call.capture_id == capture_id)
+    query = select(operator.spec).where(col(operator.id).in_(called), col(operator.name).in_(declared_operators()))
+    for spec in session.exec(query):
+        with contextlib.suppress(TupleRejected):  # as in tests with simulated cards
+            yield parse(spec)
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:
@@ -323,13 +374,15 @@ def store_observed(
     ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None."""
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
-        verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
+        seen = [CapturedCall(**call) for call in observed["calls"]] if observed else []
+        known = [call.operator_id for call in session.execute(_calls(capture_id, tables.Call.operator_id))]
+        is_same = not seen or known == [call.tuple_id for call in seen]
+        found = _labelled(session, found)
+        if not is_same and predicted.origin == "observed" and found.matches:
+            found = _with_other_values(found)
+        verification = dataclasses.replace(found, card=card_id, read_at_s=read_clock_s(session))
         predicted.verification = verification.to_json()
-        if observed is None:
-            return None
-        seen = [CapturedCall(**call) for call in observed["calls"]]
-        known = session.execute(_calls(capture_id, tables.Call.operator_id))
-        if [call.operator_id for call in known] == [call.tuple_id for call in seen]:
+        if observed is None or is_same:
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
         store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})
@@ -345,6 +398,13 @@ def store_observed(
         if values := stored_values(session, capture_id):
             store_values(session, observed_id, values)
         return observed_id
+
+
+def _with_other_values(found: Verification) -> Verification:
+    """Say that a card showed other values than those of the capture, whose tuples were measured."""
+    text = "the values that decide the work of some calls are not those of the measured tuples"
+    differences = (*(found.differences or ()), text)
+    return dataclasses.replace(found, matches=False, differences=differences, difference_count=len(differences))
 
 
 def _labelled(session: Session, found: Verification) -> Verification:

@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -23,25 +23,24 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, ev
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
-from sqlmodel import Session, SQLModel, and_, case, col, func, select
+from sqlmodel import Session, SQLModel, and_, case, col, func, or_, select
 
+from farm.devices.shared_files import UntrustedPath, check_file, make_private
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.safe_text import keep_secret, shown_url
-from farm.settings import make_private, settings
+from farm.settings import settings
+from farm.store import postgresql
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
-# A worker must notice a lost network within the time of a lease. Without these options, a statement can hang in the
-# kernel for 15 minutes.
-POSTGRESQL_OPTIONS = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,  # ms
-}
+#: PostgreSQL ends a transaction of a connection that writes if its client is silent for half a minute, unless the
+#: server has a limit of its own. The client may be gone, and other processes wait for its locks.
+_END_SILENT_TRANSACTIONS = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', '30s', false)"
+    " WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
+)
 #: The options of a connection to SQLite that a URL can have.
 SQLITE_OPTIONS = {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout"}
 #: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
@@ -75,6 +74,12 @@ def read_clock_s(session: Session) -> float:
     return float(session.scalars(sqlalchemy.select(database_now())).one())
 
 
+def long_ago(time_s: Any, limit_s: float) -> ColumnElement[bool]:
+    """SQL condition: a stored time is more than ``limit_s`` ago. So is a time that is as far in the future: the clock
+    was set back since it was stored. For actions that do no harm if they are too early."""
+    return or_(time_s < database_now() - limit_s, time_s > database_now() + limit_s)
+
+
 class Database:
     """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not answer, is
     read-only or refuses its user, or its file is damaged."""
@@ -100,10 +105,19 @@ class Database:
         """Open a transaction: commit at the end, roll back on any exception. A commit keeps the connection."""
         with self._explained(), self.engine.connect() as connection:
             connection.execution_options(sqlite_begin="IMMEDIATE")
+            self._limit_silence(connection)
             with Session(connection, expire_on_commit=False) as session:
                 session.connection()
                 yield session
                 session.commit()
+
+    def _limit_silence(self, connection: Connection) -> None:
+        """Set the limit at the first write of a connection. A command that only reads may wait for its reader."""
+        if self._is_sqlite or connection.info.get("silence is limited"):
+            return
+        with connection.begin():
+            connection.execute(_END_SILENT_TRANSACTIONS)
+        connection.info["silence is limited"] = True
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -350,35 +364,67 @@ def make_url_or_explain(url: str | URL) -> Any:
 
 
 def _engine(url: Any) -> Engine:
-    sqlite = url.get_backend_name() == "sqlite"
-    options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000}}
-    if not sqlite:
-        options = {"connect_args": POSTGRESQL_OPTIONS, "pool_size": 4, "pool_pre_ping": True}
-    if sqlite and "uri" not in url.query and url.query.keys() - SQLITE_OPTIONS:
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url)
+    return _postgresql_engine(url)
+
+
+def _sqlite_engine(url: Any) -> Engine:
+    if "uri" not in url.query and url.query.keys() - SQLITE_OPTIONS:
         raise _unknown_option("SQLite")  # SQLite itself ignores unknown options of a URI
     try:
-        if sqlite:
-            make_private(Path(url.database).parent)
-        engine = create_engine(url, json_deserializer=_from_json, **options)
-    except (exc.NoSuchModuleError, ImportError) as error:
-        raise SettingsError(
-            f"The Python driver for {url.drivername} is not installed.",
-            "Install it with `pip install 'operator-farm[postgresql]'`.",
+        make_private(Path(url.database).parent)
+        check_file(Path(url.database))
+    except UntrustedPath as error:
+        raise DatabaseUnreachable(
+            f"The database is not opened: {error.filename} {error.strerror}.",
+            "Set FARM_STATE_DIR or FARM_DATABASE_URL to a folder that other users cannot change.",
         ) from error
     except OSError as error:
         raise DatabaseUnreachable(
             f"The folder of {url.database} cannot be created: {error}.",
             "Set FARM_STATE_DIR or FARM_DATABASE_URL to another place.",
         ) from error
-    if sqlite:
-        try:
-            engine.dialect.create_connect_args(url)
-        except (ValueError, TypeError):
-            raise _unknown_option("SQLite") from None
-        event.listen(engine, "do_connect", _create_private)
-        event.listen(engine, "connect", _configure_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+    with _explained_driver(url):
+        timeout = {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000}
+        engine = create_engine(url, json_deserializer=_from_json, connect_args=timeout)
+    try:
+        engine.dialect.create_connect_args(url)
+    except (ValueError, TypeError):
+        raise _unknown_option("SQLite") from None
+    event.listen(engine, "do_connect", _create_private)
+    event.listen(engine, "connect", _configure_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _postgresql_engine(url: Any) -> Engine:
+    with _explained_driver(url):
+        engine = create_engine(
+            url,
+            json_deserializer=_from_json,
+            connect_args=postgresql.OPTIONS,
+            pool_size=4,
+            pool_pre_ping=True,
+        )
+
+    def connect(_dialect: Any, _record: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        return postgresql.connect(*arguments, **options)
+
+    event.listen(engine, "do_connect", connect)
+    return engine
+
+
+@contextlib.contextmanager
+def _explained_driver(url: Any) -> Iterator[None]:
+    """Raise `SettingsError` if the driver is not installed."""
+    try:
+        yield
+    except (exc.NoSuchModuleError, ImportError) as error:
+        raise SettingsError(
+            f"The Python driver for {url.drivername} is not installed.",
+            "Install it with `pip install 'operator-farm[postgresql]'`.",
+        ) from error
 
 
 def _read_only_engine(url: Any) -> Engine:

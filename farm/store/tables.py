@@ -271,7 +271,8 @@ class Round(Row, table=True):
     created_at_s: float = 0.0
     planned_at_s: float | None = None  # None: its items are still being added
     publisher: str | None = None  # the process that publishes the round now; None: no process
-    progress_at_s: float | None = None  # when its planning or publishing last made progress
+    planning_at_s: float | None = None  # when its planner last made progress
+    progress_at_s: float | None = None  # when its publisher last made progress
     published_at_s: float | None = None  # None: one of its items needs a message
 
 
@@ -325,6 +326,7 @@ class Item(Row, table=True):
     created_at_s: float = 0.0
     published_at_s: float | None = None  # time of its newest message; None: it needs a message
     put_off_at_s: float | None = None  # when its cards were last found in use; None: never since its last claim
+    message_used: bool = False  # its newest message was used up when it was put off
     started_at_s: float | None = None
     ended_at_s: float | None = None
 

@@ -26,8 +26,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.overrides import wrap_torch_function
 
-from farm.errors import CaptureError, FarmError, told
+from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
+from farm.models.tensor_kinds import is_plain
 from farm.operators import collectives
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
@@ -86,7 +87,7 @@ def capture_step(
             "Write the step so that its operators do not depend on values. A CUDA graph requires the same.",
         ) from error
     except Exception as error:
-        if "parameters that were not used in producing loss" in str(error):
+        if "parameters that were not used in producing loss" in error_text(error):
             raise CaptureError(
                 "DDP waits for the gradient of each parameter, but the step does not use some of them.",
                 "Give --sharding fsdp, or remove these parameters from the model.",
@@ -240,6 +241,8 @@ class StepRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:
             return func(*args, **kwargs)
+        if func is not _ATTENTION and self.views_special(func, (args, kwargs)):
+            return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
             # Between two nodes, autograd adds in place to a gradient that only its own buffer refers to.
@@ -252,6 +255,7 @@ class StepRecorder(Recorder):
             with self.around(number):
                 out = func(*args, **kwargs)
             self.in_attention = False
+            self.views_special(func, out)
             out = _as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
             # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
@@ -272,6 +276,12 @@ class StepRecorder(Recorder):
             if len(self.calls) > calls:
                 self.slots[number] = calls
             return out
+
+    def place(self, func: Any) -> str:
+        if self.open is None:
+            return f"A call of {func} in the {self.now}"
+        owner = self.owners[self.open]
+        return f"A call of {owner.what} at '{owner.path}' in the {self.now}"
 
     def _record_collectives(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the collectives of a split model. They have no roles: their inputs are memory of this rank."""
@@ -421,8 +431,8 @@ class _StepStorages(Storages):
             state += [(getattr(step.scaler, f"_{name}"), f"scaler.{name}") for name in ("scale", "growth_tracker")]
         targets = step.loss.targets if step.loss else ()
         before_the_step: list[tuple[torch.Tensor, str, str]] = [
-            *((weight, name, "parameter") for name, weight in step.model.named_parameters()),
-            *((buffer, name, "buffer") for name, buffer in step.model.named_buffers()),
+            *((weight, name, "parameter") for name, weight in step.model.named_parameters() if is_plain(weight)),
+            *((buffer, name, "buffer") for name, buffer in step.model.named_buffers() if is_plain(buffer)),
             *((value, name, "optimizer state") for value, name in state),
             *((one.grad, f"{name}.grad", "gradient") for name, one in _with_gradients(step.model)),
             *((tensor, f"input {number}", "input") for number, tensor in enumerate(tensors_in(step.inputs))),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +14,20 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import CaptureError, UsageError
+from farm.errors import CaptureError, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
 from farm.models.building import replaced
+from farm.models.tensor_kinds import bytes_of, special_tensors
+from farm.models.user_code import captured_code
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
-from farm.operators.cost import Cost, cost, model_flops
+from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.settings import settings
 from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
-from farm.types.label import label_of
 from farm.types.protocol import Variant
 
 MOST_PLACES = 3  # places listed per reason
@@ -102,58 +102,72 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
     """
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept
-    if variant.step:
-        step = extract_step(variant, device_type=device_type)
-        assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
-        peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
-        return Extraction(step, {id_: cost(spec) for id_, spec in step.tuples.items()}, step.flops, peak_bytes)
-    if variant.cards > 1:
-        captured = _extract_split(variant, device_type, grad=grad)
-        costs = _costs(captured)
-        # PyTorch's counter cannot count one rank's part.
-        return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
-    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
-        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-        try:
-            flops, captured = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
-        except CaptureError as error:
-            if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
-                raise
-            needed = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-            if needed > MOST_RUN_BYTES:
-                raise CaptureError(
-                    f"{error.message} A capture with real values is not possible: parameters and buffers take "
-                    f"{needed / 2**30:.1f} GiB, and the limit is {MOST_RUN_BYTES / 2**30:.0f} GiB.",
-                    f"{error.next_step} Or choose a smaller variant of the model, for example with --layers.",
-                ) from error
-            model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
-            flops = model_flops(model, inputs, computed=True)
-            captured = capture(model, inputs, grad_enabled=grad)
-    return Extraction(captured, _costs(captured), flops)
+    with refused(f"{variant.model} cannot be captured"):
+        if variant.step:
+            return _step_extraction(variant, device_type)
+        if variant.cards > 1:
+            captured = _extract_split(variant, device_type, grad=grad)
+            costs = costs_of(captured)
+            # PyTorch's counter cannot count one rank's part.
+            return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
+        with captured_code():
+            captured, flops = _extract_forward(variant, device_type, grad=grad)
+        return Extraction(captured, costs_of(captured), flops)
 
 
-def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) -> tuple[int, CapturedPass]:
-    """The FLOPs and the operators of a model. If it reads a value of a large mask, masks are computed."""
-    with contextlib.suppress(CaptureError):
-        return model_flops(model, inputs), predict(model, inputs, **about)
-    return model_flops(model, inputs, made=MOST_MASK_BYTES), predict(model, inputs, made=MOST_MASK_BYTES, **about)
+def _step_extraction(variant: Variant, device_type: str) -> Extraction:
+    step = extract_step(variant, device_type=device_type)
+    assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
+    peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
+    return Extraction(step, costs_of(step), step.flops, peak_bytes)
 
 
-def _costs(captured: CapturedPass) -> dict[str, Cost]:
-    costs: dict[str, Cost] = {}
-    for id_, spec in captured.tuples.items():
-        try:
-            costs[id_] = cost(spec)
-        except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
-            text = f"The cost of {label_of(spec)} is unknown: the size of its output depends on values of its input."
-            raise CaptureError(text, "Replace this operator in the model by one with a known output size.") from error
-    return costs
+def _extract_forward(variant: Variant, device_type: str, *, grad: bool) -> tuple[CapturedPass, int]:
+    """The operators and the FLOPs of a forward pass, without values if possible."""
+    model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+    try:
+        return _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
+    except UnsupportedTensor:
+        raise
+    except CaptureError as error:
+        if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
+            raise
+        _check_may_run(model, error)
+    try:
+        model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
+        return capture(model, inputs, grad_enabled=grad), model_flops(model, inputs, computed=True)
+    except UnsupportedTensor:
+        raise
+    except CaptureError as error:
+        raise CaptureError(error.message, f"{error.next_step}{catalog.hint_about_inputs(variant)}") from error
+
+
+def _check_may_run(model: torch.nn.Module, error: CaptureError) -> None:
+    """Raises ``error`` with the reason if a model is too large to run with values."""
+    needed = bytes_of([*model.parameters(), *model.buffers()])
+    if needed > MOST_RUN_BYTES:
+        raise CaptureError(
+            f"{error.message} A capture with real values is not possible: parameters and buffers take "
+            f"{needed / 2**30:.1f} GiB, and the limit is {MOST_RUN_BYTES / 2**30:.0f} GiB.",
+            f"{error.next_step} Or choose a smaller variant of the model, for example with --layers.",
+        ) from error
+
+
+def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) -> tuple[CapturedPass, int]:
+    """The operators and the FLOPs of a model. If it reads a value of a large mask, masks are computed."""
+    try:
+        return predict(model, inputs, **about), model_flops(model, inputs)
+    except UnsupportedTensor:
+        raise
+    except CaptureError:
+        captured = predict(model, inputs, made=MOST_MASK_BYTES, **about)
+        return captured, model_flops(model, inputs, made=MOST_MASK_BYTES)
 
 
 def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
     """Captures the aten operators and the collectives that one rank of a split model runs in a forward pass."""
     there = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
-    with contextlib.redirect_stdout(sys.stderr), fake_group(variant.cards):
+    with captured_code(), fake_group(variant.cards):
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _):
             split(model, variant, "cpu")
@@ -175,6 +189,30 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."
         raise UsageError(text, "Give --phase prefill.")
+    with refused(f"The training step of {variant.model} cannot be captured"):
+        try:
+            return _extract_step_for(variant, device_type)
+        except CaptureError:
+            _refuse_special(variant)
+            raise
+
+
+def _refuse_special(variant: Variant) -> None:
+    """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special tensor. A step that
+    has one ends with an error of PyTorch, or without the path."""
+    model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+    held = [*model.parameters(), *model.buffers(), *inputs]
+    if next(special_tensors(held), None) is None:
+        return
+    try:
+        predict(model, inputs, grad_enabled=True)
+    except UnsupportedTensor:
+        raise
+    except CaptureError:
+        return
+
+
+def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
     on = device_type if torch.cuda.is_initialized() else "cpu"
     if on == device_type:
         return _extract_step(variant, device_type, on, on)
@@ -188,7 +226,7 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 
 def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
     """`extract_step` with the operators of one device (``on``); the fake tensors are on another (``there``)."""
-    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+    with captured_code():
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from farm.types.distribution import LENGTH_STEP, PARTS, Distribution
 from farm.types.tuple import (
     DTYPES,
     OperatorTuple,
@@ -40,6 +41,7 @@ def label_of(spec: OperatorTuple) -> str:
     called = " ".join(_call_words(spec))
     zeros = max((tensor.zeros for tensor in spec.tensors), default=0.0)
     words = [_inputs(spec), _dtype(spec), *_layout_words(spec), f"zeros {zeros * 100:g} %" if zeros else ""]
+    words += [values_in_words(tensor.values) for tensor in spec.tensors if tensor.values]
     tail = " ".join(filter(None, [*words, "train" if spec.training else ""]))
     tail = f" | {tail}" if tail else ""
     if not called:
@@ -94,6 +96,18 @@ def _dtype(spec: OperatorTuple) -> str:
     return next(floating, shorts[0] if shorts else "")
 
 
+def values_in_words(values: Distribution) -> str:
+    """Describe values that decide the work of a call: '6 of 8 groups in 14 x 64'."""
+    if values.form == "marks":
+        return f"{values.numbers[0]} marked"
+    if values.form == "places":
+        order = ("random", "runs", "ascending")[values.numbers[1]]
+        return f"{values.numbers[0]}/{PARTS} distinct {order}"
+    step = LENGTH_STEP if values.form == "lengths" else values.step
+    size = f" in {values.tiles} x {step}" if step > 1 else ""
+    return f"{values.used_segments} of {values.segments} groups{size}"
+
+
 def _layout_words(spec: OperatorTuple) -> Iterator[str]:
     strided = [tensor for tensor in spec.activations if tensor.stride is not None]
     images = [tensor for tensor in strided if len(tensor.shape) == 4]
@@ -104,6 +118,7 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
         yield "strided"
     if offset := next((tensor.offset for tensor in spec.activations if tensor.offset), 0):
         yield f"offset {offset}"
+    yield from dict.fromkeys(bit for tensor in spec.tensors for bit in tensor.bits)
 
 
 def _call_words(spec: OperatorTuple) -> Iterator[str]:

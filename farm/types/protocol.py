@@ -123,7 +123,7 @@ class Variant(ContentAddressed):
     model: str = original(MISSING)
     batch: int = original(MISSING, minimum=1, several=True)
     input_size: int = original(MISSING, unit="px", minimum=0)
-    dtype: str = original("float32", choices=("float32", "float16", "bfloat16"))
+    dtype: str = original("float32", choices=("float32", "float16", "bfloat16", "float64"))
     memory_format: str = original("contiguous", choices=("contiguous", "channels_last"))
     mode: str = original("eval", choices=("eval", "train"))
     weights: str = original("random", choices=("random",))

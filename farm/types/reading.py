@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, Self, cast, get_args, get_type_hints
 
+from farm.errors import Unreadable
 from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
@@ -35,6 +36,11 @@ def inside_s(cost_s: Mapping[str, float]) -> float:
     return math.fsum(cost_s.get(name, 0.0) for name in _INSIDE)
 
 
+#: Most bytes of the JSON of a reading's series. An hour of five series at 100 values per second has 40 MB.
+MOST_TRACE_BYTES = 64 << 20
+_MEASURE_AGAIN = "Measure it again: `farm run MODEL --reuse none`."
+
+
 @dataclass(frozen=True)
 class Trace:
     """The sampled time series of one reading: name -> (times in s since the warm-up began, values).
@@ -52,7 +58,16 @@ class Trace:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        data = json.loads(zlib.decompress(packed))
+        """The inverse of `pack`. Raises `Unreadable` for data that is damaged, or larger than `MOST_TRACE_BYTES`."""
+        unpacking = zlib.decompressobj()
+        try:
+            unpacked = unpacking.decompress(packed, MOST_TRACE_BYTES)
+        except zlib.error as error:
+            raise Unreadable(f"The sampled series of a reading are damaged: {error}.", _MEASURE_AGAIN) from error
+        if not unpacking.eof:
+            text = f"The sampled series of a reading are cut off, or larger than {MOST_TRACE_BYTES} bytes."
+            raise Unreadable(text, _MEASURE_AGAIN)
+        data = json.loads(unpacked)
         series = {name: (times, values) for name, (times, values) in data["series"].items()}
         return cls((data["window_s"][0], data["window_s"][1]), series)
 

@@ -15,7 +15,8 @@ This module does not import torch: the command line, the queues and the simulate
 Values that JSON lacks are written as an object with one key: ``{"tensor": 0}`` (an index into ``tensors``),
 ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"slice": [start, stop, step]}``, ``{"ellipsis": true}``,
 ``{"dtype": "float32"}``, ``{"device": "run"}`` (always the device of the run), ``{"memory_format": "channels_last"}``,
-``{"layout": "strided"}``, ``{"float": "inf"}`` and ``{"complex": [real, imaginary]}``. A JSON list is a list.
+``{"layout": "strided"}``, ``{"float": "inf"}``, ``{"complex": [real, imaginary]}``, ``{"integers": [5, 3]}`` (a tensor
+of 64-bit integers in the memory of the host) and ``{"named_tuple": ["PackedSequence", [...]]}``. A JSON list is a list.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from farm.errors import TupleRejected
 from farm.types.collective import problem_of
+from farm.types.distribution import MOST_NUMBERS, Distribution
 from farm.types.fields import content_id, names_of
 
 SCHEMA = 1
@@ -40,6 +42,9 @@ KINDS = ("module", "function", "aten", "kernel", "collective")
 
 MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 LAYOUTS = ("strided",)
+BITS = ("conj", "neg")
+NAMED_TUPLES = ("PackedSequence",)
+MOST_INTEGERS = 10_000  # of one tensor of the host: the steps of a packed sequence
 
 
 def words(text: str) -> frozenset[str]:
@@ -115,7 +120,9 @@ class TensorSpec:
 
     ``stride`` and ``offset`` count elements; a contiguous ``stride`` is None. Tensors of the same ``storage`` share
     memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is the share of zeros
-    in the data (a hint of sweeps, 0 to 1).
+    in the data (a hint of sweeps, 0 to 1). ``bits``: "conj" and "neg" for a conjugation or a negation that PyTorch has
+    put off until the data is read; the call then includes it. ``values`` describes integers that decide how much work
+    the call does.
     """
 
     role: str
@@ -126,6 +133,8 @@ class TensorSpec:
     storage: int = 0
     offset: int = 0
     zeros: float = 0.0
+    bits: tuple[str, ...] = ()
+    values: Distribution | None = None
 
     def __post_init__(self) -> None:
         if self.stride is not None:
@@ -162,6 +171,7 @@ class TensorSpec:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name, without optional fields at their defaults."""
         found = {name: value for name, value in vars(self).items() if value or name in _REQUIRED}
+        found |= {"values": self.values.to_json()} if self.values else {}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
@@ -206,6 +216,13 @@ class OperatorTuple:
         data = {"schema": SCHEMA, **{name: getattr(self, name) for name in names_of(OperatorTuple)}}
         data |= {"parameters": dict(self.parameters), "arguments": list(self.arguments)}
         return data | {"keywords": dict(self.keywords), "tensors": [tensor.to_json() for tensor in self.tensors]}
+
+    @functools.cached_property
+    def without_values(self) -> OperatorTuple:
+        """The same call without a description of values that decide its work."""
+        if all(tensor.values is None for tensor in self.tensors):
+            return self
+        return replace(self, tensors=tuple(replace(tensor, values=None) for tensor in self.tensors))
 
     @property
     def short_name(self) -> str:
@@ -378,6 +395,8 @@ def _json_type() -> Any:
     size = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
     sizes = Annotated[list[size], Field(max_length=_MAX_DIMENSIONS)]  # type: ignore[valid-type]
     share = Annotated[float, Field(ge=0, le=1)]
+    numbers = Annotated[list[size], Field(max_length=MOST_NUMBERS)]  # type: ignore[valid-type]
+    values = create("values", __config__=strict, form=(name, ...), numbers=(numbers, ...))
     tensor = create(
         "tensor",
         __config__=strict,
@@ -389,6 +408,8 @@ def _json_type() -> Any:
         storage=(size, ...),
         offset=(size, 0),
         zeros=(share, 0.0),
+        bits=(Annotated[list[Literal[BITS]], Field(max_length=len(BITS))], []),  # type: ignore[valid-type]
+        values=(values, None),
     )
     return create(
         "tuple",
@@ -461,11 +482,25 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
         names.add(one.name)
         storages = max(storages, one.storage + 1)
         stride = None if one.stride is None else tuple(one.stride)
-        spec = TensorSpec(one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset, one.zeros)
+        if "conj" in one.bits and not one.dtype.startswith("complex"):
+            raise _reject(f"{where}.bits", "has a conjugation, but the numbers are real")
+        layout = (one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset)
+        values = _values(one.values, f"{where}.values")
+        spec = TensorSpec(*layout, one.zeros, tuple(one.bits), values)
         if spec.numel > _MAX_SIZE or spec.extent + spec.offset > _MAX_SIZE:
             raise _reject(where, "is larger than the memory of any card")
         tensors.append(spec)
     return tuple(tensors)
+
+
+def _values(given: Any, where: str) -> Distribution | None:
+    """The values of an input. Whether they fit the operator is checked before it is built."""
+    if given is None:
+        return None
+    values = Distribution(given.form, tuple(given.numbers))
+    if problem := values.problem():
+        raise _reject(where, problem)
+    return values
 
 
 def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:
@@ -504,6 +539,11 @@ def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int]
             if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or len(pair[0]) > _MAX_TEXT:
                 raise _reject(where, "contains a dict that is not a list of pairs with text keys")
             _check_tree(pair[1], where, tensors, budget, depth + 1)
+    elif tag == "named_tuple" and type(value) is list and len(value) == 2 and value[0] in NAMED_TUPLES:
+        _check_tree(value[1], where, tensors, budget, depth + 1)
+    elif tag == "integers" and type(value) is list and len(value) <= MOST_INTEGERS:
+        if any(type(number) is not int or not 0 <= number <= _MAX_SIZE for number in value):
+            raise _reject(where, "contains a number that is no size")
     elif tag == "complex" and type(value) is list and len(value) == 2:
         if any(type(part) not in (int, float) or not math.isfinite(part) for part in value):
             raise _reject(where, "contains a malformed complex number")

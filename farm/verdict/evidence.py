@@ -18,7 +18,7 @@ from sqlmodel import Session, col, func, select
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import ITEM, OPERATOR, READING
-from farm.store.content import classes, counts, sound
+from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
@@ -26,7 +26,7 @@ from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
 from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows
-from farm.verdict.figures import NOT_IN_SCOPE, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, NOT_SHOWN, VIEW_COLUMNS, CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import TupleRow, Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -142,13 +142,23 @@ class Evidence:
                     data=data,
                     count=count,
                     reading=view,
-                    reason="" if row else _reason(item, in_scope),
+                    reason="" if row else self._reason(operator_id, item, in_scope),
                     card_id=row.card_id if row else item.card_id if item else "",
                     in_scope=in_scope,
                     reused=bool(item and item.reused),
                 )
             )
         return parts
+
+    @cached_property
+    def lacking_values(self) -> set[str]:
+        """The tuples whose work is unknown, because no card has shown the values that decide it."""
+        return set() if self.capture_id is None else lacking_values(self.session, self.capture_id)
+
+    def _reason(self, operator_id: str, item: Any, in_scope: bool) -> str:
+        if item is None and in_scope and operator_id in self.lacking_values:
+            return NOT_SHOWN
+        return _reason(item, in_scope)
 
     def _operators(self) -> dict[str, Any]:
         its = select(ITEM.subject_id).where(*self.its, ITEM.role == "tuple")

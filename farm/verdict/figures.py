@@ -14,6 +14,7 @@ from farm.types.reading import Details
 Used = Literal["steady", "burst", "interpolated"]
 
 NOT_IN_SCOPE = "not in scope"
+NOT_SHOWN = "no card has shown the values that decide how much work it does"
 
 
 @dataclass(frozen=True)

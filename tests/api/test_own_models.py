@@ -23,8 +23,10 @@ from farm.jobs import cards, items
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
+from farm.types.deciding import lacks_values
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Verification
+from tests.operators.routed import routed
 
 SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
 
@@ -63,6 +65,14 @@ def test_a_model_in_hand_is_one_variant_by_its_calls_whatever_its_weights() -> N
     assert "Linear" in one._repr_html_()
 
 
+def test_the_rows_of_experts_are_those_of_the_model_in_hand_and_not_part_of_its_name() -> None:
+    (even, x), (skewed, _) = routed(), routed(skew=2.0)
+    captured, other = farm.capture_model(even, x), farm.capture_model(skewed, x)
+    assert captured.variant == other.variant
+    assert captured.counts != other.counts
+    assert not any(map(lacks_values, (*captured.tuples, *other.tuples)))
+
+
 def test_keyword_inputs_count_and_training_is_another_variant() -> None:
     model, values = Masked().eval(), torch.randn(3, 4)
     plain, masked = (farm.capture_model(model, (values,), named) for named in ({}, {"mask": torch.ones(3, 8)}))
@@ -81,8 +91,54 @@ def test_what_cannot_be_captured_is_refused_with_the_reason() -> None:
         farm.capture_model(torch.nn.LazyLinear(3), torch.ones(2, 2))
     with pytest.raises(CaptureError, match="raised"):
         farm.capture_model(torch.nn.Linear(3, 3), torch.ones(2, 2))
-    with pytest.raises(UsageError, match="float64"):
-        farm.capture_model(torch.nn.Linear(3, 3).double(), torch.ones(2, 3).double())
+
+
+class Uncopyable(torch.nn.Linear):
+    """It reads a value, and cannot be copied to run with values."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return super().forward(values) if values.sum().item() else values
+
+    def __deepcopy__(self, memory: Any) -> Any:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+def test_every_error_of_a_capture_is_an_error_of_the_farm() -> None:
+    with pytest.raises(CaptureError, match=r"a copy of the model, which cannot be made: TypeError: cannot pickle"):
+        farm.capture_model(Uncopyable(3, 3), torch.ones(2, 3))
+
+
+def test_a_model_of_another_dtype_is_a_variant_of_it() -> None:
+    doubled = farm.capture_model(torch.nn.Linear(3, 3).double(), torch.ones(2, 3).double())
+    assert doubled.variant.dtype == "float64"
+    complex_ = farm.capture_model(torch.nn.Linear(3, 3).to(torch.complex64), torch.ones(2, 3).to(torch.complex64))
+    assert complex_.variant.dtype == "float32"
+
+
+def test_a_captured_model_is_estimated_and_a_module_needs_its_inputs() -> None:
+    module = Masked().eval()
+    captured = farm.capture_model(module, torch.randn(3, 4))
+    estimate = farm.estimate(captured, card="H200")
+    assert (estimate.variant, estimate.tuples) == (captured.variant, 3)
+    for ask in (
+        lambda: farm.estimate(module, card="H200"),  # type: ignore[arg-type]
+        lambda: farm.step_memory(module),  # type: ignore[arg-type]
+        lambda: farm.measure_model(module, database=None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match="A value of type Masked is neither") as caught:
+            ask()
+        assert "farm.capture_model(module, inputs)" in caught.value.next_step
+
+
+def test_what_needs_values_has_a_cost_wherever_its_tuples_go() -> None:
+    class Selecting(torch.nn.Linear):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return super().forward(values[values[:, 0] > 0])
+
+    captured = farm.capture_model(Selecting(4, 4).eval(), torch.ones(3, 4))
+    assert captured.flops == 2 * 3 * 4 * 4
+    assert len(farm.predict(captured.tuples, card="H200")) == len(captured.tuples)
+    assert farm.estimate(captured, card="H200").tuples == len(captured.tuples)
 
 
 @pytest.mark.usefixtures("simulated")

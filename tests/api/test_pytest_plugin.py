@@ -33,6 +33,9 @@ def work(values, times=1):
         values = torch.mm(values, values)
     return values
 
+def half(values):
+    return values / 2
+
 def model():
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).eval()
 """
@@ -55,6 +58,9 @@ def test_twice(farm_benchmark):
 def test_busy(farm_benchmark, monkeypatch):
     monkeypatch.setattr("farm.benchmark.window.BUSY", -1.0)
     farm_benchmark(net.model(), torch.ones(8, 64))
+
+def test_half(farm_benchmark):
+    farm_benchmark(net.half, torch.ones(64))
 
 def test_without_it():
     pass
@@ -118,18 +124,34 @@ def run_pytest(repository: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
+def compare(repository: Path, base: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of CI systems."""
+    command = [ROOT / "deploy/ci/compare-revisions", base, "--farm-quick", *arguments]
+    variables = environment(repository.parent)
+    return subprocess.run(command, cwd=repository, env=variables, stdout=-1, stderr=-2, text=True, timeout=280)
+
+
 @pytest.fixture
 def repository(tmp_path):
     return make_repository(tmp_path / "repository")
 
 
+@pytest.fixture
+def light(repository):
+    """A repository whose fixtures do not import torch."""
+    (repository / "tests/conftest.py").write_text("")
+    git(repository, "commit", "-q", "-am", "without fixtures")
+    return repository
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A pull request that makes one function slower and adds a test, compared with its base by the GitHub Action."""
+    """A pull request that makes one function slower, breaks one and adds a test, compared by the GitHub Action."""
     folder = tmp_path_factory.mktemp("compared")
     repository = make_repository(folder / "repository")
     base = git(repository, "rev-parse", "HEAD").strip()
-    (repository / "src/net.py").write_text(NET.replace("times=1", "times=30"))
+    slower = NET.replace("times=1", "times=30")
+    (repository / "src/net.py").write_text(slower.replace("values / 2", "valeus / 2"))
     with (repository / "tests/test_net.py").open("a") as file:
         file.write("\ndef test_new(farm_benchmark):\n    farm_benchmark(net.work, torch.eye(8))\n")
     git(repository, "commit", "-q", "-am", "slower")
@@ -150,8 +172,7 @@ def test_a_test_whose_code_became_slower_fails_with_both_times_and_what_to_do(co
     base = git(repository, "rev-parse", "HEAD~1").strip()
     assert f"farm: round 3 of 3, {base} ({base[:12]}) and head" in done.stdout
     report = ElementTree.parse(repository / "farm-junit.xml").getroot()
-    (failure,) = report.iter("failure")
-    told = failure.text or ""
+    told, _ = (failure.text or "" for failure in report.iter("failure"))
     assert "_ test_work _" in done.stdout
     assert f"costs surely more than at {base} ({base[:12]}), by over --farm-fail-above 50%:" in told
     number = r"[\d.]+"
@@ -163,9 +184,91 @@ def test_a_test_whose_code_became_slower_fails_with_both_times_and_what_to_do(co
 @pytest.mark.slow
 def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_others_pass(compared):
     _, done = compared
-    assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
+    assert "2 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "does not have this test" in done.stdout
     assert "the host is busy, too few rounds count: Other programs used the CPU" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_test_that_breaks_at_the_head_is_told_after_the_first_round_and_the_others_are_measured(compared):
+    repository, done = compared
+    first_round, second_round = done.stdout.split("farm: round 2 of 3", 1)
+    told = "farm: tests/test_net.py::test_half fails at the head and is not measured again:"
+    assert told in first_round
+    assert told not in second_round
+    reason = "NameError: name 'valeus' is not defined"
+    assert reason in first_round
+    _, failure = ElementTree.parse(repository / "farm-junit.xml").getroot().iter("failure")
+    for text in (failure.text, (repository / "farm-summary.md").read_text()):
+        assert reason in text
+        assert "return valeus / 2" in text
+
+
+def test_a_new_test_that_is_broken_ends_the_comparison_after_the_first_round(light):
+    git(light, "rm", "-q", "tests/test_net.py")
+    git(light, "commit", "-q", "-m", "without tests")
+    (light / "tests/test_new.py").write_text(
+        "def broken(values):\n    return lenght(values)\n\n"
+        "def test_it(farm_benchmark):\n    farm_benchmark(broken, [1, 2])\n"
+    )
+    done = compare(light, "main")
+    assert done.returncode == 1, done.stdout
+    assert "farm: round 1 of 6" in done.stdout
+    assert "farm: round 2 of 6" not in done.stdout
+    reason = "NameError: name 'lenght' is not defined"
+    (failure,) = ElementTree.parse(light / "farm-junit.xml").getroot().iter("failure")
+    assert reason in done.stdout
+    assert reason in failure.text
+    assert reason in (light / "farm-summary.md").read_text()
+
+
+def test_a_comparison_that_judged_nothing_has_an_exit_code_and_a_line_of_its_own(light):
+    (light / "tests/test_net.py").write_text(
+        "import pytest\ndef test_it(farm_benchmark):\n    pytest.skip('the card is away')\n"
+    )
+    git(light, "commit", "-q", "-am", "skips")
+    done = compare(light, "main")
+    assert (done.returncode, "1 skipped" in done.stdout) == (6, True), done.stdout
+    assert "farm: no test was judged, so --farm-require-verdict ends with exit code 6." in done.stdout
+    assert "the card is away" in done.stdout
+
+
+def test_a_test_that_was_skipped_at_the_head_is_skipped_with_its_reason(light):
+    (light / "tests/test_net.py").write_text(
+        "import sys, pytest\ndef test_it(farm_benchmark):\n"
+        "    if '--farm-record' in ' '.join(sys.argv):  # in the process of a side\n"
+        "        pytest.skip('the host is busy: another program measures')\n"
+        "    farm_benchmark(sorted, [1])\n"
+    )
+    git(light, "commit", "-q", "-am", "skips")
+    done = run_pytest(light, "--farm-base", "main", "-rs")
+    assert "skipped at the head: the host is busy: another program measures" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("base", ["--upload-pack=touch evil; true", "--output=evil", "+main:main", "a b", "x^{/y}"])
+def test_a_base_is_never_an_option(light, base):
+    done = compare(light, base)
+    assert done.returncode == 2, done.stdout
+    assert f"The base '{base}'" in done.stdout
+    assert "→ Name a" in done.stdout
+    assert not list(light.parent.rglob("evil"))
+
+
+def test_a_base_of_pytest_is_never_an_option_of_git(light):
+    (light / "tests/test_net.py").write_text(ASKS_ONLY)
+    done = run_pytest(light, "--farm-base=--output=evil")
+    assert done.returncode == 4, done.stdout
+    assert "the repository has no revision '--output=evil'" in done.stdout
+    assert not list(light.parent.rglob("evil"))
+
+
+def test_the_name_of_a_test_file_is_never_an_option(light):
+    (light / "pyproject.toml").write_text('[tool.pytest.ini_options]\npython_files = ["*.py"]\n')
+    (light / "--collect-only.py").write_text(ASKS_ONLY)
+    git(light, "add", "--all", "--", ".")
+    git(light, "commit", "-q", "-m", "a strange name")
+    done = run_pytest(light, "--farm-base", "main", "-rA", "--", "./--collect-only.py")
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

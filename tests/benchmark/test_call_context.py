@@ -13,8 +13,10 @@ from farm.models import catalog
 from farm.operators.capture import capture
 from farm.operators.captured import CapturedCall, CapturedPass, Launch
 from farm.operators.encoding import tensors_in
+from farm.operators.rebuild import rebuild
 from farm.training.capture import capture_step
 from farm.training.step import Loss, TrainingStep
+from tests.operators.routed import routed
 
 CPU = torch.device("cpu")
 
@@ -60,6 +62,26 @@ def test_a_call_is_given_what_the_calls_before_it_made_and_weights_of_its_own():
     assert not weights[0] & weights[2]
     (image,) = set(first.reads) & set(add.reads)
     assert given[0][image] == given[3][image]
+
+
+def test_a_product_of_groups_is_played_with_the_rows_of_the_model():
+    """The weights of the replay are others, so its router would choose other experts."""
+    model, x = routed(skew=3.0)
+    seen = capture(model, (x,))
+    (spec,) = (one for one in seen.tuples.values() if one.short_name == "_grouped_mm")
+    played_ends = []
+
+    def step(call, operator):
+        if call.tuple_id == spec.id:
+            played_ends.append(operator.tensors[-1].clone())
+        return operator.run()
+
+    player = Player(seen, CPU)
+    with torch.no_grad():
+        player.play(step)
+        player.play(step)
+    assert torch.equal(played_ends[0], rebuild(spec, CPU).tensors[-1])
+    assert torch.equal(played_ends[0], played_ends[1])
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5", "swin_t"])

@@ -14,6 +14,7 @@ from torch import nn
 from farm.benchmark.host_steps import HostSteps
 from farm.errors import Unmeasurable
 from farm.models import catalog
+from farm.operators import grouped_products
 from farm.operators.capture import FunctionAsModel, predict
 from farm.operators.capture import capture as capture_calls
 from farm.operators.captured import CapturedPass
@@ -25,6 +26,7 @@ from farm.training.extract import extract
 from farm.training.step import Loss, TrainingStep
 from tests.benchmark import pretend_card
 from tests.benchmark.pretend_card import CARD, capture, on_card, present
+from tests.operators.routed import routed
 
 
 class Waiting(nn.Module):
@@ -107,6 +109,33 @@ def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
             out.inner.zero_()
         replay()
         assert all(torch.equal(out.inner, expected) for out in found)
+
+
+def test_a_graph_multiplies_groups_whose_ends_the_host_reads():
+    model, x = routed(skew=1.0)
+    with torch.no_grad():
+        expected = model(x)
+    found: list[Any] = []
+    with present():
+        moved, given = pretend_card.moved(model), on_card(x)
+        steps = HostSteps.of(lambda: moved(given), CARD)
+        replay = capture([steps.around(lambda: found.append(moved(given)))])
+    assert steps.details()["host_copies"] == {"aten._grouped_mm.default": 1}
+    found[0].inner.zero_()
+    replay()
+    assert torch.equal(found[0].inner, expected)
+
+
+@pytest.mark.parametrize("dimensions", [(2, 3), (3, 2), (2, 2)])
+def test_groups_are_multiplied_as_pytorch_multiplies_them(dimensions):
+    torch.manual_seed(0)
+    ends = torch.tensor([3, 3, 8], dtype=torch.int32)
+    shapes = {(2, 3): ((8, 4), (3, 4, 12)), (3, 2): ((3, 8, 4), (4, 8)), (2, 2): ((4, 8), (8, 4))}
+    left, right = map(torch.randn, shapes[dimensions])
+    expected = torch._grouped_mm(left, right, offs=ends)
+    made = grouped_products.multiply(left, right, ends, ends.tolist())
+    assert torch.equal(made, expected)
+    assert made.stride() == expected.stride()
 
 
 def test_a_training_step_with_host_steps_computes_the_same_gradients_in_each_replay():

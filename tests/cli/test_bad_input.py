@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.errors import SettingsError
 from farm.settings import settings
 from farm.store import tables
 from tests.report import rows
@@ -137,6 +138,15 @@ def test_a_settings_file_of_somebody_else_is_named(tmp_path, verb):
     assert (said.returncode, said.stdout) == (2, "")
     assert first == f"error: FARM_CONFIG names '{config}', which cannot be read: Permission denied."
     assert "use an account of the farm's group" in second
+
+
+def test_a_huge_settings_file_is_not_read(tmp_path, monkeypatch):
+    with (tmp_path / "farm.toml").open("wb") as file:
+        file.truncate(1 << 40)
+    monkeypatch.setenv("FARM_CONFIG", str(tmp_path / "farm.toml"))
+    settings.cache_clear()
+    with pytest.raises(SettingsError, match=r"farm\.toml', which is larger than 1048576 bytes"):
+        settings()
 
 
 def test_a_broker_that_does_not_answer_is_named_without_its_password(farm, monkeypatch):

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from farm.store.database import Database
+from farm.store.tables import Operator
 from tests.farms import Farm, kill_all_of
 
 MODELS = """
@@ -29,6 +30,19 @@ class Residual(nn.Module):
 def residual():
     return Residual(), (torch.arange(24).reshape(2, 12), torch.ones(16))
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.weights = nn.Linear(16, 4), nn.Parameter(torch.ones(4, 16, 16))
+
+    def forward(self, x):
+        best, order = self.router(x).argmax(1).sort()
+        ends = torch.histc(best.float(), bins=4, min=0, max=3).cumsum(0).int()
+        return torch._grouped_mm(x[order].bfloat16(), self.weights.bfloat16(), offs=ends)
+
+def experts():
+    return Experts(), torch.randn(12, 16)
+
 def out_of_range():
     return nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16)), torch.full((2, 12), 99)
 """
@@ -44,7 +58,7 @@ def cpu_farm(tmp_path, broker, postgres_url):
         "FARM_BROKER_URL": broker.url,
         "FARM_DATABASE_URL": postgres_url,
         "FARM_MODELS": json.dumps(
-            {name: f"models_of_mine:{name}" for name in ("residual", "out_of_range")},
+            {name: f"models_of_mine:{name}" for name in ("residual", "experts", "out_of_range")},
         ),
         "FARM_MODELS_PATH": str(tmp_path),
     }
@@ -67,10 +81,24 @@ def submit(farm, *arguments):
     return json.loads(done.stdout)["reports"]
 
 
+def check_rows_of_experts(farm, report):
+    assert (report["state"], report["verdict"]["coverage"]) == ("done", 1.0)
+    assert [one["reason"] for one in report["rounds"]] == [
+        "first",
+        "the card showed the values that decide the work of 1 tuple",
+    ]
+    last = {item.round: item for item in farm.items(report["job_id"]) if item.role == "tuple"}[2]
+    with farm.database.read() as session:
+        operator = session.get_one(Operator, last.subject_id)
+    assert operator.short_name == "_grouped_mm"
+    assert operator.spec["tensors"][2]["values"]["form"] == "segments"
+
+
 def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
     file = tmp_path / "jobs.yml"
-    file.write_text("- {model: residual}\n- {model: residual, mode: train}\n- {model: out_of_range}\n")
-    report, trained, failed = submit(cpu_farm, "-f", str(file), "-b", "4")
+    models = "- {model: residual}\n- {model: residual, mode: train}\n- {model: experts}\n- {model: out_of_range}\n"
+    file.write_text(models)
+    report, trained, of_experts, failed = submit(cpu_farm, "-f", str(file), "-b", "4")
     assert report["state"] == "done"
     assert {row["short_name"]: row["calls"] for row in report["types"]} == {
         "Embedding": 1,
@@ -122,6 +150,9 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
 
     # In training, dropout is work; the rest is the same, but for modules that know which of the two it is.
     assert {row["short_name"] for row in trained["types"]} == {"Embedding", "Linear", "Dropout", "add", "mul"}
+
+    # The products of experts are measured after the whole model has shown their rows.
+    check_rows_of_experts(cpu_farm, of_experts)
 
     # One that fails on the card is a row with its reason; the job ends, and the worker goes on.
     assert failed["state"] == "done"

@@ -150,10 +150,13 @@ def test_times_are_those_that_were_read_and_the_share_is_told(database, farm, mo
     assert (complete["from"], complete["read_share"]) == ("readings", 1)
     assert told(farm, "--card", "A100")["times"]["from"] == "roofline"
     said = farm(*SMALL, "--out", tmp_path).stdout
-    assert " % of the step measured (" in said
-    assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest estimated from" in " ".join(said.split())
+    assert " % of this sum measured (" in said
+    assert "; at least " in said, "the rest of the step is a lower bound"
+    assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest is a lower bound, estimated from" in " ".join(
+        said.split()
+    )
     assert " % measured, rest estimated" in (tmp_path / "memory.svg").read_text()
-    assert "of the step measured" in (tmp_path / "memory.html").read_text()
+    assert "of this sum measured" in (tmp_path / "memory.html").read_text()
 
 
 def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(database, farm, monkeypatch):

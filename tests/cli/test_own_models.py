@@ -36,6 +36,7 @@ def autocast(): return Autocast(), torch.ones(2, 8)
 def ends(): return Ends(), torch.ones(2, 8)
 def ends_early(): sys.exit("no such card")
 def nothing(): return nn.Identity(), torch.ones(2, 8)
+def half(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).half(), torch.ones(2, 8).half()
 
 def loud():
     print("in the function")
@@ -47,7 +48,7 @@ def loud():
 def _models(monkeypatch, tmp_path):
     (tmp_path / "models_that_do_wrong.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
-    names = ("autocast", "ends", "ends_early", "nothing", "loud")
+    names = ("autocast", "ends", "ends_early", "nothing", "loud", "half")
     monkeypatch.setenv("FARM_MODELS", json.dumps({name: f"models_that_do_wrong:{name}" for name in names}))
     settings.cache_clear()
 
@@ -117,3 +118,15 @@ def test_a_model_that_ends_the_program_or_has_no_operators_is_refused_with_the_r
     assert (said.code, said.stdout) == (code, "")
     assert message in said.stderr
     assert "→ " in said.stderr
+
+
+def test_what_differs_from_the_users_model_is_said_in_a_line_each(farm):
+    said = farm("operators", "half", "--dtype", "float32")
+    assert said.code == 0
+    assert "half has tensors of float16; they are measured as float32, as --dtype says." in said.stderr
+    assert "half was returned in train mode and is measured in eval mode" in said.stderr
+    as_it_is = farm("operators", "half", "--mode", "train", "--json")
+    assert as_it_is.code == 0
+    assert "half" not in as_it_is.stderr
+    rows = json.loads(as_it_is.stdout)["operators"]
+    assert all("fp16" in row["label"] for row in rows)

@@ -71,6 +71,20 @@ def test_secrets_are_for_their_owner_and_never_overwritten(secrets):
     assert "exists" in again.stderr
 
 
+@pytest.mark.parametrize("host", ["--help", "a,DNS:evil", 'a"\nbroker_url = "x', "a b"])
+def test_a_host_is_neither_an_option_nor_a_part_of_a_file(host, tmp_path):
+    done = subprocess.run([DEPLOY / "make-secrets", host, tmp_path / "secrets"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is no name or address of a host" in done.stderr
+    assert not (tmp_path / "secrets").exists()
+
+
+def test_a_folder_of_secrets_is_never_an_option(tmp_path):
+    command = [DEPLOY / "make-secrets", "broker.example", "--mode=0777"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "--mode=0777" / "farm.toml").exists()
+
+
 @pytest.mark.parametrize("server", ["redis", "postgres"])
 def test_certificates_are_for_the_broker_host_alone(secrets, server):
     def verify(host):

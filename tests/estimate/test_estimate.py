@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 from sqlmodel import select
@@ -21,6 +22,7 @@ from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.protocol import Protocol
 from farm.types.reading import Burst, Details
+from farm.verdict.aggregate import BETWEEN_JOBS
 from farm.verdict.figures import Part, ReadingView
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
@@ -121,7 +123,9 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     assert "1 of" in told["incomplete_reason"]
     assert "have no reading, and no predictor is given" in told["incomplete_reason"]
     assert everything.to_json()["complete"]
-    assert everything.to_json()["time_half_width_us"] == pytest.approx(everything.measured_time.half_width)
+    run_us = BETWEEN_JOBS["time"] * everything.measured_time.value
+    half_width_us = math.hypot(everything.measured_time.half_width, run_us)
+    assert everything.to_json()["time_half_width_us"] == pytest.approx(half_width_us), "of readings and of a run"
     assert found.measuring_rest_s == pytest.approx(1.25)
     predicted = asked(database, predictor=RooflinePredictor(roofline_of("cuda", "NVIDIA H200")))
     assert predicted.measured_time.value == found.time.value

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlmodel import select
 
 from farm.errors import UnknownOperator, UsageError
@@ -16,6 +16,7 @@ from farm.exchange.export import METADATA, export
 from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER
+from farm.safe_text import cell
 from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
@@ -130,6 +131,20 @@ def test_other_formats_hold_the_same(database, tmp_path):
     assert own["time_us"] == parquet[own["reading_id"]]["time_us"]
 
 
+def test_a_text_is_never_a_formula_of_a_spreadsheet_and_numbers_stay_numbers(database, tmp_path):
+    filled.fill(database, model="=cmd|' /C calc'!A0")
+    with database.write() as session:
+        session.execute(update(tables.ReadingRow).values(flags=["+1+1"]))
+    exported(database, tmp_path, form="csv")
+    with (tmp_path / "readings.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {row["card_model"] for row in rows} == {"'=cmd|' /C calc'!A0"}
+    assert {row["flags"] for row in rows} == {"'+1+1"}
+    assert all(float(row["time_us"]) > 0 for row in rows)
+    cells = [value for row in rows for value in row.values()]
+    assert [value for value in cells if cell(value) != value] == []
+
+
 def test_filters_take_what_columns_say(database, tmp_path):
     filled.fill(database)
     filled.fill(database, Variant("resnet18", 2, 64, "bfloat16"), model="NVIDIA H100", card="GPU-1", created_at_s=1.8e9)
@@ -212,6 +227,21 @@ def test_of_protocols_each_is_told(database, tmp_path):
     filled.fill(database, protocol=Protocol(tf32=True), whole=False)
     exported(database, tmp_path / "x.parquet", "tf32=yes")
     assert set(pq.read_table(tmp_path / "x.parquet").column("tf32").to_pylist()) == {True}
+
+
+def test_large_values_are_divided_into_row_groups_that_an_import_accepts(
+    database, other_database, tmp_path, monkeypatch
+):
+    filled.fill(database)
+    exported(database, tmp_path / "whole")
+    monkeypatch.setattr("farm.exchange.export.MOST_GROUP_BYTES", 3000)
+    exported(database, tmp_path / "divided")
+    whole, divided = (pq.ParquetFile(tmp_path / name / "readings.parquet") for name in ("whole", "divided"))
+    assert whole.metadata.num_row_groups == 1
+    assert 1 < divided.metadata.num_row_groups <= divided.metadata.num_rows
+    assert divided.read() == whole.read()
+    (readings,) = (one for one in import_export(other_database, tmp_path / "divided") if one.table == "readings")
+    assert readings.new == readings.rows == whole.metadata.num_rows
 
 
 def test_an_export_with_filters_says_what_it_leaves_out_and_why(database, tmp_path, farm, monkeypatch):  # noqa: F811

@@ -288,6 +288,73 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(
     assert memory("VmHWM") - before < 256 << 10
 
 
+def small_bomb(other_database, path, name, values):
+    """Write a small file with one large column of different values."""
+    filled.fill(other_database)
+    exported(other_database, path)
+    row = pq.read_table(path).slice(0, 1)
+    at = row.schema.get_field_index(name)
+    many = row.take([0] * len(values)).set_column(at, row.schema.field(at), pa.array(values))
+    pq.write_table(many, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    assert path.stat().st_size < 200_000
+
+
+def refused_as_too_large(database, path):
+    with pytest.raises(ImportRefused, match=r"big\.parquet is too large\. Limits: 50000000 rows"):
+        import_export(database, path)
+
+
+def needed_kib(act):
+    """The memory of this process that a function needs at most. Unit: KiB."""
+    pa.default_memory_pool().release_unused()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of this process counts from here
+    before = memory("VmRSS")
+    act()
+    return memory("VmHWM") - before
+
+
+@pytest.fixture
+def less_is_too_large(monkeypatch):
+    """So that the tests need less memory."""
+    monkeypatch.setattr(importer, "MOST_BYTES", 32 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("platform", ["x" * 80_000_000]), ("details", [f'{{"x{number}": "{LONG}"}}' for number in range(1200)])],
+    ids=["one text", "different documents"],
+)
+def test_a_small_file_of_large_values_is_refused_before(other_database, tmp_path, name, values, less_is_too_large):
+    small_bomb(other_database, tmp_path / "big.parquet", name, values)
+    assert needed_kib(lambda: refused_as_too_large(other_database, tmp_path / "big.parquet")) < 32 << 10
+
+
+def test_a_file_whose_metadata_state_less_than_its_pages_is_refused_before(other_database, tmp_path, less_is_too_large):
+    """A reader allocates what the header of a page states, whatever the metadata state."""
+    path = tmp_path / "big.parquet"
+    small_bomb(other_database, path, "platform", ["x" * 80_000_000])
+    written = bytearray(path.read_bytes())
+    footer_begin = len(written) - 8 - int.from_bytes(written[-8:-4], "little")
+    group = pq.read_metadata(path).row_group(0)
+    sizes = [group.total_byte_size, *(group.column(at).total_uncompressed_size for at in range(group.num_columns))]
+    for size in (size for size in sizes if size > 1 << 26):
+        stated = varint(size)
+        at = written.index(stated, footer_begin)
+        written[at : at + len(stated)] = varint(1000, len(stated))
+    path.write_bytes(written)
+    assert pq.read_metadata(path).row_group(0).total_byte_size == 1000
+    assert needed_kib(lambda: refused_as_too_large(other_database, path)) < 32 << 10
+
+
+def varint(number, length=0):
+    """A number in Thrift's compact protocol, with so many bytes."""
+    rest, found = 2 * number, []
+    while rest or len(found) < length or not found:
+        found.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*found[:-1], found[-1] & 127])
+
+
 def memory(name):
     """A figure of this process's memory. Unit: KiB."""
     return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from functools import partial
 
 import pytest
+import redis
 from sqlalchemy import event
 
 from farm.errors import DatabaseUnreachable
@@ -14,6 +16,7 @@ from farm.jobs import items
 from farm.jobs.item_driver import Spool
 from farm.store.database import Database
 from farm.types.reading import Details
+from tests.clock import hide_server_clock, set_server_clock_back
 from tests.disks import SmallDisk, why_not
 from tests.farms import SharedFarm
 from tests.faults.conftest import Hurt
@@ -73,6 +76,21 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, 
     assert pair.settled(job_id) == {"done": 6}
     (kept,) = [one for one in pair.farm.items(job_id) if one.id == item.id]
     assert (kept.attempts, kept.repeated) == (1, 0), "it was read once, before the database came back"
+
+
+@pytest.mark.slow
+def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(pair, postgres):
+    """No session gets an error. All leases have ended by then, and all cards look lost."""
+    job_id = pair.submit(["slow"] * 12, 1.0)
+    item = pair.in_work(job_id)
+    with postgres.frozen():
+        time.sleep(25)
+        with redis.Redis.from_url(pair.broker.redis_url) as client:
+            client.flushall()
+    assert pair.settled(job_id, 60) == {"done": 12}
+    found = {one.id: one for one in pair.farm.items(job_id)}
+    assert (found[item.id].attempts, found[item.id].repeated) == (1, 0)
+    assert {(one.attempts, one.repeated) for one in found.values()} == {(1, 0)}, "no card was taken for lost"
 
 
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
@@ -190,6 +208,33 @@ def test_a_file_that_may_not_grow_sends_readings_to_the_spool_and_loses_none(sql
     assert complete(database, claim(database, items_of(database, job_id)[2]), card).accepted
     full.close()
     database.close()
+
+
+@pytest.fixture
+def set_back(pair, postgres):
+    name = pair.farm.database.url.database
+    with postgres.connect(name) as connection:
+        hide_server_clock(connection)
+        # The farm's sessions begin again, with this clock.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        pair.farm.wait_for(lambda: _answers(pair))
+        yield partial(set_server_clock_back, connection)
+
+
+@pytest.mark.slow
+def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, set_back):
+    """While one group measures, others are put off, and single items wait."""
+    groups = pair.submit(["slow"] * 3, 1.0, cards=2)
+    alone = pair.submit(["slow"] * 6, 0.5)
+    pair.in_work(groups)
+    set_back(3600)
+    assert pair.settled(groups) == {"done": 3}
+    assert pair.settled(alone) == {"done": 6}
+    items = [*pair.farm.items(groups), *pair.farm.items(alone)]
+    assert {(item.attempts, item.repeated) for item in items} == {(1, 0)}
 
 
 STEPPING = """

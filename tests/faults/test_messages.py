@@ -6,12 +6,13 @@ import base64
 import json
 import time
 
+import psutil
 import pytest
 import redis
 
 from farm.settings import Settings
-from farm.store import tables
 from tasks.app import app, configure, hard_time_limit_s
+from tasks.queues import TURN_KEY, takes_turn
 
 
 def client_of(hurt):
@@ -114,9 +115,11 @@ def test_a_running_item_never_looks_abandoned():
 
 def test_a_publisher_killed_half_way_is_continued(hurt):
     job_id = hurt.submit([""] * 9, publish=False)
-    with hurt.farm.database.write() as session:  # not overdue yet, however slowly the publisher starts
-        session.get_one(tables.Round, (job_id, 1)).progress_at_s += 60
+    with hurt.farm.here():  # no reconciler publishes it first, however slowly the publisher starts
+        takes_turn(60, longer=True)
     assert hurt.farm.publish_and_die(job_id).wait() == -9
+    with client_of(hurt) as client:
+        client.delete(TURN_KEY)
     assert hurt.settled(job_id) == {"done": 9}
 
 
@@ -154,3 +157,16 @@ def test_a_chord_that_never_completes_is_forgotten(hurt):
         counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
     assert counted
     assert all(0 < left_s <= app.conf.result_chord_expires for left_s in counted.values())
+
+
+@pytest.mark.slow
+def test_the_broker_stands_still_while_an_item_ends(hurt):
+    """Longer than the deadlines of two tries, so that the message of the item cannot be acknowledged."""
+    job_id = hurt.submit(["slow"] * 4, 2.0)
+    hurt.in_work(job_id)
+    process = psutil.Process(hurt.broker.pid)
+    process.suspend()
+    time.sleep(20)
+    process.resume()
+    assert hurt.settled(job_id) == {"done": 4}
+    assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))

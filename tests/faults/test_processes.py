@@ -186,3 +186,45 @@ def test_a_worker_that_has_gone_deaf_is_started_anew_and_takes_what_waits(start,
     log = hurt.said()
     assert "but the worker received no message for 3 s; it restarts" in log
     assert log.count("ended with exit code 75; it starts again") == 1
+
+
+HANGS_ONCE = """
+import os, sys, time
+if "tasks.main" in sys.orig_argv and {role!r} in sys.orig_argv:
+    from celery.worker.heartbeat import Heart
+    from tasks import watchdog
+    watchdog.HUNG_AFTER_S = 3.0
+    send = Heart._send
+    def hang(self, *arguments, **options):
+        if os.path.exists({mark!r}):
+            os.remove({mark!r})
+            time.sleep(600)
+        return send(self, *arguments, **options)
+    Heart._send = hang
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("role", "begun"), [("card", 0), ("card", 1), ("control", 1)])
+def test_a_worker_whose_main_loop_hangs_is_started_anew(start, tmp_path, role, begun):
+    mark = tmp_path / "mark"
+    folder = tmp_path / "hangs"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HANGS_ONCE.format(mark=str(mark), role=role))
+    hurt = start(PYTHONPATH=str(folder))
+    if begun:
+        job_id = hurt.submit(["slow"] * 2, 8.0)
+        item = hurt.in_work(job_id)
+    mark.touch()
+    hurt.farm.wait_for(lambda: not mark.exists())
+    if not begun:
+        job_id = hurt.submit(["", ""])
+    assert hurt.settled(job_id) == {"done": 2}
+    attempts = {one.id: one.attempts for one in hurt.farm.items(job_id)}
+    lost = role == "card" and begun
+    assert sum(attempts.values()) == (3 if lost else 2)
+    assert not lost or attempts[item.id] == 2, "its claim was lost"
+    log = hurt.said()
+    assert "did nothing for 3 s; it restarts" in log
+    assert "time.sleep(600)" in log, "the log says where it hung"
+    assert log.count("ended with exit code 75; it starts again") == 1

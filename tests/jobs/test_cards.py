@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
@@ -10,6 +11,7 @@ from farm.errors import NoSuchCard
 from farm.jobs import cards, items, listing
 from farm.jobs.items import DeclineReason
 from farm.store import tables
+from farm.store.database import database_now
 from farm.types.protocol import Software
 from tests import planned
 from tests.farms import store_operators
@@ -163,3 +165,24 @@ def test_a_registered_card_is_found_by_any_name_that_means_it_alone(database):
         ):
             with pytest.raises(NoSuchCard, match=said):
                 cards.find(session, word)
+
+
+def test_after_the_clock_was_set_back_a_card_is_silent_since_its_newest_item(any_database, clock):
+    (card_id,) = planned.register(any_database, 0)
+    planned.plan(any_database, [card_id])
+    set_times(any_database, published_at_s=database_now())
+    clock.back(3600)
+
+    def silent_s():
+        with any_database.read() as session:
+            card = session.get_one(tables.CardRow, card_id)
+            return cards.silent_times_s(session, [card])[card_id]
+
+    assert silent_s() == pytest.approx(3600, abs=30)
+    set_times(any_database, started_at_s=database_now() - 10)
+    assert silent_s() == pytest.approx(10, abs=30), "it has begun an item since the clock was set back"
+
+
+def set_times(database, **times):
+    with database.write() as session:
+        session.execute(update(tables.Item).values(times))

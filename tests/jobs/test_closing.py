@@ -145,6 +145,13 @@ def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_t
     assert awaited
     content.store_observed(any_database, capture_id, None, Verification(matches=True), card_id=card)
     assert asked(first) == (False, capture_id)
+    with any_database.write() as session:  # before the clock was set back by an hour
+        capture = session.get_one(tables.Capture, capture_id)
+        before = capture.verification
+        capture.verification = {**before, "read_at_s": before["read_at_s"] + 3600}
+    assert asked(first) == (True, capture_id)
+    with any_database.write() as session:
+        session.get_one(tables.Capture, capture_id).verification = before
     with any_database.write() as session:  # a job that was made after that
         session.get_one(tables.Job, first).created_at_s += 1.0
     assert asked(first) == (True, capture_id)

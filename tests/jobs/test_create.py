@@ -12,8 +12,10 @@ from farm.jobs.create import continue_planning, open_job, tuples_of
 from farm.jobs.rounds import LEAST_PRECISE, Closing, close_round
 from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
+from farm.settings import settings
 from farm.store.content import counts
 from farm.store.tables import CardRow, Item, Job, Round
+from farm.training.version import versioned
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
 from tasks import control
@@ -133,7 +135,7 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
     control._cancel_interrupted_planning(any_database, "")
     with any_database.write() as session:
         assert session.get_one(Job, job_id).state == "open", "it may only be slow"
-        session.execute(update(Round).values(progress_at_s=Round.progress_at_s - control.PLANNING_PATIENCE_S))
+        session.execute(update(Round).values(planning_at_s=Round.planning_at_s - control.PLANNING_PATIENCE_S))
     control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         assert session.get_one(Job, job_id).state == "cancelled"
@@ -177,3 +179,23 @@ def test_a_budget_makes_the_tuples_as_precise_as_it_allows(database):
     assert small.expected_s <= 16.0 < large.expected_s
     assert all(item.half_width == 0 for item in items_of(database, large.job_id))
     assert max(item.half_width for item in items_of(database, small.job_id)) > 0.01
+
+
+def test_a_users_model_in_another_dtype_says_why_earlier_readings_do_not_serve(database, tmp_path, monkeypatch):
+    (tmp_path / "measured_in_16_bits.py").write_text(
+        "import torch\ndef net(): return torch.nn.Linear(8, 8).half().eval(), torch.ones(2, 8).half()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(settings(), "models", {"sixteen": "measured_in_16_bits:net"})
+    cards = register(database, 0)
+
+    def opened(**fields):
+        variant = versioned(catalog.variant("sixteen", 2, **fields))
+        return open_job(database, Request(variant=variant, protocol=Protocol(launch="eager")), cards)
+
+    before = opened(dtype="float32")
+    now = opened()
+    assert before.changed == ""
+    assert f"sixteen is measured in float16; job {before.job_id} measured it in float32" in now.changed
+    assert (now.new, now.reused) == (1 + 1, 0)
+    assert opened().changed == ""

@@ -6,7 +6,7 @@ import sqlalchemy
 from sqlmodel import SQLModel, select
 
 from farm.devices.device import Card
-from farm.jobs.create import dry_running, open_job
+from farm.jobs.create import START_S, dry_running, open_job
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
@@ -53,6 +53,17 @@ def test_before_there_is_a_database_everything_is_new():
     with dry_running(None, [card]) as rehearsal:
         foreseen = rehearsal.preview(SWEEP, [card.id])
     assert (foreseen.tuples, foreseen.new, foreseen.reused) == (2, 2, 0)
+
+
+def test_the_expected_time_contains_the_start_of_the_workers_once():
+    card = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=1, host="here")
+    other = SWEEP.replace(sweep=Sweep("Linear", {"in_features": (64,), "out_features": (64,)}, "another test"))
+    with dry_running(None, [card]) as rehearsal:
+        first = rehearsal.preview(SWEEP, [card.id])
+        second = rehearsal.preview(other, [card.id])
+        again = rehearsal.preview(SWEEP, [card.id])
+    assert first.expected_s > START_S > second.expected_s > 0
+    assert again.expected_s == 0, "nothing is left to measure"
 
 
 def test_readings_of_another_software_than_is_installed_do_not_serve(database):

@@ -43,7 +43,7 @@ def published(database, *job_ids):
     """As after their messages were sent."""
     with database.write() as session:
         its = tables.Item.job_id.in_(job_ids)
-        session.execute(update(tables.Item).where(its).values(published_at_s=database_now()))
+        session.execute(update(tables.Item).where(its).values(published_at_s=database_now(), message_used=False))
 
 
 def card_rows(database):

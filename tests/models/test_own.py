@@ -9,7 +9,14 @@ import sys
 import pytest
 import torch
 
-from farm.errors import CaptureError, SettingsError, UnknownModel, UnsupportedModel, UsageError
+from farm.errors import (
+    CaptureError,
+    SettingsError,
+    UnknownModel,
+    UnsupportedModel,
+    UnsupportedTensor,
+    UsageError,
+)
 from farm.models import catalog, own
 from farm.requests.partial_request import PartialRequest, complete
 from farm.settings import settings
@@ -259,6 +266,100 @@ def test_an_error_of_the_users_forward_is_shown_with_its_line(here):
         extract(catalog.variant("raises_there.py:net", 2))
 
 
+ENDS = """
+import os, sys, threading
+from torch import nn, ones
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+    __repr__ = __str__
+
+class Stop(BaseException):
+    pass
+
+class Net(nn.Linear):
+    def __init__(self, end):
+        super().__init__(4, 4)
+        self.end = end
+
+    def forward(self, x):
+        self.end()
+        return super().forward(x)
+
+def raises(error):
+    raise error
+
+def swallowed():
+    try:
+        os._exit(0)
+    except Exception:
+        pass
+
+def forked():
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+
+def while_running(end):
+    return lambda: (Net(end), ones(2, 4))
+
+runs_sys_exit = while_running(lambda: sys.exit(0))
+runs_os_exit = while_running(lambda: os._exit(0))
+runs_swallowed = while_running(swallowed)
+runs_mute = while_running(lambda: raises(Mute()))
+runs_stop = while_running(lambda: raises(Stop("here")))
+runs_forked = while_running(forked)
+def makes_sys_exit(): sys.exit(0)
+def makes_os_exit(): os._exit(0)
+def makes_mute(): raise Mute()
+def makes_stop(): raise Stop("here")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "reason"),
+    [
+        ("makes_sys_exit", SettingsError, "SystemExit: 0"),
+        ("makes_os_exit", SettingsError, r"EndsProcess: os._exit\(0\)"),
+        ("makes_mute", SettingsError, r"Mute: \(its text cannot be shown\)"),
+        ("makes_stop", SettingsError, "EndsProcess: Stop: here"),
+        ("runs_sys_exit", CaptureError, "SystemExit: 0"),
+        ("runs_os_exit", CaptureError, r"EndsProcess: os._exit\(0\)"),
+        ("runs_swallowed", CaptureError, r"EndsProcess: os._exit\(0\)"),
+        ("runs_mute", CaptureError, r"Mute: \(its text cannot be shown\)"),
+        ("runs_stop", CaptureError, "Stop: here"),
+    ],
+)
+def test_code_of_the_user_that_would_end_the_process_is_an_error(here, function, error, reason):
+    (here / f"ends_{function}.py").write_text(ENDS)
+    with pytest.raises(error, match=reason) as caught:
+        extract(catalog.variant(own.register(f"ends_{function}.py:{function}"), 2))
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("exits", "import sys; sys.exit(0)"),
+        ("exits_at_once", "import os; os._exit(0)"),
+        ("exits_by_name", "from os import _exit; _exit(0)"),
+    ],
+)
+def test_a_module_that_ends_the_process_is_an_error(here, module, text):
+    (here / f"{module}.py").write_text(text)
+    with pytest.raises(SettingsError, match=rf"'{module}:net' could not build its model: \w+: .*0") as caught:
+        catalog.build(own.register(f"{module}.py:net"))
+    assert caught.value.next_step.endswith(f"{module}.py, line 1: {text}")
+
+
+def test_a_child_process_of_the_users_code_may_end(here):
+    (here / "forks.py").write_text(ENDS)
+    exit_at_once = os._exit
+    assert extract(catalog.variant(own.register("forks.py:runs_forked"), 2)).capture.calls
+    assert os._exit is exit_at_once
+
+
 def test_a_location_that_is_not_complete_is_answered_with_its_form(here):
     (here / "tiny").mkdir()
     (here / "tiny" / "config.json").write_text("{}")
@@ -312,7 +413,301 @@ def test_a_config_that_the_farm_cannot_use_is_refused(here, more, message):
         catalog.find(own.register("./odd"))
 
 
+def test_a_name_that_no_file_can_have_is_an_unknown_model(here):
+    name = "a" * 5000
+    for location in (name, f"./{name}", f"{name}/{name}"):
+        with pytest.raises(UnknownModel, match="There is no model named"):
+            catalog.known(location)
+    with pytest.raises(UsageError, match="There is no file"):
+        own.register(f"{name}.py:net")
+
+
 def test_the_name_of_a_hub_suggests_the_catalogs():
     with pytest.raises(UnknownModel) as caught:
         catalog.find("microsoft/phi-2")
     assert "Did you mean phi-2" in caught.value.next_step
+
+
+KINDS = """
+import collections
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+def half(): return nn.Linear(8, 8).half().eval(), torch.randn(4, 8).half()
+def double(): return nn.Linear(8, 8).double().eval(), torch.randn(4, 8).double()
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8).bfloat16()
+        self.register_buffer("table", torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, values):
+        found = self.inner(self.norm(values.float()).bfloat16()).float()
+        return torch.view_as_real(found * self.table)
+
+def mixed(): return Mixed().eval(), torch.randn(4, 8).bfloat16()
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16, dtype=torch.complex64))
+
+    def forward(self, values):
+        return torch.fft.irfft(torch.fft.rfft(values)[..., :16] @ self.weight, n=64)
+
+def spectral(): return Spectral().eval(), torch.randn(8, 64)
+def whole(): return nn.Linear(8, 8, bias=False).to(torch.float8_e4m3fn), torch.arange(8)
+
+class Skipping(nn.Linear):
+    def forward(self, values):
+        return values if self.training and torch.rand([]) < 0.5 else super().forward(values)
+
+def dropping(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Dropout(0.1)), torch.randn(4, 8)
+def skipping(): return Skipping(8, 8), torch.randn(4, 8)
+def fixed(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.LSTM(8, 8)), torch.randn(4, 8)
+def ready(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval(), torch.randn(4, 8)
+
+def frozen():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    model[1].eval()
+    return model, torch.randn(4, 8)
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("heads", torch.eye(4, dtype=torch.bool).to_sparse(), persistent=False)
+
+    def forward(self, values):
+        return self.inner(values)
+
+def unused(): return Sparse().eval(), torch.randn(2, 8)
+
+class Dense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+
+    def forward(self, values, adjacency):
+        return adjacency @ self.inner(values)
+
+def sparse(): return Dense().eval(), (torch.randn(5, 8), torch.eye(5).to_sparse())
+def nested(): return nn.Linear(8, 8).eval(), torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)])
+def packed(): return nn.LSTM(8, 16).eval(), pack_sequence([torch.randn(3, 8), torch.randn(1, 8)])
+
+class OfPair(nn.Linear):
+    def forward(self, pair):
+        return super().forward(pair.left) + pair.right
+
+Pair = collections.namedtuple("Pair", "left right")
+
+def pair(): return OfPair(8, 8).eval(), Pair(torch.randn(2, 8), torch.randn(2, 8))
+def counted(): return Counted(8, 8).eval(), torch.randn(4, 8)
+
+class Counted(nn.Linear):
+    def forward(self, values):
+        return super().forward(values)[values.sum(1) > -100]
+
+class Unmovable(nn.Linear):
+    def _apply(self, function, recurse=True):
+        raise RuntimeError("it stays here")
+
+def unmovable(): return Unmovable(8, 8).eval(), torch.randn(4, 8)
+"""
+
+
+@pytest.fixture
+def kinds(here):
+    """Registers a model of `KINDS` and returns its name. The module has a name of its own in each test."""
+    module = f"kinds_{here.name.replace('-', '_')}"
+    (here / f"{module}.py").write_text(KINDS)
+    return lambda name: own.register(f"{module}.py:{name}")
+
+
+def dtypes_of(variant):
+    model = catalog.build(variant, device="cpu")
+    return [str(tensor.dtype).removeprefix("torch.") for tensor in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "all_dtypes"),
+    [
+        ("half", "float16", {"float16"}),
+        ("double", "float64", {"float64"}),
+        ("mixed", "bfloat16", {"bfloat16", "float32", "complex64"}),
+        ("spectral", "float32", {"complex64"}),
+        ("whole", "float32", {"float8_e4m3fn"}),
+    ],
+)
+def test_a_model_keeps_its_dtypes(kinds, name, dtype, all_dtypes):
+    variant = catalog.variant(kinds(name))
+    assert variant.dtype == dtype
+    assert set(dtypes_of(variant)) == all_dtypes
+    assert catalog.differences(variant) == []
+    if name != "whole":
+        assert extract(variant).refusal(name) is None
+
+
+def test_a_given_dtype_casts_real_numbers_and_says_so(kinds):
+    variant = catalog.variant(kinds("mixed"), dtype="float32")
+    assert dtypes_of(variant) == ["float32"] * 4 + ["complex64"]
+    assert catalog.example_inputs(variant, device="cpu")[0].dtype == torch.float32
+    (line,) = catalog.differences(variant)
+    assert "has tensors of bfloat16; they are measured as float32" in line
+    assert "Tensors of complex64 are not changed" in line
+    spectral = catalog.variant(kinds("spectral"), dtype="bfloat16")
+    with pytest.raises(CaptureError) as caught:
+        extract(spectral)
+    assert "omit --dtype" in caught.value.next_step
+
+
+def test_a_product_of_complex_numbers_is_measured_as_one(kinds):
+    found = extract(catalog.variant(kinds("spectral")))
+    (product,) = [spec for spec in found.capture.tuples.values() if spec.short_name == "matmul"]
+    assert {tensor.dtype for tensor in product.tensors} == {"complex64"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("dropping", "2 modules (Dropout at '1' and 1 more)"), ("skipping", "1 module (Skipping)"), ("fixed", "")],
+)
+def test_a_model_that_arrives_in_train_mode_is_measured_in_eval_mode_with_a_line(kinds, name, shown):
+    variant = catalog.variant(kinds(name))
+    assert variant.mode == "eval"
+    assert not catalog.build(variant).training
+    lines = catalog.differences(variant)
+    assert len(lines) == bool(shown)
+    assert all(shown in line and "--mode train" in line for line in lines)
+    assert catalog.differences(catalog.variant(variant.model, mode="train")) == []
+    assert catalog.differences(catalog.variant(kinds("ready"))) == []
+
+
+def test_in_train_mode_a_module_that_the_user_has_frozen_stays_frozen(kinds):
+    trained = catalog.build(catalog.variant(kinds("frozen"), mode="train"))
+    assert [module.training for module in trained] == [True, False, True]
+    assert not any(module.training for module in catalog.build(catalog.variant(kinds("frozen"))))
+    assert all(module.training for module in catalog.build(catalog.variant(kinds("ready"), mode="train")).modules())
+
+
+def test_a_sparse_buffer_that_nothing_uses_is_left_out(kinds):
+    variant = catalog.variant(kinds("unused"))
+    assert [spec.short_name for spec in extract(variant).capture.tuples.values()] == ["Linear"]
+    step = catalog.variant(variant.model, step="training")
+    assert "addmm" in {spec.short_name for spec in extract(step).capture.tuples.values()}
+
+
+@pytest.mark.parametrize("step", [None, "training"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sparse", r"matmul in the model has a sparse tensor"), ("nested", "Linear .* a nested tensor")]
+)
+def test_a_special_input_is_refused_by_name(kinds, name, kind, step):
+    variant = catalog.variant(kinds(name), step=step)
+    with pytest.raises(UnsupportedTensor, match=kind):
+        extract(variant)
+    assert catalog.title_of(variant)
+
+
+def test_a_named_tuple_is_one_input(kinds):
+    variant = catalog.variant(kinds("packed"))
+    assert extract(variant).flops == 4 * 2 * 64 * (8 + 16)
+    assert " 4x8 " in catalog.title_of(variant)
+    found = extract(catalog.variant(kinds("pair")))
+    assert [spec.short_name for spec in found.capture.tuples.values()] == ["linear", "add"]
+
+
+def test_a_size_that_depends_on_values_costs_what_it_did_in_the_capture(kinds):
+    found = extract(catalog.variant(kinds("counted"), 4))
+    (picked,) = [spec for spec in found.capture.tuples.values() if spec.short_name == "getitem"]
+    assert found.costs[picked.id].output_shapes == ((4, 8),)
+    assert found.flops == found.model_flops
+
+
+def test_an_error_of_a_users_module_while_it_is_moved_is_shown(kinds):
+    with pytest.raises(CaptureError, match="cannot be captured: RuntimeError: it stays here"):
+        extract(catalog.variant(kinds("unmovable")))
+
+
+@pytest.mark.parametrize("file", ["my-model.py", "01_train.py", "class.py"])
+def test_a_file_needs_no_name_of_python(here, file):
+    (here / file).write_text(NET)
+    name = own.register(f"{file}:net")
+    assert catalog.usual_batch(name, 1) == 16
+    assert own.source_of(name) == here / file
+
+
+def test_a_file_whose_name_cannot_be_imported_is_refused_with_a_name(here):
+    for file, possible in (("model.v2.py", "model_v2.py"), ("my model.py", "my_model.py")):
+        (here / file).write_text(NET)
+        with pytest.raises(UsageError, match="cannot be imported") as caught:
+            own.register(f"{file}:net")
+        assert possible in caught.value.next_step
+
+
+def test_a_path_may_lead_through_the_parent_folder_or_a_link(here, monkeypatch):
+    (here / "models").mkdir()
+    (here / "beside").mkdir()
+    (here / "models" / "beside_it.py").write_text(NET)
+    (here / "beside" / "linked_to.py").symlink_to(here / "models" / "beside_it.py")
+    monkeypatch.chdir(here / "beside")
+    for location in ("../models/beside_it.py:net", "linked_to.py:net"):
+        assert catalog.usual_batch(own.register(location), 1) == 16
+
+
+def test_a_module_that_is_not_there_is_no_line_to_correct(here):
+    with pytest.raises(SettingsError, match="No module named 'nowhere-here'") as caught:
+        catalog.build(own.register("nowhere-here:net"))
+    assert "Correct" not in caught.value.next_step
+
+
+CLIP = {
+    "architectures": ["CLIPModel"],
+    "model_type": "clip",
+    "projection_dim": 16,
+    "text_config": {"vocab_size": 100, "hidden_size": 32, "max_position_embeddings": 20, "num_attention_heads": 4},
+    "vision_config": {"hidden_size": 32, "num_attention_heads": 4, "image_size": 32, "patch_size": 8},
+}
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "model_type": "whisper",
+    "vocab_size": 100,
+    "d_model": 32,
+    "num_mel_bins": 20,
+    "max_source_positions": 50,
+    "pad_token_id": 0,
+    **{
+        f"{part}_{what}": number for part in ("encoder", "decoder") for what, number in (("layers", 1), ("ffn_dim", 64))
+    },
+    **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
+}
+ROBERTA = {"architectures": ["RobertaModel"], "vocab_size": 100, "hidden_size": 32, "max_position_embeddings": 34}
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "longest"), [(CLIP, 20, 20), (WHISPER, 100, 0), (ROBERTA, 32, 32), (CONFIG, 256, 256)]
+)
+def test_a_folder_has_the_length_of_its_config(here, config, length, longest):
+    (here / "sized").mkdir()
+    (here / "sized" / "config.json").write_text(json.dumps(config))
+    entry = catalog.find(own.register("./sized"))
+    assert (entry.length, entry.longest) == (length, longest)
+
+
+def test_the_folder_of_a_whisper_runs_and_says_what_is_measured(here):
+    pytest.importorskip("transformers")
+    (here / "heard").mkdir()
+    (here / "heard" / "config.json").write_text(json.dumps(WHISPER))
+    variant = catalog.variant(own.register("./heard"))
+    assert catalog.example_inputs(variant)[0].shape == (1, 20, 100)
+    assert extract(variant).refusal("heard") is None
+    (line,) = catalog.differences(variant)
+    assert "names WhisperForConditionalGeneration; the farm measures the encoder of WhisperModel" in line
+
+
+def test_a_config_that_builds_no_model_is_refused_with_the_reason(here):
+    pytest.importorskip("transformers")
+    (here / "uneven").mkdir()
+    (here / "uneven" / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 3}))
+    with pytest.raises(CaptureError, match=r"uneven cannot be captured|The model raised"):
+        extract(catalog.variant(own.register("./uneven"), length=8))

@@ -13,8 +13,8 @@ from sqlalchemy import select, update
 from farm.errors import UsageError
 from farm.exchange import packaged
 from farm.exchange.export import as_table
-from farm.exchange.filters import _SHORT, KNOWN
-from farm.report.compare import Difference, compare
+from farm.exchange.filters import _SHORT, KNOWN, parse
+from farm.report.compare import Difference, _models_of, compare
 from farm.report.gate import Gate, judge
 from farm.settings import settings
 from farm.store import tables
@@ -249,6 +249,19 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
         session.execute(update(tables.VerdictRow).where(tables.VerdictRow.job_id == "newest").values(coverage=0.5))
     (whole,) = compared(database, "card=H200", "card=H100").wholes
     assert (whole.b_job, whole.covers) == ("first", "B: the most complete of 2 jobs")
+
+
+def test_the_newest_verdict_of_a_job_is_that_of_its_last_round(database):
+    """Its time may be before that of an earlier round: the clock was set back."""
+    measured(database, Variant("resnet18", 2, 64), "ours")
+    with database.write() as session:
+        first = session.execute(select(tables.VerdictRow)).scalar_one()
+        last = first.model_dump(exclude={"id"})
+        last |= {"round": 2, "created_at_s": first.created_at_s - 3600, "sum_time_us": 2 * first.sum_time_us}
+        session.add(tables.VerdictRow(**last))
+    with database.read() as session:
+        models, _ = _models_of(session, parse(["card=H200"]))
+        assert [session.get_one(tables.VerdictRow, model.verdict).round for model in models] == [2]
 
 
 def test_two_dtypes_of_a_model_are_side_by_side(database):

@@ -104,6 +104,25 @@ def test_the_spread_between_cards_is_part_of_the_uncertainty_if_the_sides_ran_on
     assert judged(any_database, "torch=2.11 card=H200", "card=H100", limit="1%").card_spread == {}
 
 
+def test_a_comparison_of_single_cards_includes_what_cards_of_one_model_differ_by(database):
+    filled.fill(database, card="GPU-0")
+    filled.fill(database, card="GPU-9", model="NVIDIA H100", slower=1.03)
+
+    def change():
+        with database.read() as session:
+            return compare(session, "card=H200 torch=2.11", "card=H100").total.time
+
+    assert change().verdict == "slower", "nothing is known about other cards"
+
+    # An older version was measured on two H200s, which differ by 5 %.
+    filled.fill(database, card="GPU-0", software=OLDER)
+    filled.fill(database, card="GPU-1", software=OLDER, slower=1.05)
+    time = change()
+    assert time.between_cards == pytest.approx(0.05 / 2**0.5)
+    assert time.change.half_width > 1.03 * time.between_cards
+    assert time.verdict == "same"
+
+
 def test_jobs_say_on_which_cards_they_ran(database):
     measured(database, Variant("resnet18", 2, 64), "before")
     with database.read() as session:

@@ -86,6 +86,8 @@ def test_csv_and_json_have_the_same_rows_with_units_in_their_names(resnet18):
     assert json.loads(read[0]["parameters"]) == told[0]["parameters"]
     assert float(read[0]["time_us"]) == told[0]["time_us"]
     assert set(told[0]) == set(read[0]) - {"job_id", "title"}
+    _, row, *_ = csv_lines([dataclasses.replace(found, title="=1+1")])
+    assert next(csv.reader([row]))[1] == "'=1+1"
 
 
 def test_a_call_is_named_by_the_description_of_its_tuple_not_by_its_label(resnet18):

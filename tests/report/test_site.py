@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 
 import pytest
@@ -93,6 +94,10 @@ def test_the_pages_of_others_stay(database, tmp_path):
         with pytest.raises(UsageError, match="cannot be written"):
             site.publish(session, tmp_path / "index.html" / "below")
     assert (tmp_path / "index.html").read_text() == "<html>mine</html>"
+    (tmp_path / "index.html").unlink()
+    os.mkfifo(tmp_path / "index.html")  # opening it would wait for a writer
+    with database.read() as session, pytest.raises(UsageError, match="did not write"):
+        site.publish(session, tmp_path)
 
 
 TRIED = """<script>

@@ -309,6 +309,34 @@ def test_one_reconciler_at_a_time_looks_around(at_broker):
         at_broker.start()
 
 
+@pytest.fixture
+def planner_killed(any_database, at_broker):
+    """A job whose planner was killed after it planned five items, before it published them."""
+    job_id = plan(any_database, register(any_database, 0), number=5)
+    with any_database.write() as session:
+        session.get_one(tables.Round, (job_id, 1)).planned_at_s = None
+    return job_id
+
+
+def test_what_a_killed_planner_has_planned_gets_messages_soon(any_database, at_broker, planner_killed):
+    aged(any_database, 10)
+    reconcile_now(any_database, Settings(heartbeat_s=100, broker_url=at_broker.url), "")
+    assert messages_of(at_broker, "SIM-0") == 5
+    with any_database.read() as session:
+        assert session.get_one(tables.Round, (planner_killed, 1)).published_at_s is None, "it may get more items"
+
+
+def test_no_publisher_is_taken_for_the_planner(any_database, at_broker, planner_killed):
+    with any_database.write() as session:
+        silent_s = control.PLANNING_PATIENCE_S + 1
+        session.execute(update(tables.Round).values(planning_at_s=tables.Round.planning_at_s - silent_s))
+    queues.publish_items(any_database, [item.id for item in items_of(any_database, planner_killed)])
+    assert queues.publish_round(any_database, planner_killed, 1, again=True) == 5
+    control._cancel_interrupted_planning(any_database, "")
+    with any_database.read() as session:
+        assert session.get_one(tables.Job, planner_killed).state == "cancelled"
+
+
 def test_messages_about_a_database_that_is_read_only_are_dropped_with_one_line(postgres_database, monkeypatch, caplog):
     read_only = postgres_database.url.update_query_dict({"options": "-c default_transaction_read_only=on"})
     database = Database(read_only)

@@ -16,6 +16,7 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import Item
 from tasks.heartbeats import HostHeartbeat
+from tasks.watchdog import PULSE, SILENT_AFTER_S
 from tests.planned import claim, items_of, plan, register
 
 BEAT_ONCE = """
@@ -161,6 +162,19 @@ def test_the_leases_of_a_killed_worker_end(host):
     host.later(1)
     host.beat(0)
     assert host.renewed() == FIRST
+
+
+def test_a_worker_whose_main_loop_hangs_loses_its_leases(host, monkeypatch):
+    host.beat(0)
+    host.beat(1)
+    host.end_leases()
+    host.later(1)
+    monkeypatch.setattr(PULSE, "silent_s", SILENT_AFTER_S)
+    assert host.beat(0) == 0
+    monkeypatch.setattr(PULSE, "silent_s", 0.0)
+    host.later(1)  # its last note is old
+    assert host.beat(1) == 2
+    assert host.renewed() == SECOND
 
 
 def test_workers_of_different_databases_are_apart(tmp_path):

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import os
 import signal
+import tempfile
 import threading
 from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import Ignore, Reject
+from sqlalchemy import update
 
 from farm.benchmark_process.client import BenchmarkProcess, Measured
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import Unmeasurable
-from farm.jobs import cards, items
+from farm.jobs import cards, groups, items, jobs
 from farm.jobs.item_driver import Spool
 from farm.settings import settings
+from farm.store.database import database_now
+from farm.store.tables import Item
+from farm.types.protocol import Protocol
 from tasks import measure, queues
-from tests.planned import READING, claim, complete, items_of, plan, readings, register
+from tests.farms import store_operators
+from tests.planned import READING, claim, complete, items_of, plan, readings, register, sweep
 
+TASK = SimpleNamespace(send_event=lambda *_, **__: None)
 CARD = Card(id="SIM-0", kind="simulated", model="a card", memory_bytes=0, host="here", index=0)
 
 
@@ -170,3 +179,63 @@ def test_a_card_that_a_group_holds_keeps_its_message_until_the_group_has_ended(w
     )
     assert measure.run_item(None, worker, alone.id) == {"item": alone.id, "status": "done"}
     assert len(pauses) == 1
+
+
+@pytest.fixture
+def slow_item(database, monkeypatch, tmp_path, no_broker):
+    """A worker with a real benchmark process of a simulated card, and an item that uses the host's slow memory."""
+    changes = {"SIMULATED_CARDS": 1, "HOST": "here", "LOCK_DIR": tmp_path, "ITEM_TIMEOUT_S": 0.3}
+    for name, value in changes.items():
+        monkeypatch.setenv(f"FARM_{name}", str(value))
+    settings.cache_clear()
+    card_id = "SIM-here-0"
+    card = dataclasses.replace(CARD, id=card_id)
+    cards.register(database, card, SOFTWARE, holder="holder-0", queue="q")
+    request = sweep(protocol=Protocol(launch="eager", placement="in0"))
+    job_id = jobs.create(database, request, [card_id], operator_ids=store_operators(database, [""])).job_id
+    with database.write() as session:
+        session.execute(update(Item).values(published_at_s=database_now()))
+    with BenchmarkProcess(card_id) as process:
+        driver = measure.CardWorker(card_id, "holder-0", database, process, Spool(tmp_path / "spool"), SOFTWARE)
+        yield driver, items_of(database, job_id)[0]
+
+
+def test_an_item_whose_lock_a_foreign_process_holds_waits_and_loses_no_attempt(slow_item, database, tmp_path):
+    driver, item = slow_item
+    path = tmp_path / "slow-memory.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for _ in range(settings().max_attempts + 1):
+            with pytest.raises(Ignore):
+                measure.run_item(TASK, driver, item.id)
+        (found,) = items_of(database, item.job_id)
+        assert (found.state, found.attempts) == ("waiting", 0)
+        with database.read() as session:
+            message = jobs.progress(session, item.job_id).message
+        assert f"slow-memory was in use for 0.3 s, last by another process ({os.getpid()}, " in message
+    assert groups.due(database, "") == [item.id], "the reconciler publishes it again"
+    measure.run_item(TASK, driver, item.id)
+    (found,) = items_of(database, item.job_id)
+    assert (found.state, found.attempts) == ("done", 1)
+
+
+def test_an_item_whose_lock_cannot_be_used_waits_and_loses_no_attempt(slow_item, database, tmp_path):
+    driver, item = slow_item
+    os.mkfifo(tmp_path / "slow-memory.lock")
+    with pytest.raises(Ignore):
+        measure.run_item(TASK, driver, item.id)
+    (found,) = items_of(database, item.job_id)
+    assert (found.state, found.attempts) == ("waiting", 0)
+    assert "slow-memory.lock is not a regular file" in found.message
+
+
+def test_a_group_without_a_temporary_folder_waits_and_loses_no_attempt(any_database, no_broker, monkeypatch, tmp_path):
+    ids = register(any_database, 0, 1)
+    (item,) = items_of(any_database, plan(any_database, ids, cards=2))
+    driver = measure.CardWorker("SIM-0", "holder-0", any_database, Benchmark(), Spool(tmp_path / "spool"), SOFTWARE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(Ignore):
+        measure.run_item(TASK, driver, item.id)
+    (found,) = items_of(any_database, item.job_id)
+    assert (found.state, found.attempts) == ("waiting", 0)
+    assert "need a folder in" in found.message

@@ -25,7 +25,7 @@ from farm.types.protocol import Software
 from tasks import metrics, supervisor
 from tasks.metrics import FarmCollector, serve
 from tests import planned
-from tests.farms import ROOT, running
+from tests.farms import ROOT, TIMEOUT_S, running
 
 
 def scrape(port):
@@ -124,7 +124,7 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database, clock):
     assert [one.measured for one in ended.of_cards.values()] == [2], (
         "only the item that ended 30 s ago is counted again"
     )
-    clock.forward(-300)  # for example that of another database server
+    clock.back(300)  # for example that of another database server
     with any_database.read() as session:
         assert listing.count_items(session, "gpu1", 10, ended)[0].measured == 3
     # Of the last 300 s: 30 of the second, 30 of the third, 10 of the one in work.
@@ -204,7 +204,7 @@ def test_without_a_database_it_says_so(tmp_path):
     }
     assert families["farm_database_up"].samples[0].value == 0
     assert set(families) == {"farm_database_up", "farm_spooled_readings", "farm_doctor_problems"}
-    assert problems(families) == {"broker": 1, "cards": 0, "database": 1, "supervisor": 0}
+    assert problems(families) == {"broker": 1, "cards": 0, "database": 1, "reconciler": 0, "supervisor": 0}
 
 
 def problems(families):
@@ -225,14 +225,18 @@ def test_what_the_doctor_would_find_is_counted_and_not_at_every_scrape(database,
 
     with redis.Redis.from_url(broker.redis_url) as client:
         try:
-            assert found() == {"broker": 0, "cards": 1, "database": 0, "supervisor": 0}
+            starts = {"broker": 0, "cards": 1, "database": 0, "reconciler": 0, "supervisor": 0}
+            assert found() == starts
+            monkeypatch.setattr(metrics, "FIRST_PASS_S", -1.0)
+            monkeypatch.setattr(metrics, "CHECK_EVERY_S", -1.0)
+            assert found() == {**starts, "reconciler": 1}
             stopped.send_signal(signal.SIGSTOP)
             client.config_set("min-replicas-to-write", 1)
-            monkeypatch.setattr(metrics, "CHECK_EVERY_S", -1.0)
-            assert found() == {"broker": 1, "cards": 1, "database": 0, "supervisor": 1}
+            damaged = {**starts, "broker": 1, "supervisor": 1}
+            assert found() == damaged
             calls = client.info("commandstats")["cmdstat_multi"]["calls"]
             monkeypatch.setattr(metrics, "CHECK_EVERY_S", 60.0)
-            assert found() == {"broker": 1, "cards": 1, "database": 0, "supervisor": 1}
+            assert found() == damaged
             assert client.info("commandstats")["cmdstat_multi"]["calls"] == calls
         finally:
             client.config_set("min-replicas-to-write", 0)
@@ -246,6 +250,13 @@ def test_off_or_taken_it_stays_quiet(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = Settings(metrics_port=server.getsockname()[1], database_url=url)
         assert serve(taken) is None
+
+
+def test_a_client_that_sends_no_request_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.2)
+    port = serve(Settings(metrics_port=free_port(), database_url=f"sqlite:///{tmp_path / 'farm.db'}"))
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
+        assert client.recv(1) == b"", "the exporter closes the connection"
 
 
 def test_every_metric_is_documented(any_database, no_broker):

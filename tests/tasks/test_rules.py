@@ -17,7 +17,7 @@ from farm.jobs import cards, items, jobs
 from farm.jobs.items import Claim, Declined, DeclineReason
 from farm.settings import settings
 from farm.store import tables
-from tasks import control
+from tasks import control, queues
 from tasks.app import configure
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import follow_up, publish_round
@@ -259,3 +259,62 @@ def test_a_group_whose_leading_worker_died_is_begun_again(desk):
     desk.work()
     assert desk.ended(job_id)
     assert attempts(desk, job_id) == [(2, 0)]
+
+
+# ---- the database's clock is set back
+
+HOUR_S = 3600.0
+
+
+def test_a_group_that_is_put_off_after_the_clock_was_set_back_is_published(desk):
+    first, second = desk.submit(1, cards=2), desk.submit(1, cards=2)
+    held = desk.take(desk.card)
+    desk.clock.back(HOUR_S)
+    assert desk.take(desk.card).why is DeclineReason.PUT_OFF
+    assert desk.give(desk.card, held)
+    desk.later()
+    assert desk.take(desk.card).item_id == desk.items(second)[0].id
+    assert [item.state for item in desk.items(first)] == ["done"]
+
+
+def test_lost_messages_are_published_after_the_clock_was_set_back(desk):
+    job_id = desk.submit(8)
+    desk.clock.back(HOUR_S)
+    desk.forget()
+    desk.later()
+    desk.work()
+    assert desk.ended(job_id)
+
+
+def test_a_card_that_died_before_the_clock_was_set_back_gives_its_items_to_its_peer(desk):
+    job_id = desk.submit(6)
+    held = desk.take(desk.card)
+    desk.clock.back(HOUR_S)
+    desk.later(seen=[1])  # from now on it waits for the dead card
+    desk.later(seen=[1])
+    desk.work(desk.peer)
+    assert desk.ended(job_id)
+    assert not desk.give(desk.card, held)
+
+
+def test_an_item_of_a_dead_worker_is_begun_again_after_the_clock_was_set_back(desk):
+    job_id = desk.submit(1, to=[desk.card])
+    assert isinstance(desk.take(desk.card), Claim)
+    cards.drain(desk.database, desk.peer)
+    desk.clock.back(HOUR_S)
+    desk.later(renewed=False)
+    desk.later(settings().lease_s, renewed=False)
+    desk.work(desk.card)
+    assert desk.ended(job_id)
+    assert attempts(desk, job_id) == [(2, 0)]
+
+
+def test_a_publisher_that_died_before_the_clock_was_set_back_is_replaced(desk, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(queues, "_progressed", lambda *_, **__: False)  # it stores nothing after its first batch
+        job_id = desk.submit(4)
+    desk.forget()
+    desk.clock.back(HOUR_S)
+    desk.later()
+    desk.work()
+    assert desk.ended(job_id)

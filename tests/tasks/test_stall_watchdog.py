@@ -1,13 +1,15 @@
-"""A worker that hears of nothing any more while items wait notices, and only then."""
+"""A worker that receives nothing any more while items wait notices, and only then; so does one that hangs."""
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
+
 from sqlalchemy import update
 
 from farm.jobs import cards, listing
 from farm.store import tables
-from tasks.worker import StallWatchdog
+from tasks.watchdog import Pulse, StallWatchdog
+from tasks.worker import _items_wait
 from tests.planned import plan, register
 
 HEARTBEAT_S = 5.0
@@ -23,17 +25,17 @@ def ago(database, seconds, **columns):
         )
 
 
-@pytest.fixture
-def watchdog():
-    return StallWatchdog("SIM-0", limit_s=60.0)
+def watchdog_of(database, limit_s=60.0):
+    return StallWatchdog("card SIM-0", limit_s, partial(_items_wait, database, "SIM-0"))
 
 
-def test_a_worker_is_deaf_when_items_wait_and_nothing_comes_through_for_so_long(any_database, watchdog):
+def test_a_worker_is_deaf_when_items_wait_and_nothing_comes_through_for_so_long(any_database):
     register(any_database, 0)
     plan(any_database, ["SIM-0"])
+    watchdog = watchdog_of(any_database)
 
-    def lost(now_s, **changes):
-        return watchdog.stalled(any_database, **{"taken": 1, "at_work": False, "now_s": now_s, **changes})
+    def lost(now_s, taken=1, at_work=False):
+        return watchdog.stalled(taken=taken, at_work=at_work, now_s=now_s)
 
     assert not any(lost(now_s) for now_s in (0, 100, 1000)), "no message is out"
     ago(any_database, 0, published_at_s=True)
@@ -49,9 +51,24 @@ def test_a_worker_may_be_told_never_to_leave(any_database):
     register(any_database, 0)
     plan(any_database, ["SIM-0"])
     ago(any_database, 0, published_at_s=True)
-    assert not any(
-        StallWatchdog("SIM-0", 0.0).stalled(any_database, taken=0, at_work=False, now_s=now_s) for now_s in (0, 1e6)
-    )
+    watchdog = watchdog_of(any_database, limit_s=0.0)
+    assert not any(watchdog.stalled(taken=0, at_work=False, now_s=now_s) for now_s in (0, 1e6))
+
+
+def test_a_main_loop_is_silent_from_its_last_sign_of_life_until_it_is_told_to_stop():
+    pulse = Pulse()
+    pulse.wait(0.001)
+    assert pulse.silent_s == 0.0, "it has not begun"
+    pulse.beat()
+    pulse.wait(0.001)
+    pulse.wait(0.002)
+    assert pulse.silent_s == 0.003
+    pulse.beat()
+    assert pulse.silent_s == 0.0
+    pulse.stop()
+    pulse.beat()
+    pulse.wait(0.001)
+    assert pulse.silent_s == 0.0, "a stopping worker waits for the end of its item"
 
 
 def test_a_card_that_is_idle_while_its_items_wait_is_told_so(any_database):

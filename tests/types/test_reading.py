@@ -2,7 +2,21 @@
 
 import json
 
-from farm.types.reading import Burst, CanaryNote, Details, InContext, InOrder, Place, Reading, Verification, of_ranks
+import pytest
+
+from farm.errors import Unreadable
+from farm.types.reading import (
+    Burst,
+    CanaryNote,
+    Details,
+    InContext,
+    InOrder,
+    Place,
+    Reading,
+    Trace,
+    Verification,
+    of_ranks,
+)
 
 STORED = {
     "method": 4,
@@ -93,3 +107,14 @@ def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():
     assert (burst.time_us, burst.energy_mj, burst.power_w, burst.pause_power_w) == (90.0, 60.0, 700.0, 220.0)
     assert burst.energy_half_width_mj == 5.0
     assert of_ranks([of(one), of(None)], ["a", "b"]).details.burst is None
+
+
+def test_stored_series_that_unpack_to_too_much_or_are_damaged_are_refused(monkeypatch):
+    packed = Trace((0.0, 1.0), {"power_w": ([0.0] * 1000, [1.0] * 1000)}).pack()
+    assert Trace.unpack(packed).series["power_w"][1] == [1.0] * 1000
+    for damaged in (b"", b"nothing", packed[:-9]):
+        with pytest.raises(Unreadable, match="series of a reading are"):
+            Trace.unpack(damaged)
+    monkeypatch.setattr("farm.types.reading.MOST_TRACE_BYTES", 1000)
+    with pytest.raises(Unreadable, match="larger than 1000 bytes"):
+        Trace.unpack(packed)

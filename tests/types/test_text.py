@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from farm.safe_text import UNREADABLE_URL, keep_secret, printable, shown_url, without_secrets
+from farm.safe_text import UNREADABLE_URL, cell, keep_secret, printable, shown_url, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,13 @@ def test_control_characters_are_written_out_and_mean_the_same_in_json():
     assert told.endswith(" é→")
     assert json.loads(f'"{told}"') == hostile
     assert printable("a\nb", keep="\n") == "a\nb"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1", "-1e9x"])
+def test_a_cell_is_never_a_formula(text):
+    assert cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1.5", "-1.5e-07", "Conv2d 3->64", "a=1", "1-2"])
+def test_a_cell_with_a_number_or_another_text_is_unchanged(text):
+    assert cell(text) == text

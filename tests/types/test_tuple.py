@@ -1,6 +1,7 @@
 """A tuple is plain JSON with a stable id, and nothing but a tuple is accepted as one."""
 
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -297,3 +298,23 @@ def test_a_kernel_without_its_source_is_rejected():
     del data["parameters"]["source"]
     with pytest.raises(TupleRejected):
         parse(data)
+
+
+def test_the_bits_of_a_tensor_are_part_of_the_description_and_optional():
+    tensor = TensorSpec("activation", "", (4,), "complex64")
+    conjugated = dataclasses.replace(tensor, bits=("conj",))
+    plain, lazy = (
+        OperatorTuple("torch.abs", "function", {}, ({"tensor": 0},), {}, (one,)) for one in (tensor, conjugated)
+    )
+    assert plain != lazy
+    assert parse(lazy.to_json()) == lazy
+    assert label_of(lazy) == f"{label_of(plain)} conj"
+    for bits in (["other"], "conj", ["conj", "neg", "conj"]):
+        changed = lazy.to_json()
+        changed["tensors"][0]["bits"] = bits
+        with pytest.raises(TupleRejected):
+            parse(changed)
+    real = lazy.to_json()
+    real["tensors"][0]["dtype"] = "float32"
+    with pytest.raises(TupleRejected, match="the numbers are real"):
+        parse(real)

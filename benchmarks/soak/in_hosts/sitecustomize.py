@@ -1,8 +1,8 @@
 """Python imports this module in each process of a host of the soak test (PYTHONPATH).
 
 It moves the clock of the host's processes by the number of seconds in the file SOAK_CLOCK. In a benchmark process it
-also records each simulated measurement in the file SOAK_EXECUTIONS, for the audit: real time, card, subject, "begin" or
-"end".
+also records each simulated measurement in the file SOAK_EXECUTIONS, for the audit: real time, process, card, subject,
+"begin" or "end".
 """
 
 import os
@@ -28,7 +28,7 @@ if "farm.benchmark_process.server" in sys.orig_argv:
     _measure = simulated.measure
 
     def _record(device, subject, what: str) -> None:
-        line = f"{_real_time_s():.6f} {device.card.id} {subject.id} {what}\n"
+        line = f"{_real_time_s():.6f} {os.getpid()} {device.card.id} {subject.id} {what}\n"
         file = os.open(os.environ["SOAK_EXECUTIONS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, line.encode())  # one call, so that lines of several processes do not mix

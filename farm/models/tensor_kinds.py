@@ -1,0 +1,205 @@
+"""The kinds of tensors. Shape, strides and dtype describe a plain tensor; a special tensor has more.
+
+Special tensors are sparse, nested, quantised and oneDNN tensors, and those of a class with its own operators, such as
+the quantised weights of torchao. An operator tuple cannot describe them, so the farm refuses a model that computes with
+one. A special tensor that the model does not use changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from farm.errors import UnsupportedTensor
+from farm.types.tuple import DTYPES
+
+#: Classes of tensors that stand for the parts of all ranks, or for the result of a collective that still runs.
+WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
+
+#: Classes that PyTorch and the capture use for plain tensors.
+_PLAIN_CLASSES = (FakeTensor, FunctionalTensor, nn.UninitializedParameter, nn.parameter.UninitializedBuffer)
+#: Packages whose classes only mark a tensor: the operators are those of a plain tensor.
+_MARKING_PACKAGES = ("torchvision.tv_tensors", "monai.data.meta_tensor")
+
+#: The dtypes that an operator tuple can contain.
+_DESCRIBED = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
+
+
+@dataclass(frozen=True)
+class SpecialKind:
+    """What a special tensor is ("a sparse tensor (torch.sparse_coo)"), and how to measure a model without it."""
+
+    description: str
+    way_out: str
+
+
+def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
+    """The kind of a special tensor; None for a plain tensor."""
+    if _has_own_operators(type(tensor)):
+        return _of_class(tensor)
+    with torch._C.DisableTorchFunction():  # a recorder must not see these functions
+        if tensor.is_nested:
+            return _nested()
+        if tensor.layout is not torch.strided:
+            return _of_layout(tensor.layout)
+        if tensor.is_quantized:
+            return _quantised(tensor)
+        if tensor.dtype not in _DESCRIBED:
+            return SpecialKind(
+                f"a tensor of dtype {tensor.dtype}",
+                "Convert it to another dtype before the model runs, such as float16.",
+            )
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """True for a tensor that shape, strides and dtype describe."""
+    return special_kind(tensor) is None
+
+
+def special_tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """The special tensors in nested lists, tuples and dictionaries, in order."""
+    if isinstance(tree, torch.Tensor):
+        if not is_plain(tree):
+            yield tree
+    elif isinstance(tree, list | tuple):
+        for entry in tree:
+            yield from special_tensors(entry)
+    elif isinstance(tree, dict):
+        for entry in tree.values():
+            yield from special_tensors(entry)
+
+
+def refusal(special: torch.Tensor, place: str) -> UnsupportedTensor:
+    """The error for a call that uses or returns a special tensor."""
+    kind = special_kind(special)
+    assert kind is not None, "the caller has found that the tensor is special"
+    return UnsupportedTensor(f"{place} has {kind.description}; the farm does not measure such tensors.", kind.way_out)
+
+
+def only_views(func: Any, special: torch.Tensor) -> bool:
+    """True if an aten operator returns a view of a special tensor, and so computes nothing."""
+    return func in _VIEWS or (func.is_view and not _has_own_operators(type(special)))
+
+
+_VIEWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def is_real_floating(tensor: torch.Tensor) -> bool:
+    """True for a plain tensor of decimals that a change of the model's dtype changes; complex numbers and the
+    eight-bit formats of scaled products stay."""
+    return tensor.dtype in _REAL_FLOATING and is_plain(tensor)
+
+
+_REAL_FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:
+    """The bits of a tensor whose conjugation or negation PyTorch has put off: "conj", "neg", both or none."""
+    bits = ("conj",) if tensor.is_conj() else ()
+    return (*bits, "neg") if tensor.is_neg() else bits
+
+
+def with_bits(tensor: torch.Tensor, bits: Sequence[str]) -> torch.Tensor:
+    """A view of a tensor with these bits changed."""
+    view = tensor.conj() if "conj" in bits else tensor
+    return torch._neg_view(view) if "neg" in bits else view
+
+
+def moved(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor on a device, with the same bits. A special tensor stays where it is if PyTorch cannot move it, and if
+    the device is meta: there it would lose its kind. With ``dtype``, a real floating-point tensor gets this dtype."""
+    if not is_plain(tensor):
+        return _moved_special(tensor, device)
+    bits = bits_of(tensor)
+    if bits:
+        return with_bits(with_bits(tensor, bits).to(device), bits)
+    return tensor.to(device=device, dtype=dtype if is_real_floating(tensor) else None)
+
+
+def _moved_special(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "meta":
+        return tensor
+    try:
+        return tensor.to(device)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return tensor
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Change the dtype of a model's real floating-point parameters and buffers."""
+    model._apply(lambda tensor: tensor.to(dtype) if is_real_floating(tensor) else tensor)
+
+
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model's parameters and buffers to a device, see `moved`."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(is_plain(tensor) and not bits_of(tensor) for tensor in tensors):
+        return model.to(device=device)
+    return model._apply(lambda tensor: moved(tensor, device))
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The size of the plain tensors; the others have no single memory."""
+    return sum(tensor.nbytes for tensor in tensors if is_plain(tensor))
+
+
+@functools.cache
+def _has_own_operators(kind: type[torch.Tensor]) -> bool:
+    """True if a class of tensors replaces operators or functions of PyTorch."""
+    if kind in (torch.Tensor, nn.Parameter) or issubclass(kind, _PLAIN_CLASSES):
+        return False
+    if kind.__name__ in WRAPPERS or kind.__module__.startswith(_MARKING_PACKAGES):
+        return False
+    return _replaces_dispatch(kind) or _replaces_functions(kind)
+
+
+def _replaces_dispatch(kind: type[torch.Tensor]) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def _replaces_functions(kind: type[torch.Tensor]) -> bool:
+    if kind.__torch_function__ is torch._C._disabled_torch_function_impl:
+        return False
+    usual: Any = torch.Tensor.__torch_function__
+    method: Any = kind.__torch_function__
+    return getattr(method, "__func__", method) is not usual.__func__
+
+
+def _of_class(tensor: torch.Tensor) -> SpecialKind:
+    if tensor.is_nested:
+        return _nested()
+    kind = type(tensor)
+    description = f"a tensor of the class {kind.__module__}.{kind.__qualname__}"
+    if _replaces_dispatch(kind):
+        return SpecialKind(
+            f"{description} with its own operators",
+            "Measure the model before it gets such tensors, for example before it is quantised.",
+        )
+    return SpecialKind(
+        f"{description} with its own functions",
+        "Give plain tensors: tensor.as_subclass(torch.Tensor).",
+    )
+
+
+def _nested() -> SpecialKind:
+    return SpecialKind("a nested tensor", "Pass a padded tensor: torch.nested.to_padded_tensor(tensor, 0.0).")
+
+
+def _of_layout(layout: torch.layout) -> SpecialKind:
+    if layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return SpecialKind("an oneDNN (mkldnn) tensor", "Measure the model before it is converted to mkldnn.")
+    return SpecialKind(f"a sparse tensor ({layout})", "Use a dense tensor: tensor.to_dense().")
+
+
+def _quantised(tensor: torch.Tensor) -> SpecialKind:
+    per = str(tensor.qscheme()).removeprefix("torch.").replace("_", " ")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return SpecialKind(f"a quantised tensor ({dtype}, {per})", "Measure the model before it is quantised.")

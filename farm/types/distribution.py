@@ -1,0 +1,168 @@
+"""The canonical form of values that decide how much work a call does (`farm.types.deciding`).
+
+A `Distribution` is rounded, so that calls with about the same work are the same tuple, and it has at most
+`MOST_NUMBERS` numbers. It is a form with numbers:
+
+    lengths    (class, class, ...): the segments in their order; each has a length above (class - 1) * `LENGTH_STEP` and
+               up to class * `LENGTH_STEP`. For at most `MOST_NUMBERS` segments: which of them are long decides when the
+               last tiles of a product run. On an H100, one order of eight experts takes 9 % longer than another
+    segments   (step, class, number, class, number, ...): so many segments have a length above (class - 1) * step and up
+               to class * step. Products are computed in tiles, so the class decides their number. The order of the
+               segments is not part of it. For more segments than `lengths` can hold
+    places     (distinct, order): 16ths of the largest possible number of different values, and 0, 1 or 2 for random
+               order, short runs and long runs of ascending or equal values
+    marks      (number, order): the number of marks, and 0 or 2 for scattered marks and one block
+
+This module does not import torch: job planning uses it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_NUMBERS = 64
+MOST_SEGMENTS = 2**20
+MOST_CLASSES = (MOST_NUMBERS - 1) // 2
+LENGTH_STEP = 16  # rows; no kernel has tiles of fewer
+FORMS = ("lengths", "segments", "places", "marks")
+ORDERS = (0, 1, 2)
+PARTS = 16  # `places` counts different values in this many parts of the largest possible number
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A rounded description of values; see the module docstring."""
+
+    form: str
+    numbers: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"form": self.form, "numbers": list(self.numbers)}
+
+    @property
+    def step(self) -> int:
+        return self.numbers[0]
+
+    @property
+    def classes(self) -> tuple[tuple[int, int], ...]:
+        """The (class, number) pairs of segments."""
+        return tuple(zip(self.numbers[1::2], self.numbers[2::2], strict=True))
+
+    @property
+    def least_lengths(self) -> list[int]:
+        """The least length of each segment: in order for `lengths`, the longest first for `segments`."""
+        if self.form == "lengths":
+            return [_least_length(place, LENGTH_STEP) for place in self.numbers]
+        return [length for place, number in self.classes for length in [_least_length(place, self.step)] * number]
+
+    @property
+    def segments(self) -> int:
+        """The number of segments."""
+        if self.form == "lengths":
+            return len(self.numbers)
+        return sum(number for _, number in self.classes)
+
+    @property
+    def used_segments(self) -> int:
+        """The number of segments that are not empty."""
+        if self.form == "lengths":
+            return sum(place > 0 for place in self.numbers)
+        return sum(number for place, number in self.classes if place)
+
+    @property
+    def shortest(self) -> int:
+        """The least total length of the segments."""
+        if self.form == "lengths":
+            return sum(self.least_lengths)
+        return sum(number * _least_length(place, self.step) for place, number in self.classes)
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of `step` rows, or of `LENGTH_STEP` rows, that the segments fill."""
+        if self.form == "lengths":
+            return sum(self.numbers)
+        return sum(place * number for place, number in self.classes)
+
+    def problem(self) -> str:
+        """Say what is wrong with the numbers; "" if nothing is."""
+        if self.form not in FORMS:
+            return f"has the unknown form {self.form!r}"
+        if len(self.numbers) > MOST_NUMBERS or any(number < 0 for number in self.numbers):
+            return f"must have at most {MOST_NUMBERS} numbers from 0"
+        if self.form == "lengths":
+            return "" if self.numbers else "must have a number for each segment"
+        return _segments_problem(self.numbers) if self.form == "segments" else _order_problem(self)
+
+
+def _least_length(place: int, step: int) -> int:
+    return (place - 1) * step + 1 if place else 0
+
+
+def _segments_problem(numbers: Sequence[int]) -> str:
+    if len(numbers) < 3 or len(numbers) % 2 == 0 or not numbers[0]:
+        return "must have a step, and pairs of a class and a number"
+    classes = list(numbers[1::2])
+    if classes != sorted(set(classes), reverse=True) or 0 in numbers[2::2]:
+        return "must have each class once, in descending order, with a number"
+    return ""
+
+
+def _order_problem(values: Distribution) -> str:
+    if len(values.numbers) != 2 or values.numbers[1] not in ORDERS:
+        return "must have two numbers, and the second one must be an order"
+    if values.form == "places" and not 0 < values.numbers[0] <= PARTS:
+        return f"must have from 1 to {PARTS} parts"
+    return ""
+
+
+# ----- segments
+
+
+def ordered_lengths(lengths: Sequence[int]) -> Distribution:
+    """Describe the lengths of at most `MOST_NUMBERS` segments in their order."""
+    return Distribution("lengths", tuple(-(-length // LENGTH_STEP) for length in lengths))
+
+
+def segments_of(lengths: Sequence[int], least_step: int) -> Distribution:
+    """Describe the lengths of segments. The step doubles until there are at most `MOST_CLASSES` classes."""
+    step = least_step
+
+    while True:
+        number_of = Counter(-(-length // step) for length in lengths)
+        if len(number_of) <= MOST_CLASSES:
+            break
+        step *= 2
+
+    pairs = sorted(number_of.items(), reverse=True)
+    return Distribution("segments", (step, *(number for pair in pairs for number in pair)))
+
+
+def lengths_of(values: Distribution, total: int) -> list[int]:
+    """Return lengths that a distribution describes: in their order, or if that is unknown in a random one, which is the
+    same at each call.
+
+    Their sum is ``total``, or less if the segments do not fill it. The caller has checked that they fit.
+    """
+    lengths = values.least_lengths
+    step = LENGTH_STEP if values.form == "lengths" else values.step
+    used = [index for index, length in enumerate(lengths) if length]
+    rest = min(total - sum(lengths), len(used) * (step - 1))
+
+    if used:
+        each, more = divmod(rest, len(used))
+        for place, index in enumerate(used):
+            lengths[index] += each + (place < more)
+
+    if values.form == "segments":
+        random.Random(0).shuffle(lengths)
+    return lengths
+
+
+def equal_lengths(segments: int, total: int) -> list[int]:
+    """Return the lengths if nothing is known about them."""
+    ends = [(index + 1) * total // segments for index in range(segments)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
