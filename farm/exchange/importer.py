@@ -34,6 +34,7 @@ from farm.store import content, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
 from farm.store.database import Database, among, fetch_values, read_clock_s
 from farm.types.fields import names_of
+from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant, content_id
 from farm.types.reading import Trace, Verification
 from farm.types.request import Request
@@ -504,7 +505,7 @@ def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
 def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> None:
     """Store operators. If exports of two versions have different costs of one, the order of imports has no influence.
     The costs of operators that this farm captured or measured do not change."""
-    columns = [OPERATOR[name] for name in ("id", "flops", "bytes_moved", "output_shapes")]
+    columns = [OPERATOR[name] for name in ("id", "flops", "bytes_moved", "output_shapes", "label")]
     known = fetch_values(session, columns, (spec.id for spec in costs))
     content.store_operators(session, {spec: cost for spec, cost in costs.items() if spec.id not in known})
     for spec, cost in costs.items():
@@ -515,6 +516,7 @@ def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> N
             "flops": _agreed(before.flops, cost.flops),
             "bytes_moved": _agreed(before.bytes_moved, cost.bytes),
             "output_shapes": _shapes(cost) if before.output_shapes is None else before.output_shapes,
+            "label": min(before.label, label_of(spec)),  # versions wrote the keywords of a call in different orders
         }
         is_changed = any(getattr(before, name) != value for name, value in merged.items())
         if is_changed and not _is_own(session, spec.id):
