@@ -111,7 +111,8 @@ class Poller(redis.MultiChannelPoller):  # type: ignore[misc]
         """Read once. kombu checks whether subscriptions still answer only in programs with an event loop."""
         if time.monotonic() - self._checked_s > HEALTH_CHECK_S:
             self._checked_s = time.monotonic()
-            self.maybe_check_subclient_health()
+            with contextlib.suppress(RuntimeError):  # a subscription has no connection yet
+                self.maybe_check_subclient_health()
         return super().get(callback, timeout)
 
 
