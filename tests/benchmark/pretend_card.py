@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from farm.models import tensor_kinds
+
 CARD = torch.device("meta")  # without CUDA, PyTorch cannot index tensors that say `cuda`
 _aten: Any = torch.ops.aten
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
@@ -34,6 +36,10 @@ class OnCard(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return PretendCard().run(func, args, kwargs or {})
+
+
+# It stands for a plain tensor of a card.
+tensor_kinds._PLAIN_CLASSES = (*tensor_kinds._PLAIN_CLASSES, OnCard)
 
 
 class PretendCard(TorchDispatchMode):
