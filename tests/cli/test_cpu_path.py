@@ -91,7 +91,7 @@ def check_rows_of_experts(farm, report):
     with farm.database.read() as session:
         operator = session.get_one(Operator, last.subject_id)
     assert operator.short_name == "_grouped_mm"
-    assert operator.spec["tensors"][2]["values"]["form"] == "segments"
+    assert operator.spec["tensors"][2]["values"]["form"] == "lengths"
 
 
 def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
