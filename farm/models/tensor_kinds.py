@@ -28,8 +28,8 @@ _PLAIN_CLASSES = (FakeTensor, FunctionalTensor, nn.UninitializedParameter, nn.pa
 #: Packages whose classes only mark a tensor: the operators are those of a plain tensor.
 _MARKING_PACKAGES = ("torchvision.tv_tensors", "monai.data.meta_tensor")
 
-#: The dtypes that an operator tuple can contain.
-_DESCRIBED = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
+#: The names of the dtypes that an operator tuple can contain.
+_DESCRIBED = frozenset(f"torch.{name}" for name in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
             return _of_layout(tensor.layout)
         if tensor.is_quantized:
             return _quantised(tensor)
-        if tensor.dtype not in _DESCRIBED:
+        if str(tensor.dtype) not in _DESCRIBED:
             return SpecialKind(
                 f"a tensor of dtype {tensor.dtype}",
                 "Convert it to another dtype before the model runs, such as float16.",

@@ -106,7 +106,7 @@ def test_sqlite_is_saved_and_restored_as_documented(tmp_path):
     database = Database(f"sqlite:///{tmp_path / 'farm.db'}")
     database.upgrade()
     job_id, in_work = half_done(database)
-    run(documented(".backup"), tmp_path)
+    run(documented('".backup'), tmp_path)
     go_on(database, job_id)
     run(documented("farm-copy.db farm.db"), tmp_path)
     database = Database(f"sqlite:///{tmp_path / 'farm.db'}")
