@@ -40,7 +40,6 @@ import contextlib
 import difflib
 import errno
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -297,7 +296,7 @@ def told(error: BaseException) -> str:
 def line_of_user(frames: traceback.StackSummary) -> str:
     """Return `/home/a/net.py, line 5: ...`, the innermost line of the user's code; "" if there is none."""
     here = os.path.dirname(os.path.dirname(__file__))
-    others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), sysconfig.get_path("stdlib"), "<")
+    others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), os.path.dirname(os.__file__), "<")
     for frame in reversed(frames):
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
             return f"{frame.filename}, line {frame.lineno}: {frame.line}"
