@@ -523,7 +523,9 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
     of_a, of_b = verdicts
     time = Difference(of_a.time.whole, of_b.time.whole)
-    energy = Difference(of_a.energy and of_a.energy.whole, of_b.energy and of_b.energy.whole)
+    energies = [found.energy for found in verdicts]
+    energy_a, energy_b = (found.whole if found else None for found in energies)
+    energy = Difference(energy_a, energy_b)
     row = ComparedRow(name, "", 0, 0, time, energy, a_job=a.job_id, b_job=b.job_id)
     calls = [_calls(session, model.job_id, found) for model, found in zip((a, b), verdicts, strict=True)]
     shares = [None if found.time.whole is None else 1.0 for found in verdicts]
@@ -538,7 +540,10 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
             of_a.time.total if of_a.measured else None,
             of_b.time.total if of_b.measured else None,
         ),
-        energy=Difference(of_a.energy and of_a.energy.total, of_b.energy and of_b.energy.total),
+        energy=Difference(
+            of_a.energy.total if of_a.energy else None,
+            of_b.energy.total if of_b.energy else None,
+        ),
         a_coverage=verdicts[0].coverage,
         b_coverage=verdicts[1].coverage,
         covers="; ".join(of_sum),
