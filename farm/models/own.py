@@ -226,7 +226,8 @@ def _is_in_folders(file: str) -> bool:
     if file.startswith("<"):  # a module of Python itself
         return False
     path = Path(file).absolute()
-    installed = {"site-packages", "dist-packages"}.intersection(path.parts) or path.is_relative_to(_FARM)
+    packages = {"site-packages", "dist-packages"}.intersection(path.parts)
+    installed = packages or path.is_relative_to(_FARM) or path.is_relative_to(Path(os.__file__).parent)
     return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
 
 
