@@ -167,7 +167,20 @@ def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
 def _imported(target: str) -> Any:
     module_name, _, function_name = target.partition(":")
     _note_folder(module_name)
-    return getattr(importlib.import_module(module_name), function_name)
+    with contextlib.nullcontext() if module_name in sys.modules else _seeded():
+        module = importlib.import_module(module_name)
+    return getattr(module, function_name)
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """While active, PyTorch's random numbers are the same in every process: a user's model may branch on its inputs.
+    The state of the generator stays."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
 
 
 def _note_folder(module_name: str) -> None:
@@ -358,7 +371,8 @@ def built(name: str) -> AsBuilt:
     with contextlib.suppress(Exception, SystemExit), user_code():
         function = _imported(_targets()[name])  # `_made` raises its error again
     if known is None or known[0] is not function:
-        model, positional, keywords = _made(name)
+        with _seeded():
+            model, positional, keywords = _made(name)
         values = (*(positional or ()), *keywords.values())
         with refused(f"The model '{name}' cannot be described"):
             known = function, as_built(model, _tensors_of(values), _batch(values))
@@ -382,7 +396,8 @@ def given_inputs(name: str) -> tuple[Any, ...] | None:
     """The model's own example inputs: positional arguments of its module. None if it has none. Raises as `make`."""
     if name in transformers.folders():
         return None
-    _, positional, keywords = _made(name)
+    with _seeded():
+        _, positional, keywords = _made(name)
     return None if positional is None else (*positional, *keywords.values())
 
 

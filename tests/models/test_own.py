@@ -711,3 +711,16 @@ def test_a_config_that_builds_no_model_is_refused_with_the_reason(here):
     (here / "uneven" / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 3}))
     with pytest.raises(CaptureError, match=r"uneven cannot be captured|The model raised"):
         extract(catalog.variant(own.register("./uneven"), length=8))
+
+
+def test_random_inputs_are_the_same_in_every_process_and_leave_the_generator_alone(here):
+    (here / "random_here.py").write_text(
+        "import torch\nGIVEN = torch.randn(2, 4)\ndef net(): return torch.nn.Linear(4, 4), (torch.randn(2, 4), GIVEN)\n"
+    )
+    name = own.register("random_here.py:net")
+    before = torch.get_rng_state()
+    first = [tensor.clone() for tensor in own.given_inputs(name)]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    del sys.modules["random_here"]
+    assert all(map(torch.equal, first, own.given_inputs(name)))
