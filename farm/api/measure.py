@@ -173,14 +173,14 @@ def measure_model(
     """
     if not isinstance(model, CapturedModel | Variant | str):
         raise no_model(model)
-    database.check_stores()
-    chosen = own_card(card)
     captured = model if isinstance(model, CapturedModel) else None
     if captured is not None and compile:
         raise UsageError(
             "A captured model cannot be compiled: the farm compiles only models that it can build on the card's host.",
             "Give the model's name in the catalog, or name your function in FARM_MODELS.",
         )
+    database.check_stores()
+    chosen = own_card(card)
     if isinstance(model, str):
         variant = complete(PartialRequest(model=model, compile=compile), chosen.kind, target=target).variant
         assert variant is not None, "a model was named"

@@ -129,8 +129,14 @@ class _OnItself(nn.Module):
 
 def test_equal_leaves_run_once_in_a_prediction(monkeypatch):
     runs = []
-    forward = nn.Linear.forward
-    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: runs.append(self) or forward(self, x))
+    linear = nn.functional.linear
+
+    def counted(*args):
+        runs.append(args)
+        return linear(*args)
+
+    # A leaf whose class has another `forward` than PyTorch's is no leaf, so the function that it calls is counted.
+    monkeypatch.setattr(nn.functional, "linear", counted)
     model, inputs = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), (torch.empty(2, 4),)
     assert len(predict(model, inputs).calls) == 3
     assert len(runs) == 1
