@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from farm.errors import CaptureError, SettingsError, UnsupportedModel, UsageError, UnseenOperators
+from farm.errors import CaptureError, SettingsError, UnseenOperators, UnsupportedModel, UsageError
 from farm.models import catalog
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.profiler import profiled
